@@ -1,0 +1,177 @@
+"""The Pipeline: one immutable value that bounds, schedule, simulation, report and templates all read.
+
+A pipeline is the steady-state loop of a tiled attention kernel as a dataflow graph.  One *iteration* of the
+loop handles one block of keys for every query tile that the CTA (or warpgroup set) owns.
+
+Units of measure: every ``*_cycles`` is SM clocks; a demand is the number of cycles in which the operation,
+running alone at the unit's full rate, would occupy that unit of one SM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: Units of one SM that operations draw on, in the order reports show them.
+UNITS: tuple[str, ...] = (
+    "tensor",  # tensor core array
+    "mufu",  # special function unit (ex2)
+    "fma",  # FP32 pipe
+    "alu",  # integer, logic, min/max pipe
+    "cvt",  # float -> 16/8-bit packing
+    "issue",  # warp schedulers
+    "smem",  # shared memory port
+    "tmem_read",
+    "tmem_write",
+    "tma",  # bulk copy engine
+)
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be built or is not well formed; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of the loop body.
+
+    ``role`` issues operations in program order.  A synchronous operation (``engine`` empty) keeps its role busy
+    until it is finished; an asynchronous one keeps it busy for ``issue_cycles`` and then runs on its engine.
+    """
+
+    name: str
+    kind: str
+    role: str
+    #: (unit, cycles) pairs; the cycles the operation occupies that unit of the SM at full rate.
+    demand: tuple[tuple[str, float], ...]
+    #: Shortest time from start to finish when the operation has the SM to itself.
+    min_cycles: float
+    #: "" (synchronous), "tensor" (in-order matrix engine) or "tma" (copies in flight side by side).
+    engine: str = ""
+    issue_cycles: float = 0.0
+    #: Query tile (stage) the operation belongs to; -1 when it serves all of them.
+    tile: int = -1
+    #: Warp instructions per SM sub-partition by pipe, for instruction-mix checks ("mufu", "fma", "alu", ...).
+    instructions: tuple[tuple[str, float], ...] = ()
+
+    def cycles(self, unit: str) -> float:
+        """Cycles of ``unit`` this operation occupies (0 when it does not use it)."""
+        for name, cycles in self.demand:
+            if name == unit:
+                return cycles
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """``dst`` of iteration i starts no earlier than ``latency_cycles`` after ``src`` of i - ``distance`` ends.
+
+    ``kind`` is "data" (a value), "buffer" (a slot is free again) or "order" (a barrier with no value);
+    ``why`` names the barrier or buffer for people.
+    """
+
+    src: str
+    dst: str
+    distance: int = 0
+    latency_cycles: float = 0.0
+    kind: str = "data"
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Storage that values of the loop live in: ``depth`` slots of ``bytes_per_slot`` (TMEM: 512 B a column)."""
+
+    name: str
+    space: str  # "smem" | "tmem" | "registers"
+    bytes_per_slot: int
+    depth: int
+    producer: str = ""
+    consumer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of a role's program: run ``op`` for iteration (loop step + ``shift``)."""
+
+    op: str
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A group of warps that executes one instruction stream in order."""
+
+    name: str
+    program: tuple[Step, ...]
+    warps: int = 4
+    registers_per_thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The loop of one kernel on one machine; see the module docstring."""
+
+    name: str
+    machine: str
+    ops: tuple[Op, ...]
+    edges: tuple[Edge, ...]
+    roles: tuple[Role, ...]
+    buffers: tuple[Buffer, ...]
+    #: Query rows one CTA owns, key rows of one iteration, and how many CTAs share an SM.
+    rows_per_cta: int
+    keys_per_iteration: int
+    ctas_per_sm: int
+    #: Cycles before the first operation of a tile can start, and after the last one until the tile is stored.
+    prologue_cycles: float
+    epilogue_cycles: float
+    #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
+    mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
+    facts_used: tuple[str, ...] = ()
+    #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
+    notes: tuple[tuple[str, float | str], ...] = ()
+    _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        index = {op.name: op for op in self.ops}
+        if len(index) != len(self.ops):
+            raise PipelineError(f"pipeline {self.name}: two operations share a name")
+        for edge in self.edges:
+            for end in (edge.src, edge.dst):
+                if end not in index:
+                    raise PipelineError(f"pipeline {self.name}: edge names unknown operation '{end}'")
+            if edge.distance < 0:
+                raise PipelineError(f"pipeline {self.name}: edge {edge.src}->{edge.dst} has negative distance")
+        for op in self.ops:
+            for unit, cycles in op.demand:
+                if unit not in UNITS:
+                    raise PipelineError(f"pipeline {self.name}: operation {op.name} uses unknown unit '{unit}'")
+                if cycles > op.min_cycles * (1 + 1e-9):
+                    raise PipelineError(
+                        f"pipeline {self.name}: operation {op.name} needs {cycles:g} cycles of {unit} "
+                        f"but claims to finish in {op.min_cycles:g}"
+                    )
+        programmed = [step.op for role in self.roles for step in role.program]
+        if sorted(programmed) != sorted(index):
+            raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
+        object.__setattr__(self, "_index", index)
+
+    def op(self, name: str) -> Op:
+        """The operation called ``name``; KeyError when there is none."""
+        return self._index[name]
+
+    def demand(self) -> dict[str, float]:
+        """Cycles per unit and iteration, for units that are used at all."""
+        total = dict.fromkeys(UNITS, 0.0)
+        for op in self.ops:
+            for unit, cycles in op.demand:
+                total[unit] += cycles
+        return {unit: cycles for unit, cycles in total.items() if cycles > 0}
+
+    def instructions(self) -> dict[str, float]:
+        """Warp instructions per SM sub-partition and iteration, by pipe."""
+        total: dict[str, float] = {}
+        for op in self.ops:
+            for pipe, count in op.instructions:
+                total[pipe] = total.get(pipe, 0.0) + count
+        return total

@@ -1,0 +1,26 @@
+"""Pipeline builders, one per kernel family; `build_pipeline` picks by variant."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tilecast.model.graph import Pipeline
+from tilecast.model.machine import Machine
+from tilecast.model.pipelines import fa2, fa3, fa4, unfused
+from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant
+from tilecast.model.workload import Workload
+
+
+@lru_cache(maxsize=1024)
+def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
+    """The loop of ``variant`` for ``workload`` on ``machine``; of the workload only head dimensions, dtype and mask matter.
+
+    The unfused family has three kernels; this returns the first, `unfused.kernels` all of them.
+    """
+    if isinstance(variant, Fa4Variant):
+        return fa4.build(workload, variant, machine)
+    if isinstance(variant, Fa3Variant):
+        return fa3.build(workload, variant, machine)
+    if isinstance(variant, Fa2Variant):
+        return fa2.build(workload, variant, machine)
+    return unfused.kernels(workload, variant, machine)[0].pipeline

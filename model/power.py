@@ -1,0 +1,106 @@
+"""The clock the power limit allows.
+
+Board power of a kernel is idle power, the clock tree and schedulers of active SMs, and the energy of every
+operation at its rate.  On-chip energy per operation grows with the supply voltage and so with the clock:
+``e(f) = e(1 GHz) * f ** exponent``.  The clock settles where power meets the limit, or at the boost clock.
+
+Energy terms come from matrix products, arithmetic streams and copies, never from attention kernels
+(validation/measured/power_probe.py on the H200; published GEMM rows for Blackwell, see the machine files).
+
+Two regimes exist and are both predicted.  *Sustained* is seconds of back-to-back work: the board limit holds.
+*Short* is what benchmark harnesses publish, tens of milliseconds: the limiter lets power overshoot for a while,
+by the amount the same boards show for short matrix products (``power.short_run_w``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.machine import Machine
+
+#: Units of demand that cost energy per operation: (unit, fact with pJ at 1 GHz, fact with operations per clock).
+_UNIT_ENERGY = (
+    ("mufu", "power.mufu_pj_per_op", "mufu.ex2_per_clk"),
+    ("fma", "power.fma_pj_per_op", "fma.lanes"),
+    ("alu", "power.alu_pj_per_op", "alu.lanes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a kernel does in all, on all SMs: the input of the power balance."""
+
+    tensor_flop: float
+    dtype: str
+    #: Cycles of demand per unit, summed over SMs (unit name -> cycles).
+    unit_cycles: tuple[tuple[str, float], ...]
+    l2_bytes: float
+    hbm_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A settled clock and why it is what it is."""
+
+    mhz: float
+    power_w: float
+    limit_w: float
+    #: "boost" when the clock is at its maximum, "power" when the limit holds it, "fixed" when the user set it.
+    bound: str
+    #: Share of dynamic power by consumer, for reports.
+    shares: tuple[tuple[str, float], ...]
+
+
+def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, float]:
+    """On-chip energy of the kernel by consumer, at the 1 GHz reference point."""
+    key = "fp8" if activity.dtype == "fp8" else "bf16"
+    out = {"tensor": activity.tensor_flop * machine[f"power.tensor_pj_per_flop_{key}"] * 1e-12}
+    cycles = dict(activity.unit_cycles)
+    for unit, energy, rate in _UNIT_ENERGY:
+        out[unit] = cycles.get(unit, 0.0) * machine[rate] * machine[energy] * 1e-12
+    out["l2"] = activity.l2_bytes * machine["power.l2_pj_per_byte"] * 1e-12
+    return out
+
+
+def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
+    """Board watts when the kernel runs at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
+    seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+    exponent = machine["power.energy_exponent"]
+    chip = sum(energy_joule_at_1ghz(machine, activity).values()) * ghz**exponent
+    hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
+    tree = machine["power.active_w_at_1ghz"] * ghz ** (1 + exponent)
+    return float(machine["power.idle_w"] + tree + (chip + hbm) / seconds)
+
+
+def settle_clock(
+    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str
+) -> Clock:
+    """The clock of ``regime`` ("sustained" or "short"): the highest at which power stays within its limit."""
+    limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
+    top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    low, high = 100.0, top
+    bound = "boost"
+    if power_at(machine, activity, busy_cycles, hbm_seconds, high / 1e3) > limit:
+        bound = "power"
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            if power_at(machine, activity, busy_cycles, hbm_seconds, middle / 1e3) > limit:
+                high = middle
+            else:
+                low = middle
+    return _clock(machine, activity, busy_cycles, hbm_seconds, high, limit, bound)
+
+
+def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:
+    """A clock the user locked; the power it would need is reported beside it."""
+    return _clock(machine, activity, busy_cycles, hbm_seconds, mhz, machine["chip.tdp_w"], "fixed")
+
+
+def _clock(
+    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float, limit: float, bound: str
+) -> Clock:
+    watts = power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3)
+    energy = energy_joule_at_1ghz(machine, activity)
+    total = sum(energy.values()) or 1.0
+    shares = tuple((name, joule / total) for name, joule in energy.items())
+    return Clock(mhz, watts, limit, bound, shares)

@@ -1,0 +1,376 @@
+"""Simulate one SM running a pipeline: in-order roles, asynchronous engines, fluidly shared units.
+
+Every running operation advances at a speed between 0 and 1 of what it would reach alone.  At each event the
+speeds are the max-min fair shares of the units the operations draw on: all speeds rise together until a unit is
+full, the operations on that unit freeze there, the others go on.  The matrix engine serves one operation at a
+time in issue order; copies run side by side.
+
+The loop body repeats, so after a few iterations the simulation is periodic; `steady_state` finds the period and
+`SmTrace.tile_cycles` extends it, so that a tile of a million keys costs no more than one of eight thousand.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilecast.model.graph import Op, Pipeline, PipelineError
+
+_EPS = 1e-6
+#: Iterations simulated before the steady state is read off; `_settled` asks for more when it has not settled.
+_FIRST_WINDOW = 12
+_LONGEST_WINDOW = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One executed operation: when it ran, what it waited for, and how much longer it took than alone."""
+
+    op: str
+    role: str
+    iteration: int
+    start: float
+    end: float
+    #: Name of the operation whose end let this one start ("" for the first), and why ("role", "engine", edge).
+    cause: str
+    cause_iteration: int
+    cause_why: str
+    #: When the role was free to start the operation: start - role_free is the stall.
+    role_free: float
+
+
+@dataclass(frozen=True, slots=True)
+class SmTrace:
+    """What one SM did for one tile of a pipeline."""
+
+    pipeline: Pipeline
+    events: tuple[Event, ...]
+    #: End time of the last operation of every iteration (cycles from the start of the tile).
+    iteration_end: tuple[float, ...]
+    #: Cycles per iteration in the periodic steady state, and after how many iterations it holds.
+    ii_cycles: float
+    settled_at: int
+    #: True when the period was verified; False when it was averaged because the loop did not settle.
+    periodic: bool
+    masked_iterations: int = 0
+
+    def tile_cycles(self, iterations: int) -> float:
+        """Cycles from the first operation to the last of a tile with ``iterations`` blocks (>= 1)."""
+        if iterations < 1:
+            raise ValueError(f"a tile has at least one block, got {iterations}")
+        known = len(self.iteration_end)
+        if iterations <= known:
+            return self.iteration_end[iterations - 1]
+        return self.iteration_end[-1] + (iterations - known) * self.ii_cycles
+
+    def unit_shares(self) -> dict[str, float]:
+        """Busy share (0..1) of every unit in the steady state."""
+        return {unit: cycles / self.ii_cycles for unit, cycles in self.pipeline.demand().items()}
+
+    def stalls(self) -> dict[str, dict[str, float]]:
+        """Cycles per iteration each role waits in the steady state, by the operation it waits for."""
+        last = len(self.iteration_end)
+        first = max(self.settled_at, last - 4)
+        span = max(1, last - first)
+        out: dict[str, dict[str, float]] = {}
+        for event in self.events:
+            if first <= event.iteration < last and event.start - event.role_free > _EPS:
+                role = out.setdefault(event.role, {})
+                key = f"{event.cause} ({event.cause_why})" if event.cause else event.cause_why
+                role[key] = role.get(key, 0.0) + (event.start - event.role_free) / span
+        return out
+
+
+def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
+    """Max-min fair speeds (0..1) of operations sharing units; 1 means as fast as alone.
+
+    >>> a = Op("a", "x", "r", (("mufu", 10.0),), 10.0)
+    >>> fair_speeds((a, a))
+    (0.5, 0.5)
+    """
+    use = [{unit: cycles / op.min_cycles for unit, cycles in op.demand} for op in ops]
+    speeds = [1.0] * len(ops)
+    open_ops = set(range(len(ops)))
+    left: dict[str, float] = {}
+    for wants in use:
+        for unit in wants:
+            left[unit] = 1.0
+    while open_ops:
+        level, tight = 1.0, ""
+        for unit, room in left.items():
+            load = sum(use[i].get(unit, 0.0) for i in open_ops)
+            if load > 0 and room / load < level - 1e-12:
+                level, tight = max(0.0, room / load), unit
+        frozen = {i for i in open_ops if not tight or tight in use[i]}
+        for i in frozen:
+            speeds[i] = level
+            for unit, cycles in use[i].items():
+                left[unit] = max(0.0, left[unit] - level * cycles)
+        open_ops -= frozen
+    return tuple(speeds)
+
+
+def _with_mask(pipeline: Pipeline) -> dict[str, Op]:
+    """Operations as they run in a block that crosses a mask boundary."""
+    masked: dict[str, Op] = {}
+    for name, extra in pipeline.mask_demand:
+        op = pipeline.op(name)
+        demand = dict(op.demand)
+        slower = 0.0
+        for unit, cycles in extra:
+            demand[unit] = demand.get(unit, 0.0) + cycles
+            slower = max(slower, cycles)
+        masked[name] = Op(
+            op.name, op.kind, op.role, tuple(demand.items()), op.min_cycles + slower,
+            op.engine, op.issue_cycles, op.tile, op.instructions,
+        )  # fmt: skip
+    return masked
+
+
+class _Run:
+    """State of one simulation; the only mutable object of the model, never seen outside this module."""
+
+    def __init__(self, pipeline: Pipeline, iterations: int, masked_iterations: int) -> None:
+        self.pipeline = pipeline
+        self.n = iterations
+        self.masked = masked_iterations
+        self.masked_ops = _with_mask(pipeline)
+        self.sources: dict[str, list[tuple[str, int, float, str]]] = {op.name: [] for op in pipeline.ops}
+        for edge in pipeline.edges:
+            self.sources[edge.dst].append((edge.src, edge.distance, edge.latency_cycles, edge.why or edge.kind))
+        self.ends: dict[tuple[str, int], float] = {}
+        self.programs = [self._program(role.program) for role in pipeline.roles]
+        self.role_names = [role.name for role in pipeline.roles]
+        self.next_step = [0] * len(self.programs)
+        self.role_free = [0.0] * len(self.programs)
+        self.role_last: list[tuple[str, int]] = [("", -1)] * len(self.programs)
+        self.role_busy = [False] * len(self.programs)
+        self.queue: list[tuple[str, int, int, float]] = []
+        self.engine_last: tuple[str, int] = ("", -1)
+        self.engine_free = 0.0
+        self.engine_busy = False
+        self.active: list[list[float | int | Op]] = []
+        self.events: list[Event] = []
+        self.speed_memo: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+    def _program(self, steps: tuple) -> list[tuple[str, int]]:
+        shifts = [step.shift for step in steps]
+        low, high = min(shifts), max(shifts)
+        out = []
+        for j in range(-high, self.n - low):
+            out.extend((step.op, j + step.shift) for step in steps if 0 <= j + step.shift < self.n)
+        return out
+
+    def ready(self, role: int, name: str, iteration: int) -> tuple[float, str, int, str] | None:
+        """When ``name`` may start and because of what; None while a source has not ended."""
+        best = self.role_free[role]
+        cause, cause_it, why = (*self.role_last[role], "role")
+        for src, distance, latency, reason in self.sources[name]:
+            source_it = iteration - distance
+            if source_it < 0 or source_it >= self.n:
+                continue
+            end = self.ends.get((src, source_it))
+            if end is None:
+                return None
+            if end + latency > best + _EPS:
+                best, cause, cause_it, why = end + latency, src, source_it, reason
+        return best, cause, cause_it, why
+
+    def begin(self, op: Op, iteration: int, start: float, role: int, cause: tuple[str, int, str]) -> None:
+        self.active.append([op.min_cycles, id(op), op, iteration, start, role, *cause, self.role_free[role]])  # type: ignore[list-item]
+
+    def variant_of(self, name: str, iteration: int) -> Op:
+        if iteration < self.masked and name in self.masked_ops:
+            return self.masked_ops[name]
+        return self.pipeline.op(name)
+
+    def start_everything(self, now: float) -> float:
+        """Start what can start at ``now``; returns the next known time at which something may (inf if none)."""
+        upcoming = float("inf")
+        moved = True
+        while moved:
+            moved = False
+            upcoming = float("inf")
+            for role, program in enumerate(self.programs):
+                if self.role_busy[role] or self.next_step[role] >= len(program):
+                    continue
+                name, iteration = program[self.next_step[role]]
+                ready = self.ready(role, name, iteration)
+                if ready is None:
+                    continue
+                when, cause, cause_it, why = ready
+                if when > now + _EPS:
+                    upcoming = min(upcoming, when)
+                    continue
+                op = self.variant_of(name, iteration)
+                self.next_step[role] += 1
+                moved = True
+                if op.engine == "tensor":
+                    heapq.heappush(self.queue, (now, len(self.events) + len(self.queue), op, iteration, role,
+                                                cause, cause_it, why, self.role_free[role]))  # type: ignore[misc]  # fmt: skip
+                    self.role_free[role] = now + op.issue_cycles
+                    self.role_last[role] = (name, iteration)
+                elif op.engine:
+                    self.begin(op, iteration, now, role, (cause, cause_it, why))
+                    self.role_free[role] = now + op.issue_cycles
+                    self.role_last[role] = (name, iteration)
+                else:
+                    self.begin(op, iteration, now, role, (cause, cause_it, why))
+                    self.role_busy[role] = True
+            if self.queue and not self.engine_busy:
+                asked, _, op, iteration, role, cause, cause_it, why, free = heapq.heappop(self.queue)  # type: ignore[misc]
+                if self.engine_free > asked + _EPS:
+                    cause, cause_it, why = (*self.engine_last, "matrix engine")
+                self.active.append([op.min_cycles, id(op), op, iteration, now, role, cause, cause_it, why, free])
+                self.engine_busy = True
+                moved = True
+        return upcoming
+
+    def speeds(self) -> tuple[float, ...]:
+        key = tuple(entry[1] for entry in self.active)
+        found = self.speed_memo.get(key)  # type: ignore[arg-type]
+        if found is None:
+            found = fair_speeds(tuple(entry[2] for entry in self.active))  # type: ignore[misc]
+            self.speed_memo[key] = found  # type: ignore[index]
+        return found
+
+    def finish(self, entry: list, now: float) -> None:
+        _, _, op, iteration, start, role, cause, cause_it, why, free = entry
+        self.ends[(op.name, iteration)] = now
+        self.events.append(
+            Event(op.name, self.role_names[role], iteration, start, now, cause, cause_it, why, free)
+        )
+        if op.engine == "tensor":
+            self.engine_busy = False
+            self.engine_free = now
+            self.engine_last = (op.name, iteration)
+        elif not op.engine:
+            self.role_busy[role] = False
+            self.role_free[role] = now
+            self.role_last[role] = (op.name, iteration)
+
+    def run(self) -> None:
+        now = 0.0
+        total = sum(len(program) for program in self.programs)
+        while len(self.events) < total:
+            upcoming = self.start_everything(now)
+            if not self.active and upcoming == float("inf"):
+                waiting = [p[i] for p, i in zip(self.programs, self.next_step, strict=True) if i < len(p)]
+                raise PipelineError(
+                    f"pipeline {self.pipeline.name} deadlocks: "
+                    + ", ".join(f"{name} of block {it}" for name, it in waiting)
+                    + " wait for each other"
+                )
+            speeds = self.speeds()
+            step = upcoming - now
+            for entry, speed in zip(self.active, speeds, strict=True):
+                if speed > 0:
+                    step = min(step, entry[0] / speed)  # type: ignore[operator]
+            now += step
+            ended = []
+            for entry, speed in zip(self.active, speeds, strict=True):
+                entry[0] -= step * speed  # type: ignore[operator]
+                if entry[0] <= _EPS:  # type: ignore[operator]
+                    ended.append(entry)
+            if ended:
+                self.active = [entry for entry in self.active if entry[0] > _EPS]  # type: ignore[operator]
+                for entry in ended:
+                    self.finish(entry, now)
+
+
+def _iteration_ends(events: list[Event], iterations: int) -> list[float]:
+    ends = [0.0] * iterations
+    for event in events:
+        ends[event.iteration] = max(ends[event.iteration], event.end)
+    # An iteration's last operation may end before the previous one's when roles drift: keep ends monotone.
+    for i in range(1, iterations):
+        ends[i] = max(ends[i], ends[i - 1])
+    return ends
+
+
+def _period(ends: list[float], start: int) -> tuple[float, bool]:
+    """Cycles per iteration over the tail of ``ends`` and whether it repeats with a period of 1 to 4."""
+    gaps = [ends[i] - ends[i - 1] for i in range(max(1, start), len(ends) - 1)]
+    for period in (1, 2, 3, 4):
+        tail = gaps[-2 * period :]
+        if len(tail) == 2 * period and all(
+            abs(tail[i] - tail[i + period]) <= 1e-3 * max(1.0, tail[i]) for i in range(period)
+        ):
+            return sum(tail) / len(tail), True
+    half = gaps[len(gaps) // 2 :] or gaps or [ends[-1]]
+    return sum(half) / len(half), False
+
+
+def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) -> SmTrace:
+    """Run ``iterations`` blocks of one tile; the first ``masked_iterations`` cross a mask boundary.
+
+    Raises PipelineError when the roles deadlock, naming what waits for what.
+    """
+    run = _Run(pipeline, iterations, masked_iterations)
+    run.run()
+    ends = _iteration_ends(run.events, iterations)
+    ii, periodic = _period(ends, masked_iterations + 1) if iterations > 3 else (ends[-1] / iterations, False)
+    events = tuple(sorted(run.events, key=lambda e: (e.start, e.end)))
+    return SmTrace(
+        pipeline, events, tuple(ends), ii, min(masked_iterations + 3, iterations - 1), periodic, masked_iterations
+    )
+
+
+@lru_cache(maxsize=512)
+def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
+    """Simulate until the loop is periodic; the trace then answers for any number of blocks."""
+    window = _FIRST_WINDOW + masked_iterations
+    while True:
+        trace = simulate(pipeline, window, masked_iterations)
+        if trace.periodic or window >= _LONGEST_WINDOW:
+            return trace
+        window *= 2
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalStep:
+    """One link of the critical recurrence, in cycles per iteration."""
+
+    op: str
+    why: str
+    #: Time the operation needs alone, time it lost to sharing, and hand-over latency before it started.
+    alone_cycles: float
+    contention_cycles: float
+    wait_cycles: float
+
+
+def critical_recurrence(trace: SmTrace) -> tuple[CriticalStep, ...]:
+    """The chain of operations that sets the period: walk back from a late operation to itself one lap earlier.
+
+    Each event knows what released it, so the walk needs no search; it is the answer to "why not faster?".
+    """
+    by_key = {(e.op, e.iteration): e for e in trace.events}
+    last = len(trace.iteration_end)
+    tail = [e for e in trace.events if e.iteration == last - 2]
+    if not tail:
+        return ()
+    event = max(tail, key=lambda e: e.end)
+    seen: dict[str, int] = {}
+    chain: list[tuple[Event, Event | None]] = []
+    while event.op not in seen:
+        seen[event.op] = len(chain)
+        before = by_key.get((event.cause, event.cause_iteration))
+        chain.append((event, before))
+        if before is None:
+            return ()
+        event = before
+    lap = chain[seen[event.op] :]
+    iterations = max(1, lap[0][0].iteration - event.iteration)
+    steps = []
+    for item, before in reversed(lap):
+        op = trace.pipeline.op(item.op)
+        duration = item.end - item.start
+        alone = min(duration, op.min_cycles)
+        wait = max(0.0, item.start - before.end) if before is not None else 0.0
+        steps.append(
+            CriticalStep(
+                item.op, item.cause_why, alone / iterations, (duration - alone) / iterations, wait / iterations
+            )
+        )
+    return tuple(steps)

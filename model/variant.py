@@ -1,0 +1,402 @@
+"""Variants: the knobs of a kernel, one frozen class per family, with the one legality predicate of each.
+
+Illegal is a result (`Verdict`), not an exception: it names the resource, the demand, the limit and the lever.
+Tiles, warp roles, registers and TMEM maps of the published kernels: flash-attention @0251105 as read in fa4.md (d).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+
+from tilecast.model.machine import Machine
+from tilecast.model.workload import Workload
+
+#: Shared memory a CTA needs beside its tiles: barriers, row statistics, scheduler slots.
+_SMEM_BOOKKEEPING = 3 * 1024
+#: Registers a Hopper consumer thread needs beside accumulators: addresses, row statistics, loop state.
+_HOPPER_SCALAR_REGISTERS = 24
+
+
+class VariantError(ValueError):
+    """An unknown knob, a value it cannot take, or a family that does not exist; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a variant can run; when not, which resource overflows and what would fix it."""
+
+    legal: bool
+    resource: str = ""
+    demand: float = 0.0
+    limit: float = 0.0
+    unit: str = ""
+    lever: str = ""
+
+    def sentence(self) -> str:
+        """One sentence for people; empty when legal."""
+        if self.legal:
+            return ""
+        over = self.demand - self.limit
+        return (
+            f"{self.resource} needs {self.demand:g} {self.unit} but the limit is {self.limit:g} "
+            f"(over by {over:g}): {self.lever}"
+        )
+
+
+LEGAL = Verdict(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fa4Variant:
+    """FlashAttention-4 class forward on tcgen05: two softmax warpgroups, correction, MMA, load and store roles."""
+
+    family: str = "fa4"
+    tile_m: int = 128
+    tile_n: int = 128
+    #: Softmax tiles in flight; split "q": two query tiles, "k": one query tile, alternate key blocks.
+    stages: int = 2
+    split: str = "q"
+    kv_stages: int = 0  # 0: as many as shared memory holds
+    cta_group: int = 1
+    emulated_share: float = 0.0
+    poly_degree: int = 3
+    rescale_threshold: float = 8.0
+    split_p: bool = True
+    load_max: bool = False  # tcgen05.ld.red: row max comes with the load (sm_103)
+    scheduler: str = "grid"
+
+
+@dataclass(frozen=True, slots=True)
+class Fa3Variant:
+    """FlashAttention-3 class forward on Hopper: a TMA producer warp and wgmma consumer warpgroups of 64 rows."""
+
+    family: str = "fa3"
+    warpgroups: int = 2
+    tile_n: int = 128
+    kv_stages: int = 2
+    overlap: bool = True  # intra-warpgroup: QK of the next block in flight under the softmax
+    ping_pong: bool = True  # inter-warpgroup: one warpgroup's softmax under the other's GEMMs
+    scheduler: str = "grid"
+
+
+@dataclass(frozen=True, slots=True)
+class Fa2Variant:
+    """FlashAttention-2 forward: mma.sync, every warp loads, multiplies and exponentiates in turn."""
+
+    family: str = "fa2"
+    tile_m: int = 128
+    tile_n: int = 64
+    warps: int = 4
+    stages: int = 1
+    scheduler: str = "grid"
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedVariant:
+    """Three kernels: S = Q K^T to memory, softmax over S, O = P V; what FlashAttention-1 argued against."""
+
+    family: str = "unfused"
+    tile_m: int = 128
+    tile_n: int = 128
+    intermediate_bytes: int = 0  # 0: the input dtype's size
+    scheduler: str = "grid"
+
+
+Variant = Fa4Variant | Fa3Variant | Fa2Variant | UnfusedVariant
+
+FAMILIES: dict[str, type[Fa4Variant] | type[Fa3Variant] | type[Fa2Variant] | type[UnfusedVariant]] = {
+    "fa4": Fa4Variant,
+    "fa3": Fa3Variant,
+    "fa2": Fa2Variant,
+    "unfused": UnfusedVariant,
+}
+SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing")
+
+#: Allowed values of knobs with few; numbers are (low, high) ranges.
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "scheduler": SCHEDULERS,
+    "split": ("q", "k"),
+    "cta_group": (1, 2),
+    "stages": (1, 2, 3, 4),
+    "tile_m": (16, 32, 64, 128, 256),
+    "warpgroups": (1, 2, 3),
+    "warps": (4, 8),
+    "poly_degree": (1, 2, 3, 4, 5),
+    "intermediate_bytes": (0, 2, 4),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "tile_n": (16, 256),
+    "kv_stages": (0, 32),
+    "emulated_share": (0.0, 1.0),
+    "rescale_threshold": (0.0, 64.0),
+}
+
+
+def parse_variant(text: str, base: Variant | None = None) -> Variant:
+    """A variant from "family=fa4,cta_group=2,..."; knobs not named keep ``base``'s (or the family's) values.
+
+    Raises VariantError with the nearest names for an unknown family, knob or value.
+    """
+    pairs: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, found, value = part.partition("=")
+        if not found or not value:
+            raise VariantError(f"--variant: expected knob=value, got '{part}'")
+        pairs[key.strip().replace("-", "_")] = value.strip()
+    family = pairs.pop("family", base.family if base else "")
+    if family not in FAMILIES:
+        raise VariantError(f"--variant: unknown family '{family}'{_nearest(family, tuple(FAMILIES))}")
+    variant: Variant = base if base is not None and base.family == family else FAMILIES[family]()
+    changes = {key: _knob_value(variant, key, value) for key, value in pairs.items()}
+    return replace(variant, **changes)  # type: ignore[arg-type]
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, 3, 0.4)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
+
+
+def _knob_value(variant: Variant, key: str, text: str) -> object:
+    names = tuple(f.name for f in fields(variant) if f.name != "family")
+    if key not in names:
+        raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{_nearest(key, names)}")
+    current = getattr(variant, key)
+    try:
+        if isinstance(current, bool):
+            value: object = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        elif isinstance(current, str):
+            value = text
+        else:
+            value = type(current)(text)
+    except (KeyError, ValueError):
+        kind = "true or false" if isinstance(current, bool) else type(current).__name__
+        raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
+    if key in _CHOICES and value not in _CHOICES[key]:
+        allowed = ", ".join(str(v) for v in _CHOICES[key])
+        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
+    if key in _RANGES and not _RANGES[key][0] <= float(value) <= _RANGES[key][1]:  # type: ignore[arg-type]
+        low, high = _RANGES[key]
+        raise VariantError(f"--variant: knob '{key}' takes {low:g} to {high:g}, got '{text}'")
+    if key == "tile_n" and int(value) % 16:  # type: ignore[call-overload]
+        raise VariantError(f"--variant: knob 'tile_n' takes multiples of 16, got '{text}'")
+    return value
+
+
+def variant_text(variant: Variant) -> str:
+    """The variant as --variant takes it: family first, then every knob."""
+    knobs = (f"{f.name}={_plain(getattr(variant, f.name))}" for f in fields(variant))
+    return ",".join(knobs)
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- legality, one predicate per family ---------------------------------------------------------------------
+
+
+def legality(variant: Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether ``variant`` can run ``workload`` on ``machine``; the only statement of the rules."""
+    if isinstance(variant, Fa4Variant):
+        return _fa4_legality(variant, workload, machine)
+    if isinstance(variant, Fa3Variant):
+        return _fa3_legality(variant, workload, machine)
+    if isinstance(variant, Fa2Variant):
+        return _fa2_legality(variant, workload, machine)
+    return LEGAL
+
+
+def fa4_smem_bytes(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[int, int, int]:
+    """(Q bytes, bytes of one K/V ring slot, slots): the ring takes what Q and bookkeeping leave, at most 32."""
+    size = workload.dtype_bytes
+    tiles = variant.stages if variant.split == "q" else 1
+    query = tiles * variant.tile_m * workload.head_dim_qk * size
+    slot = variant.tile_n * max(workload.head_dim_qk, workload.head_dim_v) * size // variant.cta_group
+    room = int(machine["smem.per_cta_bytes"]) - query - _SMEM_BOOKKEEPING
+    # 192/128 uses uneven slots (K 192 wide, V 128 wide): count pairs by their true size.
+    pair = variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size // variant.cta_group
+    slots = min(32, int(2 * room // pair)) if room > 0 else 0
+    return query, slot, variant.kv_stages or slots
+
+
+def _fa4_legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdict:
+    if machine.tensor_kind != "tcgen05":
+        return Verdict(False, f"family fa4 (tcgen05.mma and tensor memory) on {machine.name}", 1, 0, "tcgen05 unit",
+                       "use family fa3 on Hopper or fa2 elsewhere")  # fmt: skip
+    if workload.dtype == "fp8" and not machine.has("tensor.fp8_flop_per_clk"):
+        return Verdict(False, "fp8 tensor core", 1, 0, "unit", "use bf16 or fp16")
+    if variant.tile_m != 128:
+        return Verdict(False, "query tile", variant.tile_m, 128, "rows", "tcgen05 softmax roles own 128 rows each")
+    if workload.head_dim_qk % 16 or workload.head_dim_v % 16:
+        return Verdict(False, "head_dim granularity", 16, 8, "elements", "pad head_dim to a multiple of 16")
+    tiles_o = variant.stages if variant.split == "q" else 1
+    columns = variant.stages * variant.tile_n + tiles_o * workload.head_dim_v
+    if columns > machine["tmem.columns"]:
+        lever = "split=k (one query tile, alternate key blocks)" if tiles_o > 1 else "a smaller tile_n or head_dim_v"
+        return Verdict(False, "tensor memory (S/P and O accumulators)", columns, machine["tmem.columns"], "columns", f"use {lever}")  # fmt: skip
+    query, slot, slots = fa4_smem_bytes(variant, workload, machine)
+    limit = int(machine["smem.per_cta_bytes"])
+    need = query + max(2, variant.kv_stages) * slot + _SMEM_BOOKKEEPING
+    if slots < 2 or (variant.kv_stages and need > limit):
+        return Verdict(False, "shared memory (Q tiles and K/V ring)", need, limit, "bytes",
+                       "use cta_group=2 (each CTA holds half of K and V), split=k, fewer kv_stages or a smaller tile_n")  # fmt: skip
+    if variant.load_max and not machine.get("tmem.load_reduce", 0.0):
+        return Verdict(False, "tcgen05.ld.red", 1, 0, "instruction", "set load_max=false (sm_103 and later have it)")
+    return LEGAL
+
+
+def fa3_registers(variant: Fa3Variant, workload: Workload) -> int:
+    """Registers a consumer thread needs: O and S accumulators, P, and with overlap the next S as well."""
+    score = variant.tile_n // 2
+    return workload.head_dim_v // 2 + score + (variant.tile_n // 4 if variant.overlap else 0) + _HOPPER_SCALAR_REGISTERS
+
+
+def _fa3_legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
+    if machine.tensor_kind != "wgmma":
+        return Verdict(False, f"family fa3 (wgmma) on {machine.name}", 1, 0, "wgmma unit", "use family fa4 on data-centre Blackwell or fa2 elsewhere")  # fmt: skip
+    limit = {1: 255, 2: 240, 3: 160}[variant.warpgroups]
+    need = fa3_registers(variant, workload)
+    if need > limit:
+        return Verdict(False, "registers of a consumer thread", need, limit, "registers", "use a smaller tile_n, fewer warpgroups or overlap=false")  # fmt: skip
+    size = workload.dtype_bytes
+    query = 64 * variant.warpgroups * workload.head_dim_qk * size
+    ring = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size
+    total = query + ring + _SMEM_BOOKKEEPING
+    if total > machine["smem.per_cta_bytes"]:
+        return Verdict(False, "shared memory (Q tile and K/V ring)", total, machine["smem.per_cta_bytes"], "bytes", "use a smaller tile_n, fewer warpgroups or fewer kv_stages")  # fmt: skip
+    return LEGAL
+
+
+def _fa2_legality(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdict:
+    if workload.dtype == "fp8" and not machine.has("tensor.fp8_flop_per_clk"):
+        return Verdict(False, f"fp8 tensor core on {machine.name}", 1, 0, "unit", "use bf16 or fp16")
+    size = workload.dtype_bytes
+    query = variant.tile_m * workload.head_dim_qk * size
+    ring = variant.stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size
+    if query + ring > machine["smem.per_cta_bytes"]:
+        return Verdict(False, "shared memory (Q tile and K/V tiles)", query + ring, machine["smem.per_cta_bytes"], "bytes", "use a smaller tile_m or tile_n")  # fmt: skip
+    need = fa2_registers(variant, workload)
+    if need > machine["reg.max_per_thread"]:
+        return Verdict(False, "registers of a thread", need, machine["reg.max_per_thread"], "registers", "use 8 warps or a smaller tile_m or tile_n")  # fmt: skip
+    return LEGAL
+
+
+def fa2_registers(variant: Fa2Variant, workload: Workload) -> int:
+    """Registers a thread needs: O and S accumulators of its rows, packed P, addresses."""
+    rows = variant.tile_m / (variant.warps * 32)
+    return int(rows * (workload.head_dim_v + variant.tile_n)) + 40
+
+
+def fa2_ctas_per_sm(variant: Fa2Variant, workload: Workload, machine: Machine) -> int:
+    """CTAs that fit one SM by shared memory, registers and warps (at least 1)."""
+    size = workload.dtype_bytes
+    smem = size * (
+        variant.tile_m * workload.head_dim_qk
+        + variant.stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    )
+    by_smem = machine["smem.per_sm_bytes"] // (smem + 1024)
+    registers = -(-min(255, fa2_registers(variant, workload)) // 8) * 8
+    by_registers = machine["reg.file_bytes"] // (registers * 4 * 32 * variant.warps)
+    by_warps = machine["sm.max_warps"] // variant.warps
+    return max(1, int(min(by_smem, by_registers, by_warps, 4)))
+
+
+# --- the kernels as published, and the candidates a forecast chooses from --------------------------------------
+
+
+def published_variant(family: str, workload: Workload, machine: Machine) -> Variant:
+    """The variant the family's authors ship for this shape (fa4.md (d)); VariantError for unknown families."""
+    if family not in FAMILIES:
+        raise VariantError(f"unknown kernel family '{family}'{_nearest(family, tuple(FAMILIES))}")
+    if family == "fa4":
+        return _published_fa4(workload, machine)
+    if family == "fa3":
+        return _published_fa3(workload)
+    if family == "fa2":
+        wide = workload.head_dim_v > 64
+        return Fa2Variant(tile_n=64 if wide or machine["smem.per_cta_bytes"] < 120_000 else 128,
+                          tile_m=128 if workload.head_dim_v <= 128 else 64)  # fmt: skip
+    return UnfusedVariant()
+
+
+def _published_fa4(workload: Workload, machine: Machine) -> Fa4Variant:
+    masked = workload.mask != "none"
+    wide = max(workload.head_dim_qk, workload.head_dim_v)
+    pair = wide == 256 or (not masked and wide in (128, 192) and workload.seqlen_q > 256)
+    if machine["mufu.ex2_per_clk"] >= 32:
+        share = 0.0
+    elif wide == 256:
+        share = 0.30
+    elif wide == 192:
+        share = 0.1875 if pair else 0.0625
+    elif workload.dtype == "fp8":
+        share = 0.1875 if pair else 0.25
+    else:
+        share = 0.1875 if pair else 0.125
+    return Fa4Variant(
+        split="k" if wide == 256 else "q",
+        cta_group=2 if pair else 1,
+        emulated_share=share,
+        scheduler="longest-first" if masked else "persistent",
+    )
+
+
+def _published_fa3(workload: Workload) -> Fa3Variant:
+    wide = max(workload.head_dim_qk, workload.head_dim_v)
+    scheduler = "grid" if workload.mask == "none" else "longest-first"
+    if wide <= 64:
+        return Fa3Variant(warpgroups=3, tile_n=128, ping_pong=True, scheduler=scheduler)
+    if wide <= 96:
+        return Fa3Variant(warpgroups=3, tile_n=128 if workload.mask != "none" else 144, overlap=False, scheduler=scheduler)  # fmt: skip
+    if wide <= 128:
+        return Fa3Variant(warpgroups=2, tile_n=128, scheduler=scheduler)
+    if wide <= 192:
+        return Fa3Variant(warpgroups=2, tile_n=112 if workload.mask == "none" else 96, scheduler=scheduler)
+    return Fa3Variant(warpgroups=2, tile_n=80, scheduler=scheduler)
+
+
+def native_family(machine: Machine) -> str:
+    """The family built for the machine's matrix unit."""
+    return {"tcgen05": "fa4", "wgmma": "fa3"}.get(machine.tensor_kind, "fa2")
+
+
+def candidates(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """Legal variants a forecast chooses from, in order of preference among equals."""
+    masked = workload.mask != "none"
+    schedulers = ("longest-first",) if masked else ("persistent",)
+    found: list[Variant] = []
+    if family == "fa4":
+        wide = max(workload.head_dim_qk, workload.head_dim_v)
+        shares = (0.0,) if machine["mufu.ex2_per_clk"] >= 32 else (0.0, 0.125, 0.1875, 0.25)
+        groups = (2, 1) if not masked or wide > 192 else (1,)
+        load_max = bool(machine.get("tmem.load_reduce", 0.0))
+        for scheduler in schedulers:
+            for group in groups:
+                for split in ("q", "k"):
+                    found += [
+                        Fa4Variant(split=split, cta_group=group, emulated_share=s, scheduler=scheduler, load_max=load_max)
+                        for s in shares
+                    ]  # fmt: skip
+        legal = [v for v in found if legality(v, workload, machine).legal]
+        # split=k only matters where two query tiles do not fit: it halves the rows that share a K/V read.
+        two_tiles = [v for v in legal if isinstance(v, Fa4Variant) and v.split == "q"]
+        return tuple(two_tiles or legal)
+    if family == "fa3":
+        for warpgroups in (2, 3):
+            for tile_n in (64, 80, 96, 112, 128, 160, 176):
+                for overlap in (True, False):
+                    found.append(
+                        Fa3Variant(warpgroups=warpgroups, tile_n=tile_n, overlap=overlap, scheduler=schedulers[0])
+                    )
+    elif family == "fa2":
+        for tile_m, warps in ((128, 4), (128, 8), (64, 4)):
+            for tile_n in (32, 64, 128):
+                found.append(Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, scheduler=schedulers[0]))
+    elif family == "unfused":
+        found.append(UnfusedVariant())
+    else:
+        raise VariantError(f"unknown kernel family '{family}'{_nearest(family, tuple(FAMILIES))}")
+    return tuple(v for v in found if legality(v, workload, machine).legal)

@@ -1,0 +1,100 @@
+"""``tilecast schedule``: the best order of a kernel's loop, what limits it, and how it compares with the kernel's own."""
+
+from __future__ import annotations
+
+from tilecast.model.bounds import Bounds, bounds
+from tilecast.model.check_schedule import check_schedule
+from tilecast.model.gantt import text_gantt
+from tilecast.model.graph import Pipeline
+from tilecast.model.patterns import (
+    intra_warpgroup_overlap,
+    is_ping_pong,
+    matrix_issue_order,
+    step_text,
+)
+from tilecast.model.schedule import Schedule, optimal_schedule
+
+
+def run_schedule(pipeline: Pipeline, time_limit: float = 10.0) -> str:
+    """Solve for the free order and for the kernel's own order, check both, and report.
+
+    ``time_limit`` is in seconds for each of the two.  Raises PipelineError for a deadlocked pipeline and
+    RuntimeError when the independent checker rejects what the solver returned.
+    """
+    free = optimal_schedule(pipeline, time_limit_s=time_limit)
+    own = optimal_schedule(pipeline, time_limit_s=time_limit, respect_program_order=True)
+    for schedule in (free, own):
+        wrong = check_schedule(pipeline, schedule)
+        if wrong:
+            raise RuntimeError(f"the schedule of {pipeline.name} fails its check: {'; '.join(wrong)}")
+    text = schedule_report(pipeline, free)
+    if free.status == "infeasible":
+        return text
+    cost = own.ii_cycles / free.ii_cycles - 1.0
+    order = "; ".join(
+        f"{role.name}: " + " ".join(step_text(step) for step in role.program) for role in pipeline.roles
+    )
+    return (
+        f"{text}\n\nThe kernel's own order ({order})\nreaches II {own.ii_cycles} ({own.status}), "
+        f"{cost:.1%} more than the best order."
+    )
+
+
+def schedule_report(pipeline: Pipeline, schedule: Schedule) -> str:
+    """The schedule for people: II with its proof, bounds, storage, a Gantt, patterns, the issue order."""
+    head = f"{pipeline.name} on {pipeline.machine}"
+    storage = "\n".join(f"  {limit.sentence()}" for limit in schedule.limits)
+    if schedule.status == "infeasible":
+        return f"{head}: infeasible\n{storage}"
+    order = "program order" if schedule.program_order else "free order"
+    rows = pipeline.rows_per_cta * pipeline.keys_per_iteration
+    per_tile = schedule.ii_cycles * 128 * 128 / rows
+    parts = [
+        head,
+        f"II {schedule.ii_cycles} cycles ({_proof(schedule)}), {order}; {per_tile:.0f} per 128x128 score tile",
+        f"one iteration spends {schedule.span_cycles} cycles in flight, {schedule.overlap_depth} overlap; "
+        f"solved in {schedule.solve_seconds * 1e3:.0f} ms",
+        _bounds_text(bounds(pipeline, with_roles=schedule.program_order)),
+        f"storage\n{storage}",
+        text_gantt(pipeline, schedule),
+        _patterns_text(pipeline, schedule),
+    ]
+    return "\n\n".join(parts)
+
+
+def _proof(schedule: Schedule) -> str:
+    if schedule.status == "optimal":
+        return "proven optimal"
+    return f"best found; no II below {schedule.bound} exists, gap {schedule.gap:.1%}"
+
+
+def _bounds_text(limit: Bounds) -> str:
+    lines = [f"bounds (II >= {limit.ii_lower:.0f}, set by {limit.binding})"]
+    for name, slack in sorted(limit.slack.items(), key=lambda item: (item[1], item[0])):
+        lines.append(
+            f"  {name:<18} {limit.ii_lower - slack:8.0f} cycles   slack {limit.slack_fraction[name]:6.1%}"
+        )
+    if limit.rec.edges:
+        walk = " -> ".join((*limit.rec.ops_on_cycle, limit.rec.ops_on_cycle[0]))
+        lines.append(
+            f"  heaviest recurrence: {walk}: {limit.rec.latency:.0f} cycles in {limit.rec.distance} iteration(s)"
+        )
+    return "\n".join(lines)
+
+
+def _patterns_text(pipeline: Pipeline, schedule: Schedule) -> str:
+    ping = is_ping_pong(schedule, pipeline)
+    intra = intra_warpgroup_overlap(schedule, pipeline)
+
+    def shares(values: tuple[float, ...]) -> str:
+        return " ".join(f"{value:.0%}" for value in values) or "-"
+
+    lines = [
+        f"ping-pong between query tiles: {'yes' if ping.found else 'no'} "
+        f"(softmax under other tiles' matrix work {shares(ping.under_others)}, under its own {shares(ping.under_own)})",
+        f"overlap within a warpgroup: {'yes' if intra.found else 'no'} "
+        f"(next QK under softmax {shares(intra.next_qk)}, earlier PV under softmax {shares(intra.earlier_pv)})",
+    ]
+    for role, steps in matrix_issue_order(schedule, pipeline).items():
+        lines.append(f"matrix issue order, {role}: " + " ".join(step_text(step) for step in steps))
+    return "\n".join(lines)
