@@ -1,9 +1,10 @@
 """Lower bounds on the initiation interval of a pipeline: the busiest unit and the heaviest recurrence.
 
 ``II >= max(ResMII, RecMII)`` for every schedule of the loop (Rau, "Iterative modulo scheduling", MICRO 1994).
-ResMII is the largest demand on one unit; RecMII is the maximum over dependence cycles of latency over distance,
-found exactly in rational arithmetic by Dinkelbach's method: take any cycle, and while one with a larger ratio
-exists, move to it.  Pure Python, no solver; a pipeline of twenty operations takes about a millisecond.
+ResMII is the largest demand on one unit; RecMII is the maximum over dependence cycles of latency over
+distance, found exactly in rational arithmetic by Dinkelbach's method: take any cycle, and while one with a
+larger ratio exists, move to it.  Pure Python, no solver; a pipeline of twenty operations takes about a
+millisecond.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _TIE = 1e-9
 class ResMii:
     """Resource bound: ``unit`` is busiest with ``cycles`` an iteration.
 
-    ``per_role`` is how long each role's instruction stream is held in one iteration (its synchronous operations
-    in full, asynchronous ones for their issue); it is a bound too, because a role does one thing at a time.
+    ``per_role`` is how long each role's instruction stream is held in one iteration (its synchronous
+    operations in full, asynchronous ones for their issue); it is a bound too, because a role does one thing
+    at a time.
     """
 
     unit: str
@@ -39,8 +41,9 @@ class ResMii:
 class RecMii:
     """Recurrence bound: the dependence cycle with the largest latency over distance.
 
-    ``edges`` walk the cycle; links that only the in-order roles and the in-order matrix engine impose have kind
-    "order" and say so in ``why`` (their distance may be negative).  Without any cycle everything is empty or zero.
+    ``edges`` walk the cycle; links that only the in-order roles and the in-order matrix engine impose have
+    kind "order" and say so in ``why`` (their distance may be negative).  Without any cycle everything is
+    empty or zero.
     """
 
     cycles: float
@@ -54,8 +57,8 @@ class RecMii:
 class Bounds:
     """Lower bound on II (cycles), what sets it, and how far everything else is from it.
 
-    ``binding`` and the keys of ``slack`` are unit names, "role <name>" or "recurrence"; ``slack`` is in cycles per
-    iteration, ``slack_fraction`` the same as a share (0..1) of ``ii_lower``.
+    ``binding`` and the keys of ``slack`` are unit names, "role <name>" or "recurrence"; ``slack`` is in
+    cycles per iteration, ``slack_fraction`` the same as a share (0..1) of ``ii_lower``.
     """
 
     ii_lower: float
@@ -67,7 +70,7 @@ class Bounds:
 
 
 def role_busy_cycles(pipeline: Pipeline, role: Role) -> float:
-    """Cycles per iteration in which the role's stream is held: synchronous work plus issue of asynchronous."""
+    """Cycles per iteration in which the role's stream is held: synchronous work plus issue of others."""
     ops = [pipeline.op(step.op) for step in role.program]
     return sum(held_cycles(op) for op in ops)
 
@@ -102,10 +105,8 @@ def _runs(op: Op) -> str:
 
 
 def _links(pipeline: Pipeline, with_roles: bool) -> list[_Link]:
-    """Every timed dependence.  Matrix operations have two nodes, because they queue between issue and start."""
-    links = [
-        _Link(op.name, _runs(op), Fraction(0), 0, None) for op in pipeline.ops if op.engine == "tensor"
-    ]
+    """Every timed dependence.  Matrix operations have two nodes: they queue between issue and start."""
+    links = [_Link(op.name, _runs(op), Fraction(0), 0, None) for op in pipeline.ops if op.engine == "tensor"]
     for edge in pipeline.edges:
         src = pipeline.op(edge.src)
         weight = Fraction(src.min_cycles) + Fraction(edge.latency_cycles)
@@ -139,9 +140,11 @@ def _role_links(pipeline: Pipeline, role: Role) -> list[_Link]:
 
 
 def positive_cycle(nodes: int, arcs: Sequence[Arc], weights: Sequence[int]) -> list[int] | None:
-    """Indices of the arcs of some cycle with positive total weight, in walking order; None when there is none.
+    """Indices of the arcs of some cycle with positive total weight, in walking order; None when there is
+    none.
 
-    Longest-path Bellman-Ford from all nodes at once, looking for a cycle among the predecessors after every round.
+    Longest-path Bellman-Ford from all nodes at once, looking for a cycle among the predecessors after every
+    round.
     """
     value = [0] * nodes
     pred = [-1] * nodes
@@ -209,9 +212,7 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
         numbers.setdefault(op.name, len(numbers))
         numbers.setdefault(_runs(op), len(numbers))
     scale = lcm(*(link.weight.denominator for link in links)) if links else 1
-    arcs = [
-        (numbers[link.src], numbers[link.dst], int(link.weight * scale), link.distance) for link in links
-    ]
+    arcs = [(numbers[link.src], numbers[link.dst], int(link.weight * scale), link.distance) for link in links]
     stuck = deadlock_cycle(len(numbers), arcs)
     if stuck is not None:
         raise PipelineError(f"pipeline {pipeline.name} deadlocks: {_walk(links, stuck)}")
@@ -236,8 +237,8 @@ def _walk(links: Sequence[_Link], cycle: Sequence[int]) -> str:
 def bounds(pipeline: Pipeline, *, with_roles: bool = True) -> Bounds:
     """Both bounds, what binds, and the slack of everything else.
 
-    ``with_roles=False`` drops the programs' order (a schedule may then reorder each role) but keeps that a role
-    does one thing at a time.  Raises PipelineError on a deadlock.
+    ``with_roles=False`` drops the programs' order (a schedule may then reorder each role) but keeps that a
+    role does one thing at a time.  Raises PipelineError on a deadlock.
     """
     res, rec = res_mii(pipeline), rec_mii(pipeline, with_roles=with_roles)
     candidates = dict(res.per_unit)

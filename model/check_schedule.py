@@ -1,13 +1,16 @@
-"""Check a schedule by brute force: unroll the loop and look at every moment.  No solver, no shared arithmetic.
+"""Check a schedule by brute force: unroll the loop and look at every moment.
 
-`check_schedule` takes the pipeline at its word (durations and latencies as given, not rounded) and returns one
-sentence for everything the schedule violates, so an empty list means that the hardware described by the pipeline
-could run it.
+No solver and no arithmetic shared with the scheduler.
+
+`check_schedule` takes the pipeline at its word (durations and latencies as given, not rounded) and returns
+one sentence for everything the schedule violates, so an empty list means that the hardware described by the
+pipeline could run it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from tilecast.model.graph import Op, Pipeline
 from tilecast.model.schedule import Schedule
@@ -62,6 +65,8 @@ def check_schedule(pipeline: Pipeline, schedule: Schedule) -> list[str]:
         *_held_units(unrolled),
         *_storage(unrolled),
     ]
+    if schedule.keep_chains and not schedule.program_order:
+        found += _chains(unrolled)
     if schedule.program_order:
         found += _program_order(unrolled)
     return list(dict.fromkeys(found))
@@ -116,7 +121,7 @@ def _matrix_engine(u: _Unrolled) -> list[str]:
     matrix = [(op, i) for op, i in u.everything() if op.engine == "tensor"]
     out = _overlaps("matrix engine", [(u.start(o.name, i), u.end(o.name, i), o.name, i) for o, i in matrix])
     asked = sorted((u.issue(op.name, i), u.start(op.name, i), op.name) for op, i in matrix)
-    for (issue, start, name), (later_issue, later_start, later) in zip(asked, asked[1:], strict=False):
+    for (issue, start, name), (later_issue, later_start, later) in pairwise(asked):
         if later_issue > issue + _EPS and later_start < start - _EPS:
             out.append(f"matrix engine: {later} overtakes {name}, which was issued before it")
     return out
@@ -157,7 +162,7 @@ def _held_units(u: _Unrolled) -> list[str]:
 
 
 def _storage(u: _Unrolled) -> list[str]:
-    """No buffer ever has more live values than slots; a value lives from its producer's issue to its consumer's end."""
+    """No buffer has more live values than slots; a value lives from producer issue to consumer end."""
     out = []
     names = set(u.schedule.starts)
     for buffer in u.pipeline.buffers:
@@ -178,6 +183,21 @@ def _storage(u: _Unrolled) -> list[str]:
             if live > buffer.depth:
                 out.append(f"buffer {buffer.name} would hold more than its {buffer.depth} values")
                 break
+    return out
+
+
+def _chains(u: _Unrolled) -> list[str]:
+    """Work of a tile keeps its role's order within a block: synchronous operations, and parts of one GEMM."""
+    out = []
+    for role in u.pipeline.roles:
+        for n, step in enumerate(role.program):
+            for earlier in role.program[:n]:
+                a, b = u.pipeline.op(earlier.op), u.pipeline.op(step.op)
+                same_gemm = a.engine == b.engine == "tensor" and a.kind == b.kind
+                if a.tile != b.tile or not (same_gemm or not (a.engine or b.engine)):
+                    continue
+                if u.start(b.name, step.shift) < u.end(a.name, earlier.shift) - _EPS:
+                    out.append(f"role {role.name}: {b.name} comes before {a.name} of the same step")
     return out
 
 

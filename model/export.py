@@ -8,7 +8,8 @@ from tilecast.model.graph import Pipeline
 
 
 def to_networkx(pipeline: Pipeline) -> Any:
-    """The dataflow graph as a ``networkx.MultiDiGraph``: operations are nodes, edges keep distance and latency.
+    """The dataflow graph as a ``networkx.MultiDiGraph``: operations are nodes, edges keep distance and
+    latency.
 
     Node attributes: kind, role, engine, tile, min_cycles, demand (dict, cycles per unit).  Edge attributes:
     distance (iterations), latency_cycles, kind, why, and ``weight`` = source duration + latency (cycles).

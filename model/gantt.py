@@ -11,9 +11,10 @@ _MARGIN = 2
 def text_gantt(pipeline: Pipeline, schedule: Schedule, width: int = 100, periods: int = 1) -> str:
     """The steady state over ``periods`` intervals in lines of at most ``width`` characters.
 
-    Lanes: the matrix engine, every role with synchronous work, copies.  ``exp0.2`` is operation exp0 for the block
-    two after the oldest one in flight; ``=`` continues a bar, ``<`` one that began before the left edge, and ``>``
-    marks one that goes on beyond the right edge.  An infeasible schedule gives the reason instead.
+    Lanes: the matrix engine, every role with synchronous work, copies.  ``exp0.2`` is operation exp0 for
+    the block two after the oldest one in flight; ``=`` continues a bar, ``<`` one that began before the
+    left edge, and ``>`` marks one that goes on beyond the right edge.  An infeasible schedule gives the
+    reason instead.
     """
     if not schedule.starts:
         return schedule.reason or "no schedule"

@@ -19,6 +19,7 @@ UNITS: tuple[str, ...] = (
     "alu",  # integer, logic, min/max pipe
     "cvt",  # float -> 16/8-bit packing
     "issue",  # warp schedulers
+    "regs",  # register file ports, where accumulators in registers contend with arithmetic (Hopper)
     "smem",  # shared memory port
     "tmem_read",
     "tmem_write",

@@ -1,16 +1,18 @@
 """The modulo-scheduling problem of a pipeline as integers: moments, precedences, and pairs that take turns.
 
-A schedule of a loop gives every *moment* (an operation is issued, starts on its engine, takes hold of a unit) a
-time; iteration i happens II * i later.  Two kinds of constraints describe all that the hardware demands:
+A schedule of a loop gives every *moment* (an operation is issued, starts on its engine, takes hold of a
+unit) a time; iteration i happens II * i later.  Two kinds of constraints describe all that the hardware
+demands:
 
 - a precedence: ``t[dst] >= t[src] + weight - distance * II``;
 - a pair that takes turns on something exclusive: there is a whole number of laps k with
   ``hold_a <= t[b] - t[a] + k * II <= II - hold_b``.
 
-Once every pair's k is chosen, only precedences are left, so the best II of that choice is a maximum cycle ratio
-and the earliest times are longest paths.  A solver therefore only has to find the k.
+Once every pair's k is chosen, only precedences are left, so the best II of that choice is a maximum cycle
+ratio and the earliest times are longest paths.  A solver therefore only has to find the k.
 
-Times are whole cycles: durations, latencies and demands are rounded up (up to one cycle an operation pessimistic).
+Times are whole cycles: durations, latencies and demands are rounded up (up to one cycle an operation
+pessimistic).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilecast.model.bounds import Arc, deadlock_cycle, held_cycles, max_cycle_ratio
-from tilecast.model.graph import Op, Pipeline, PipelineError, Role
+from tilecast.model.graph import Op, Pipeline, PipelineError, Role, Step
+from tilecast.model.windows import earliest
 
 #: Float noise that must not cost a cycle when rounding up.
 _NOISE = 1e-6
@@ -33,9 +36,10 @@ def whole(cycles: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Operations a and b take turns on ``unit``; every (moment_a, moment_b, hold_a, hold_b) shares one lap count.
+    """Operations a and b take turns on ``unit``.
 
-    The matrix engine needs two entries: execution, and issue, because it serves in the order of issue.
+    Every entry (moment_a, moment_b, hold_a, hold_b) shares one lap count.  The matrix engine needs two
+    entries: execution, and issue, because it serves in the order of issue.
     """
 
     unit: str
@@ -77,14 +81,16 @@ class _Builder:
             self.start[op.name] = self.issue[op.name]
             if op.engine == "tensor":
                 self.start[op.name] = self.moment(f"{op.name} runs")
+                # It may queue behind others, but for no longer than one II: the engine's queue is finite.
                 self.arcs.append((self.issue[op.name], self.start[op.name], 0, 0))
+                self.arcs.append((self.start[op.name], self.issue[op.name], 0, 1))
 
     def moment(self, name: str) -> int:
         self.moments.append(name)
         return len(self.moments) - 1
 
     def precede(self, src: Op, dst: Op, latency: float, distance: int) -> None:
-        """``dst`` is issued no earlier than ``latency`` after the end of ``src`` of ``distance`` iterations ago."""
+        """``dst`` is issued ``latency`` after the end of ``src`` of ``distance`` iterations ago, or later."""
         weight = whole(src.min_cycles) + whole(latency)
         self.arcs.append((self.start[src.name], self.issue[dst.name], weight, distance))
 
@@ -92,7 +98,7 @@ class _Builder:
         self.pairs[(unit, a.name, b.name)] = Pair(unit, entries)
 
     def storage(self) -> None:
-        """A slot is written again only after the value that was in it ``depth`` iterations ago was consumed."""
+        """A slot is written again only after its value of ``depth`` iterations ago was consumed."""
         names = {op.name for op in self.pipeline.ops}
         carried: dict[tuple[str, str], int] = {}
         for edge in self.pipeline.edges:
@@ -116,7 +122,7 @@ class _Builder:
                 self.take_turns("tensor", a, b, (run, issue))
 
     def exclusive_unit(self, unit: str) -> None:
-        """Operations hold the unit for their cycles of it, in one piece, somewhere between their start and end."""
+        """Operations hold the unit for their cycles of it, in one piece, between their start and end."""
         ops = [op for op in self.pipeline.ops if op.cycles(unit) > 0 and op.engine != "tensor"]
         for op in ops:
             room = whole(op.min_cycles) - whole(op.cycles(unit))
@@ -147,6 +153,28 @@ class _Builder:
                 entry = (self.issue[a.name], self.issue[b.name], held_a, held_b)
                 self.take_turns(f"role {role.name}", a, b, (entry,))
 
+    def chains(self, role: Role) -> None:
+        """Work of one tile keeps the role's order within a block: synchronous work, and parts of one GEMM.
+
+        Pipelines leave the dependences inside an instruction stream (row max before exp) to the program.
+        """
+        last: dict[tuple[int, str], Step] = {}
+        for step in role.program:
+            op = self.pipeline.op(step.op)
+            if op.engine not in ("", "tensor"):
+                continue
+            key = (op.tile, op.kind if op.engine else "")
+            before = last.get(key)
+            last[key] = step
+            if before is None:
+                continue
+            ahead, distance = self.pipeline.op(before.op), step.shift - before.shift
+            held = whole(held_cycles(ahead))
+            self.arcs.append((self.issue[ahead.name], self.issue[op.name], held, distance))
+            if op.engine:
+                run = whole(ahead.min_cycles)
+                self.arcs.append((self.start[ahead.name], self.start[op.name], run, distance))
+
     def programmed_role(self, role: Role) -> None:
         """The role runs its program in order; matrix operations it issues also execute in that order."""
         matrix = [step for step in role.program if self.pipeline.op(step.op).engine == "tensor"]
@@ -163,7 +191,7 @@ class _Builder:
                 self.pairs.pop(("tensor", a.op, b.op), None)
 
 
-def build(pipeline: Pipeline, exclusive: Sequence[str], in_program_order: bool) -> Problem:
+def build(pipeline: Pipeline, exclusive: Sequence[str], in_program_order: bool, keep_chains: bool) -> Problem:
     """The integer problem of a pipeline.  Raises PipelineError when its dependences deadlock."""
     builder = _Builder(pipeline)
     for edge in pipeline.edges:
@@ -174,6 +202,8 @@ def build(pipeline: Pipeline, exclusive: Sequence[str], in_program_order: bool) 
         builder.exclusive_unit(unit)
     for role in pipeline.roles:
         (builder.programmed_role if in_program_order else builder.free_role)(role)
+        if keep_chains and not in_program_order:
+            builder.chains(role)
     nodes, arcs = len(builder.moments), tuple(builder.arcs)
     forward = [arc for arc in arcs if arc[2] >= 0]  # without "a hold begins before its operation ends"
     stuck = deadlock_cycle(nodes, forward)
@@ -209,8 +239,8 @@ def _resource_bound(pipeline: Pipeline, exclusive: Sequence[str]) -> int:
 def _one_at_a_time(pipeline: Pipeline, builder: _Builder) -> tuple[int, tuple[int, ...]]:
     """Times that run the operations one after the other, and the II this takes; always possible.
 
-    Potentials p over the precedences with weight 1 - (n + 1) * distance split into a lap, p // (n + 1), and a rank
-    within it.  A precedence either goes up in rank within its lap or has a whole lap to spare.
+    Potentials p over the precedences with weight 1 - (n + 1) * distance split into a lap, p // (n + 1), and
+    a rank within it.  A precedence either goes up in rank within its lap or has a whole lap to spare.
     """
     n = len(builder.moments)
     potential = earliest(n, [(s, d, 1, h) for s, d, w, h in builder.arcs if w >= 0], n + 1)
@@ -231,21 +261,6 @@ def _one_at_a_time(pipeline: Pipeline, builder: _Builder) -> tuple[int, tuple[in
             if name == op.name:
                 times[builder.holds[(unit, name)]] = at
     return ii, tuple(times)
-
-
-def earliest(nodes: int, arcs: Sequence[Arc], ii: int) -> list[int]:
-    """Earliest times >= 0 under the arcs at this II (longest paths).  Raises ValueError when there are none."""
-    times = [0] * nodes
-    for _ in range(nodes + 1):
-        changed = False
-        for src, dst, weight, distance in arcs:
-            reached = times[src] + weight - distance * ii
-            if reached > times[dst]:
-                times[dst] = reached
-                changed = True
-        if not changed:
-            return times
-    raise ValueError(f"no times exist at II {ii}")
 
 
 def laps(problem: Problem, times: Sequence[int], ii: int) -> tuple[int, ...]:

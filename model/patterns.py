@@ -1,7 +1,8 @@
-"""Recognise in a schedule the overlap patterns that attention kernels are known for, and turn it into programs.
+"""Recognise in a schedule the overlap patterns that attention kernels are known for, and turn it into
+programs.
 
-A *softmax role* of a tile is the role that does most of the tile's exponentials; its synchronous operations of that
-tile are the softmax.  All fractions are shares of time in 0..1.
+A *softmax role* of a tile is the role that does most of the tile's exponentials; its synchronous operations
+of that tile are the softmax.  All fractions are shares of time in 0..1.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Span = tuple[float, float]
 class PingPong:
     """Whether tiles take turns: each one's softmax runs while the matrix engine works on the others.
 
-    ``under_others[n]`` is the share of tile ``tiles[n]``'s softmax during which the matrix engine runs operations of
-    other tiles, ``under_own[n]`` the same for its own.  ``matrix_hidden`` is the share of all matrix time that some
-    other tile's softmax covers.
+    ``under_others[n]`` is the share of tile ``tiles[n]``'s softmax during which the matrix engine runs
+    operations of other tiles, ``under_own[n]`` the same for its own.  ``matrix_hidden`` is the share of all
+    matrix time that some other tile's softmax covers.
     """
 
     found: bool
@@ -38,8 +39,9 @@ class PingPong:
 class IntraOverlap:
     """Overlap within one warpgroup: matrix work of another block in flight during this block's softmax.
 
-    ``next_qk[n]`` is the share of tile ``tiles[n]``'s QK time that a later block's QK spends under the softmax of an
-    earlier block; ``earlier_pv[n]`` the same for the PV of an earlier block (FlashAttention-3 hides both).
+    ``next_qk[n]`` is the share of tile ``tiles[n]``'s QK time that a later block's QK spends under the
+    softmax of an earlier block; ``earlier_pv[n]`` the same for the PV of an earlier block (FlashAttention-3
+    hides both).
     """
 
     found: bool
@@ -76,8 +78,7 @@ def is_ping_pong(schedule: Schedule, pipeline: Pipeline) -> PingPong:
     # A softmax longer than the others' matrix work cannot be covered whole: compare with what could be.
     could = [min(1.0, _length(others[t]) / max(1e-9, _length(soft[t]))) for t in tiles]
     found = len(tiles) > 1 and all(
-        share >= _ENOUGH * most and share > own
-        for share, most, own in zip(under_others, could, under_own, strict=True)
+        share >= _ENOUGH * most and share > own for share, most, own in zip(under_others, could, under_own, strict=True)
     )
     return PingPong(found, tiles, under_others, under_own, sum(hidden) / busy if busy else 0.0)
 
@@ -89,7 +90,8 @@ def intra_warpgroup_overlap(schedule: Schedule, pipeline: Pipeline) -> IntraOver
     if not schedule.starts or not tiles:
         return IntraOverlap(False, tiles, (), ())
     ii, depth = schedule.ii_cycles, schedule.overlap_depth
-    next_qk, earlier_pv = [], []
+    next_qk: list[float] = []
+    earlier_pv: list[float] = []
     for tile in tiles:
         soft = _executions(schedule, softmax[tile])
         for kind, laps, out in (("qk", range(1, depth + 1), next_qk), ("pv", range(-depth, 0), earlier_pv)):
@@ -104,8 +106,8 @@ def intra_warpgroup_overlap(schedule: Schedule, pipeline: Pipeline) -> IntraOver
 def role_program(schedule: Schedule, role: Role, pipeline: Pipeline) -> tuple[Step, ...]:
     """The program that issues the role's operations in the schedule's order.
 
-    A program is a circle; it is cut where the fewest iterations are straddled and, where there is a choice, before a
-    PV, because then the loop's prologue is the QK of the first block, as in the published kernels.
+    A program is a circle; it is cut where the fewest iterations are straddled and, where there is a choice,
+    before a PV, because then the loop's prologue is the QK of the first block, as in the published kernels.
     """
     ii = schedule.ii_cycles
     order = sorted(role.program, key=lambda step: (schedule.issues[step.op] % ii, schedule.starts[step.op] % ii))
@@ -125,7 +127,7 @@ def role_program(schedule: Schedule, role: Role, pipeline: Pipeline) -> tuple[St
 
 
 def matrix_issue_order(schedule: Schedule, pipeline: Pipeline) -> dict[str, tuple[Step, ...]]:
-    """What the templates take: per role that issues matrix work, those operations in order, one II's worth."""
+    """What the templates take: per role that issues matrix work, those operations in order for one II."""
     out = {}
     for role in pipeline.roles:
         program = role_program(schedule, role, pipeline) if schedule.starts else ()
@@ -137,7 +139,7 @@ def matrix_issue_order(schedule: Schedule, pipeline: Pipeline) -> dict[str, tupl
 
 
 def with_discovered_order(schedule: Schedule, pipeline: Pipeline) -> Pipeline:
-    """The same pipeline with every role's program replaced by the schedule's order, to simulate or generate."""
+    """The same pipeline with every role's program in the schedule's order, to simulate or generate."""
     roles = tuple(replace(role, program=role_program(schedule, role, pipeline)) for role in pipeline.roles)
     return replace(pipeline, roles=roles)
 
@@ -147,7 +149,7 @@ def step_text(step: Step) -> str:
     return step.op if step.shift == 0 else f"{step.op}[j{step.shift:+d}]"
 
 
-# -- arithmetic on sets of spans ---------------------------------------------------------------------------------------
+# -- arithmetic on sets of spans -------------------------------------------------------------------
 
 
 def _matrix(pipeline: Pipeline, tile: int) -> list[Op]:

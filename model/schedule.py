@@ -2,23 +2,25 @@
 
 The initiation interval is minimised first: the lower bound is tried, then the interval between what is proven
 impossible and what is known to work is halved.  Then, at that II, the time one iteration spends in flight is
-minimised.  The solver (OR-tools CP-SAT, one worker, fixed seed, hence deterministic unless the clock stops it)
-only decides in which order operations take turns; times follow exactly (`tilecast.model.modulo`).
+minimised.  The solver (OR-tools CP-SAT, one worker, fixed seed, hence deterministic unless the clock stops
+it) only decides in which order operations take turns; times follow exactly (`tilecast.model.modulo`).
 
-What is exclusive: the matrix engine (in order of issue), every role (a warpgroup does one thing at a time), and the
-units in ``exclusive``, each held in one piece for the operation's cycles of it.  Hardware shares a unit more finely
-than that; with ``exclusive=()`` such units only bound II by their demand, which is the bound no sharing can beat.
+What is exclusive: the matrix engine (in order of issue), every role (a warpgroup does one thing at a time),
+and the units in ``exclusive``, each held in one piece for the operation's cycles of it.  Hardware shares a
+unit more finely than that; with ``exclusive=()`` such units only bound II by their demand, which is the
+bound no sharing can beat.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecast.model import modulo
 from tilecast.model.graph import Buffer, Pipeline
+from tilecast.model.windows import windows
 
 #: 32-bit registers, tensor memory columns and shared memory bytes a CTA may use on sm_90/sm_100 (CUDA C++
 #: Programming Guide, technical specifications per compute capability; tensor memory: PTX ISA, tcgen05.alloc).
@@ -28,8 +30,9 @@ SMEM_BYTES = 232448
 
 _BYTES_PER_COLUMN = 512
 _SEED = 1
-#: Share of the remaining time that shortening the iteration may take once II is settled, and its ceiling.
-_SPAN_SECONDS = 1.0
+#: Effort of one attempt to shorten the iteration once II is settled, in CP-SAT's deterministic time (about a
+#: second each): counted in work and not by the clock, so that the same question keeps the same answer.
+_SPAN_EFFORT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class Schedule:
     """When each operation of iteration 0 starts; iteration i is the same, ``i * ii_cycles`` later.
 
     ``status`` is "optimal" (no smaller II exists in whole cycles), "feasible" (stopped early: II lies between
-    ``bound`` and ``ii_cycles``, ``gap`` = 1 - bound / II) or "infeasible" (storage does not fit: see ``limits``;
-    there are no times).  Cycles are whole SM clocks.
+    ``bound`` and ``ii_cycles``, ``gap`` = 1 - bound / II) or "infeasible" (storage does not fit: see
+    ``limits``; there are no times).  Cycles are whole SM clocks.
     """
 
     pipeline: str
@@ -79,6 +82,7 @@ class Schedule:
     gap: float
     limits: tuple[Limit, ...]
     program_order: bool
+    keep_chains: bool
     solve_seconds: float = field(compare=False)
 
     @property
@@ -87,9 +91,7 @@ class Schedule:
         return "; ".join(limit.sentence() for limit in self.limits if not limit.holds)
 
 
-def storage_limits(
-    pipeline: Pipeline, register_limit: int, tmem_columns: int, smem_bytes: int
-) -> tuple[Limit, ...]:
+def storage_limits(pipeline: Pipeline, register_limit: int, tmem_columns: int, smem_bytes: int) -> tuple[Limit, ...]:
     """Demand of buffers and roles against the limits given; always all three, also when they fit."""
 
     def largest(space: str) -> str:
@@ -103,9 +105,7 @@ def storage_limits(
         fewer = "fewer slots or " if worst.depth > 1 else ""
         return f"{fewer}a smaller tile for '{worst.name}' ({worst.depth} x {worst.bytes_per_slot} bytes)"
 
-    columns = sum(
-        -(-b.bytes_per_slot // _BYTES_PER_COLUMN) * b.depth for b in pipeline.buffers if b.space == "tmem"
-    )
+    columns = sum(-(-b.bytes_per_slot // _BYTES_PER_COLUMN) * b.depth for b in pipeline.buffers if b.space == "tmem")
     shared = sum(b.bytes_per_slot * b.depth for b in pipeline.buffers if b.space == "smem")
     registers = sum(role.registers_per_thread * role.warps * 32 for role in pipeline.roles)
     heavy = max(pipeline.roles, key=lambda role: role.registers_per_thread * role.warps, default=None)
@@ -125,26 +125,35 @@ def optimal_schedule(
     tmem_columns: int = TMEM_COLUMNS,
     smem_bytes: int = SMEM_BYTES,
     respect_program_order: bool = False,
+    keep_chains: bool = True,
     exclusive: Sequence[str] = ("tensor", "mufu"),
 ) -> Schedule:
     """The schedule with the smallest II, then the shortest iteration.
 
-    ``register_limit`` counts 32-bit registers of the SM.  ``respect_program_order`` keeps every role's program as
-    given instead of letting the solver reorder it.  Not fitting is a result ("infeasible"); only a deadlocked
-    pipeline raises PipelineError.
+    ``register_limit`` counts 32-bit registers of the SM.  ``respect_program_order`` keeps every role's program
+    as given instead of letting the solver reorder it.  ``keep_chains`` (free order only) keeps each tile's
+    synchronous work, and the parts of one of its GEMMs, in the role's order within a block, because pipelines
+    leave those dependences to the program; without it only the edges count.  Not fitting is a result
+    ("infeasible"); only a deadlocked pipeline raises PipelineError.
     """
     began = time.perf_counter()
     limits = storage_limits(pipeline, register_limit, tmem_columns, smem_bytes)
     if not all(limit.holds for limit in limits):
         return Schedule(
             pipeline.name, "infeasible", 0, {}, {}, {}, 0, 0, {}, 0, 0.0, limits,
-            respect_program_order, time.perf_counter() - began,
+            respect_program_order, keep_chains, time.perf_counter() - began,
         )  # fmt: skip
-    problem = modulo.build(pipeline, exclusive, respect_program_order)
+    problem = modulo.build(pipeline, exclusive, respect_program_order, keep_chains)
     deadline = began + time_limit_s
     ii, times, bound = _smallest_ii(problem, deadline)
     ii, times = _shortest_iteration(problem, ii, times, deadline)
-    return _present(pipeline, problem, ii, times, bound, limits, respect_program_order, began)
+    return replace(
+        _present(pipeline, problem, ii, times, bound),
+        limits=limits,
+        program_order=respect_program_order,
+        keep_chains=keep_chains,
+        solve_seconds=time.perf_counter() - began,
+    )
 
 
 def _smallest_ii(problem: modulo.Problem, deadline: float) -> tuple[int, tuple[int, ...], int]:
@@ -155,7 +164,7 @@ def _smallest_ii(problem: modulo.Problem, deadline: float) -> tuple[int, tuple[i
     ii, times = modulo.settle(problem, modulo.laps(problem, problem.easy_times, problem.easy_ii))
     lower, probe = problem.lower, problem.lower
     while lower < ii:
-        answer = _solve(problem, probe, deadline - time.perf_counter(), times)
+        answer = _solve(problem, probe, deadline - time.perf_counter())
         if answer is None:
             break
         if answer:
@@ -166,47 +175,50 @@ def _smallest_ii(problem: modulo.Problem, deadline: float) -> tuple[int, tuple[i
     return ii, times, lower
 
 
-def _horizon(problem: modulo.Problem, ii: int) -> int:
-    """A time by which some schedule at this II has started everything: the longest chain, each link a lap late."""
-    longest = [0] * len(problem.moments)
-    for src, _, weight, _ in problem.arcs:
-        longest[src] = max(longest[src], weight)
-    return sum(-(-weight // ii) * ii + ii for weight in longest)
-
-
-def _solve(
-    problem: modulo.Problem, ii: int, seconds: float, hint: Sequence[int], shorten_to: int = 0
-) -> tuple[int, ...] | None:
+def _solve(problem: modulo.Problem, ii: int, seconds: float, shorten_to: int = 0) -> tuple[int, ...] | None:
     """Times at this II; () when proven impossible, None when time ran out.
 
-    With ``shorten_to`` the time from first start to last end is minimised below that many cycles, and the best
-    times found so far come back when time runs out.
+    With ``shorten_to`` the time from first start to last end is minimised below that many cycles, and the
+    best times found so far come back when time runs out.
     """
-    from ortools.sat.python import cp_model
-
     if seconds <= 0:
         return None
+    ends = list(zip(problem.start, problem.duration, strict=True))
+    caps = [(moment, shorten_to - duration) for moment, duration in ends] if shorten_to else []
+    window = windows(len(problem.moments), problem.arcs, problem.pairs, ii, caps)
+    if window is None:
+        return ()
+    if not shorten_to and all(low == high for low, high in window.laps):
+        return window.earliest
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
-    horizon = shorten_to or _horizon(problem, ii)
-    laps = horizon // ii + 1
-    t: list[Any] = [model.new_int_var(0, horizon, name) for name in problem.moments]
+    t: list[Any] = [
+        model.new_int_var(low, high, name)
+        for low, high, name in zip(window.earliest, window.latest, problem.moments, strict=True)
+    ]
     for src, dst, weight, distance in problem.arcs:
         model.add(t[dst] - t[src] >= weight - distance * ii)
-    for pair in problem.pairs:
-        k = model.new_int_var(-laps, laps, "")
-        for a, b, hold_a, hold_b in pair.entries:
-            model.add_linear_constraint(t[b] - t[a] + ii * k, hold_a, ii - hold_b)
+    for pair, (low, high) in zip(problem.pairs, window.laps, strict=True):
+        chosen = [model.new_bool_var("") for _ in range(low, high + 1)]
+        model.add_exactly_one(chosen)
+        for k, choice in enumerate(chosen, start=low):
+            for a, b, hold_a, hold_b in pair.entries:
+                model.add(t[b] - t[a] >= hold_a - k * ii).only_enforce_if(choice)
+                model.add(t[b] - t[a] <= ii - hold_b - k * ii).only_enforce_if(choice)
     if shorten_to:
         span = model.new_int_var(0, shorten_to, "span")
-        for moment, duration in zip(problem.start, problem.duration, strict=True):
+        for moment, duration in ends:
             model.add(span >= t[moment] + duration)
-        model.minimize(span)
-        for variable, value in zip(t, hint, strict=True):
-            model.add_hint(variable, value)
+        # Among equals, the pipeline's first operation comes first: symmetric tiles then keep their names'
+        # order.
+        model.minimize(span * (shorten_to + 1) + t[problem.start[0]])
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = _SEED
     solver.parameters.max_time_in_seconds = seconds
+    if shorten_to:
+        solver.parameters.max_deterministic_time = _SPAN_EFFORT
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return tuple(int(solver.value(variable)) for variable in t)
@@ -224,17 +236,22 @@ def _shortest_iteration(
 
     The II stays, or improves by luck when the search for it was stopped early.
     """
-    seconds = min(_SPAN_SECONDS, deadline - time.perf_counter())
-    answer = _solve(problem, ii, seconds, times, _span(problem, times))
-    if not answer:
-        return ii, times
-    return modulo.settle(problem, modulo.laps(problem, answer, ii))
+    window = windows(len(problem.moments), problem.arcs, problem.pairs, ii)
+    known = _span(problem, times)
+    least = _span(problem, window.earliest) if window else known
+    # Short iterations first: a tight cap leaves few choices, and most loops need one II more than their chain.
+    for more in (1, 2, 4, 8):
+        cap = min(known, least + more * ii)
+        answer = _solve(problem, ii, deadline - time.perf_counter(), cap)
+        if answer:
+            return modulo.settle(problem, modulo.laps(problem, answer, ii))
+        if cap == known:
+            break
+    return ii, times
 
 
-def _present(
-    pipeline: Pipeline, problem: modulo.Problem, ii: int, times: Sequence[int], bound: int,
-    limits: tuple[Limit, ...], program_order: bool, began: float,
-) -> Schedule:  # fmt: skip
+def _present(pipeline: Pipeline, problem: modulo.Problem, ii: int, times: Sequence[int], bound: int) -> Schedule:
+    """The schedule without what only the caller knows (limits, switches, seconds)."""
     origin = min(times[m] for m in problem.start)
     starts = {name: times[m] - origin for name, m in zip(problem.ops, problem.start, strict=True)}
     issues = {name: times[m] - origin for name, m in zip(problem.ops, problem.issue, strict=True)}
@@ -255,14 +272,19 @@ def _present(
         order_per_unit=_orders(pipeline, ii, starts, issues, holds),
         bound=min(bound, ii),
         gap=max(0.0, 1.0 - bound / ii),
-        limits=limits,
-        program_order=program_order,
-        solve_seconds=time.perf_counter() - began,
+        limits=(),
+        program_order=False,
+        keep_chains=False,
+        solve_seconds=0.0,
     )
 
 
 def _orders(
-    pipeline: Pipeline, ii: int, starts: dict[str, int], issues: dict[str, int], holds: dict[str, dict[str, int]]
+    pipeline: Pipeline,
+    ii: int,
+    starts: dict[str, int],
+    issues: dict[str, int],
+    holds: dict[str, dict[str, int]],
 ) -> dict[str, tuple[str, ...]]:
     def around(times: dict[str, int]) -> tuple[str, ...]:
         return tuple(sorted(times, key=lambda name: (times[name] % ii, name)))

@@ -45,6 +45,11 @@ def work(machine: Machine, cycles: dict[str, float], instructions: dict[str, flo
     issue = total * 4.0 / machine["issue.warp_inst_per_clk"]
     merged = {unit: c for unit, c in cycles.items() if c > 0}
     merged["issue"] = merged.get("issue", 0.0) + issue
+    if machine.has("regs.mma_share"):
+        # Accumulators in registers: arithmetic and wgmma share the register file ports.
+        merged["regs"] = sum(
+            count * machine[f"regs.cycles_per_{pipe}"] for pipe, count in instructions.items() if pipe != "other"
+        )
     return Work(tuple(merged.items()), tuple((p, n) for p, n in instructions.items() if n > 0))
 
 
@@ -111,6 +116,16 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
 def mask_work(machine: Machine, elements: float) -> Pairs:
     """Extra ALU cycles to mask a block that crosses the boundary: one select per element."""
     return (("alu", elements / machine["alu.lanes"]), ("issue", elements / 128.0))
+
+
+def one_warp_cycles(machine: Machine, done: Work) -> float:
+    """Time of straight-line work on one warp per sub-partition: its busiest pipe, plus the part of the other
+    pipes' work that a single in-order warp does not hide under it (``issue.one_warp_exposed_share``)."""
+    pipes = [c for unit, c in done.cycles if unit in ("mufu", "fma", "alu")]
+    if not pipes:
+        return done.busiest()
+    exposed = machine.get("issue.one_warp_exposed_share", 0.0) * (sum(pipes) - max(pipes))
+    return max(done.busiest(), max(pipes) + exposed)
 
 
 def statistics_latency(machine: Machine) -> float:

@@ -65,9 +65,11 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     steps = k * w.dtype_bytes / 32
     # A warpgroup instruction is issued by all four warps, one on each sub-partition.
     count = steps * _INSTRUCTIONS_PER_MMA
+    demand = [("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))]
+    if m.has("regs.mma_share"):
+        demand.append(("regs", cycles * m["regs.mma_share"]))
     return Op(
-        name, kind, f"consumer{g}", (("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))),
-        cycles, engine="tensor", issue_cycles=count, tile=g, instructions=(("other", count),),
+        name, kind, f"consumer{g}", tuple(demand), cycles, engine="tensor", issue_cycles=count, tile=g, instructions=(("other", count),),
     )  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
         Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),
            step.busiest() + quad + common.statistics_latency(m), tile=g,
            instructions=(*step.instructions, ("mufu", _ROWS / 128.0))),
-        Op(f"exp{g}", "exp", role, exp.cycles, exp.busiest() + common.ramp_latency(m), tile=g,
+        Op(f"exp{g}", "exp", role, exp.cycles, common.one_warp_cycles(m, exp) + common.ramp_latency(m), tile=g,
            instructions=exp.instructions),
         Op(f"sum{g}", "row sum", role, total.cycles, total.busiest(), tile=g, instructions=total.instructions),
         Op(f"rescale{g}", "rescale", role, rescale.cycles, rescale.busiest() + m["fma.latency_cycles"], tile=g,
@@ -117,7 +119,7 @@ def _program(v: Fa3Variant, g: int) -> tuple[Step, ...]:
 
 
 def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
-    arrive = m["sync.mbarrier_roundtrip_cycles"] / 2
+    arrive = m["sync.mbarrier_roundtrip_cycles"]
     done_qk = mma_completion_latency_cycles(m, _ROWS, v.tile_n, w.dtype, "smem", 1)
     done_pv = mma_completion_latency_cycles(m, _ROWS, w.head_dim_v, w.dtype, "register", 1)
     landed = m["tma.latency_l2_cycles"]

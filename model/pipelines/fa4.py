@@ -69,7 +69,7 @@ class _Parts:
         self.w, self.v, self.m = workload, variant, machine
         self.elements = float(variant.tile_m * variant.tile_n)
         self.pair = variant.cta_group
-        self.arrive = machine["sync.mbarrier_roundtrip_cycles"] / 2
+        self.arrive = machine["sync.mbarrier_roundtrip_cycles"]
         if self.pair == 2:
             # The leader's matrix warp waits for both CTAs: the farther arrival crosses to the other SM.
             self.arrive = max(self.arrive, machine["sync.cluster_arrive_cycles"])
@@ -97,15 +97,14 @@ class _Parts:
             m, {"alu": common.STEP_ALU_INSTRUCTIONS * 128 / m["alu.lanes"]},
             {"alu": common.STEP_ALU_INSTRUCTIONS, "other": common.STEP_INSTRUCTIONS - common.STEP_ALU_INSTRUCTIONS},
         )  # fmt: skip
-        step = common.add(m, max_work, overhead)
         read = self.elements * 4 / m["tmem.read_bytes_per_clk"]
         # Loads stream ahead of the maxima: latency once, then the slower of port and ALU.
-        max_time = m["tmem.load_latency_cycles"] + max(read, step.busiest()) + common.statistics_latency(m)
+        max_time = m["tmem.load_latency_cycles"] + max(read, max_work.busiest()) + common.statistics_latency(m)
         scale_mufu = v.tile_m / m["mufu.ex2_per_clk"]
         ops = [
             self.mma(f"qk{s}", "qk", s, v.tile_n, w.head_dim_qk, "smem"),
-            Op(f"max{s}", "row max", softmax, (*step.cycles, ("tmem_read", read), ("mufu", scale_mufu)), max_time,
-               tile=s, instructions=(*step.instructions, ("mufu", v.tile_m / 128.0))),
+            Op(f"max{s}", "row max", softmax, (*max_work.cycles, ("tmem_read", read), ("mufu", scale_mufu)), max_time,
+               tile=s, instructions=(*max_work.instructions, ("mufu", v.tile_m / 128.0))),
         ]  # fmt: skip
         exp = common.exp_work(m, w, self.elements, v.emulated_share, v.poly_degree)
         p_bytes = self.elements * w.dtype_bytes
@@ -116,12 +115,13 @@ class _Parts:
             ramp = common.ramp_latency(m) if suffix == "a" else 0.0
             ops.append(
                 Op(f"exp{s}{suffix}", "exp", softmax, (*part.cycles, ("tmem_write", write)),
-                   max(part.busiest(), write) + ramp, tile=s, instructions=part.instructions)
+                   max(common.one_warp_cycles(m, part), write) + ramp, tile=s, instructions=part.instructions)
             )  # fmt: skip
             ops.append(
                 self.mma(f"pv{s}{suffix}", "pv", s, w.head_dim_v, round(v.tile_n * share), "tmem"),
             )
-        total = common.row_sum_work(m, self.elements)
+        # Barrier polls, addresses and loop control of the step sit beside the row sum, off the path from S to P.
+        total = common.add(m, common.row_sum_work(m, self.elements), overhead)
         ops.append(
             Op(f"sum{s}", "row sum", softmax, total.cycles, total.busiest(), tile=s, instructions=total.instructions)
         )
@@ -142,7 +142,8 @@ class _Parts:
         # A rescale walks O in 16-column pieces, each a load, a multiply and a store in turn.
         pieces = self.w.head_dim_v / 16
         walk = share * (pieces * m["tmem.load_latency_cycles"] / 2 + (read + write) / max(share, 1e-9))
-        alone = m["smem.latency_cycles"] + max(fixed.busiest(), common.CORRECTION_INSTRUCTIONS) + walk
+        # Read the scale, then arrive on two barriers (each a shared-memory round trip) after the vote.
+        alone = 3 * m["smem.latency_cycles"] + max(fixed.busiest(), common.CORRECTION_INSTRUCTIONS) + walk
         return Op(
             f"correct{s}", "correction", "correction",
             (*fixed.cycles, ("tmem_read", read), ("tmem_write", write)), alone, tile=s,
@@ -195,7 +196,7 @@ class _Parts:
 
     def arrive_local(self) -> float:
         """Hand-over through an mbarrier inside the CTA."""
-        return self.m["sync.mbarrier_roundtrip_cycles"] / 2
+        return self.m["sync.mbarrier_roundtrip_cycles"]
 
     def ring_edges(self) -> list[Edge]:
         """K and V share one ring of slots: load number i waits for the release of number i - slots."""

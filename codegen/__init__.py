@@ -1,0 +1,1 @@
+"""Variant to kernel source to compiled artefact to instruction mix."""

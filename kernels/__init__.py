@@ -1,0 +1,1 @@
+"""The kernels that ship, as generated, and the operator users call."""

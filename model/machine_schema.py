@@ -1,0 +1,195 @@
+"""What a machine file may and must say: one table of keys with unit, allowed range and who needs them."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NamedTuple
+
+TENSOR_KINDS = ("tcgen05", "wgmma", "mma_sync")
+FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-consumer")
+KINDS = ("spec", "measured", "inferred", "assumed", "what-if")
+TEXT_KEYS = ("name", "title", "arch", "family", "tensor_kind", "inherits")
+
+
+class MachineError(ValueError):
+    """A machine that is unknown or a machine file that is wrong: one sentence with file, field, expected, got."""
+
+
+class Key(NamedTuple):
+    """One fact a machine file can hold."""
+
+    unit: str
+    low: float
+    high: float
+    #: Tensor kinds that cannot do without it; empty when optional.
+    needed_by: tuple[str, ...]
+    meaning: str
+
+
+_ALL = TENSOR_KINDS
+_TC = ("tcgen05",)
+
+KEYS: dict[str, Key] = {
+    "chip.sm_count": Key("SM", 1, 1024, _ALL, "enabled streaming multiprocessors"),
+    "chip.clock_max_mhz": Key("MHz", 100, 5000, _ALL, "highest SM clock under light load"),
+    "chip.clock_rated_mhz": Key("MHz", 100, 5000, (), "rated or usual SM clock"),
+    "chip.tdp_w": Key("W", 5, 5000, _ALL, "board power limit"),
+    "chip.compute_capability": Key("sm", 50, 200, _ALL, "compute capability times ten"),
+    "tensor.bf16_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, _ALL, "dense bf16 matrix rate, FMA counted as two"),
+    "tensor.fp16_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, _ALL, "dense fp16 matrix rate with f32 accumulation"),
+    "tensor.fp8_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "dense fp8 matrix rate"),
+    "tensor.fp4_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "dense block-scaled fp4 matrix rate"),
+    "tensor.mma_sync_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "what mma.sync reaches where it is the legacy path"),
+    "tensor.mma_latency_cycles": Key("cycles", 0, 2000, _ALL, "end of the last MMA to its result being visible"),
+    "tensor.mma_latency_ts_cycles": Key("cycles", 0, 2000, _TC, "same, A in tensor memory"),
+    "tensor.mma_latency_2cta_cycles": Key("cycles", 0, 2000, _TC, "same, pair of CTAs"),
+    "tensor.mma_latency_2cta_ts_cycles": Key("cycles", 0, 2000, _TC, "same, pair of CTAs, A in tensor memory"),
+    "tensor.mma_rs_floor_cycles": Key("cycles", 0, 100, (), "shortest wgmma with A in registers"),
+    "tensor.batch_start_cycles": Key("cycles", 0, 200, (), "start-up of a batch of MMAs"),
+    "mufu.ex2_per_clk": Key("op/clk/SM", 1, 1024, _ALL, "base-2 exponentials"),
+    "mufu.ex2_latency_cycles": Key("cycles", 1, 500, _ALL, "latency of ex2"),
+    "mufu.ex2_emulation_fma_slots": Key("FMA lane slots/op", 1, 100, _ALL, "FMA work of one emulated ex2, degree 3"),
+    "fma.lanes": Key("lanes/clk/SM", 1, 4096, _ALL, "FP32 FMA lanes"),
+    "fma.achieved_lanes": Key("lanes/clk/SM", 1, 4096, (), "FP32 lanes a plain stream reaches"),
+    "fma.packed_f32x2": Key("flag", 0, 1, _ALL, "two FMAs in one instruction"),
+    "fma.latency_cycles": Key("cycles", 1, 100, _ALL, "latency of an FMA"),
+    "alu.lanes": Key("lanes/clk/SM", 1, 4096, _ALL, "integer, logic and min/max lanes"),
+    "alu.minmax_inputs": Key("inputs", 2, 3, _ALL, "operands of one min/max instruction"),
+    "alu.latency_cycles": Key("cycles", 1, 100, _ALL, "latency of an ALU instruction"),
+    "cvt.f32x2_to_bf16x2_per_clk": Key("inst/clk/SM", 1, 1024, _ALL, "instructions that pack two floats to 16 bit"),
+    "cvt.f32x2_to_fp8x2_per_clk": Key("inst/clk/SM", 1, 1024, (), "instructions that pack two floats to fp8"),
+    "shuffle.lanes": Key("lanes/clk/SM", 1, 1024, (), "warp shuffle"),
+    "shuffle.latency_cycles": Key("cycles", 1, 200, _ALL, "latency of a warp shuffle"),
+    "issue.warp_inst_per_clk": Key("inst/clk/SM", 1, 64, _ALL, "warp schedulers"),
+    "issue.one_warp_exposed_share": Key("share", 0, 1, (), "work of other pipes one in-order warp cannot hide"),
+    "regs.mma_share": Key("share", 0, 1, (), "register file ports a running wgmma takes"),
+    "regs.cycles_per_mufu": Key("cycles/inst", 0, 100, (), "register port time of an ex2 per sub-partition"),
+    "regs.cycles_per_alu": Key("cycles/inst", 0, 100, (), "register port time of an ALU instruction"),
+    "regs.cycles_per_fma": Key("cycles/inst", 0, 100, (), "register port time of an FMA"),
+    "smem.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "shared memory port"),
+    "smem.latency_cycles": Key("cycles", 1, 500, _ALL, "shared memory load"),
+    "smem.per_cta_bytes": Key("B", 1024, 1e8, _ALL, "shared memory one CTA may use"),
+    "smem.per_sm_bytes": Key("B", 1024, 1e8, _ALL, "shared memory of an SM"),
+    "reg.file_bytes": Key("B/SM", 1024, 1e8, _ALL, "register file"),
+    "reg.max_per_thread": Key("registers", 1, 4096, _ALL, "architectural limit"),
+    "sm.max_warps": Key("warps", 1, 1024, _ALL, "resident warps"),
+    "sm.max_ctas": Key("CTA", 1, 1024, (), "resident CTAs"),
+    "tmem.columns": Key("columns", 32, 4096, _TC, "tensor memory columns of 512 bytes"),
+    "tmem.lanes": Key("lanes", 32, 1024, (), "tensor memory lanes"),
+    "tmem.read_bytes_per_clk": Key("B/clk/SM", 1, 8192, _TC, "tensor memory to registers"),
+    "tmem.write_bytes_per_clk": Key("B/clk/SM", 1, 8192, _TC, "registers to tensor memory"),
+    "tmem.load_latency_cycles": Key("cycles", 1, 2000, _TC, "tcgen05.ld to value, under matrix load"),
+    "tmem.load_reduce": Key("flag", 0, 1, (), "tcgen05.ld.red returns row maxima with the load"),
+    "sync.mbarrier_roundtrip_cycles": Key("cycles", 1, 5000, _ALL, "arrive on an mbarrier to the waiter running"),
+    "sync.named_barrier_cycles": Key("cycles", 1, 5000, _ALL, "named barrier between two warps"),
+    "sync.cluster_arrive_cycles": Key("cycles", 1, 5000, _ALL, "arrive on another CTA's mbarrier to its waiter running"),
+    "tma.latency_l2_cycles": Key("cycles", 1, 20000, _ALL, "tile copy that hits L2, first byte to visible"),
+    "tma.latency_hbm_cycles": Key("cycles", 1, 20000, _ALL, "tile copy from memory"),
+    "tma.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "copy engine of one SM"),
+    "tma.issue_cycles": Key("cycles", 0, 1000, _ALL, "issue of one bulk copy"),
+    "l2.bytes": Key("B", 1e5, 1e12, _ALL, "L2 capacity"),
+    "l2.latency_cycles": Key("cycles", 1, 20000, _ALL, "L2 hit, near"),
+    "l2.bytes_per_clk_per_sm": Key("B/clk/SM", 0.1, 4096, _ALL, "L2 bandwidth, all SMs reading"),
+    "hbm.tbps_spec": Key("TB/s", 0.01, 1000, (), "memory bandwidth, data sheet"),
+    "hbm.tbps_achieved": Key("TB/s", 0.01, 1000, _ALL, "memory bandwidth a copy reaches"),
+    "hbm.latency_cycles": Key("cycles", 1, 20000, (), "memory load"),
+    "dsmem.latency_cycles": Key("cycles", 1, 20000, (), "another SM's shared memory, round trip"),
+    "launch.kernel_us": Key("us", 0, 1000, _ALL, "launch to first CTA and last CTA to completion"),
+    "launch.cta_start_cycles": Key("cycles", 0, 100000, _ALL, "CTA dispatch and set-up"),
+    "power.idle_w": Key("W", 0, 5000, _ALL, "board with clocks up and no work"),
+    "power.short_run_w": Key("W", 1, 10000, _ALL, "power the limiter lets through in tens of milliseconds"),
+    "power.active_w_at_1ghz": Key("W", 0, 5000, _ALL, "clock tree and schedulers of active SMs"),
+    "power.energy_exponent": Key("exponent", 0, 3, _ALL, "growth of energy per operation with the clock"),
+    "power.tensor_pj_per_flop_bf16": Key("pJ/FLOP", 0, 100, _ALL, "16-bit matrix work at 1 GHz, operands fed"),
+    "power.tensor_pj_per_flop_fp8": Key("pJ/FLOP", 0, 100, (), "fp8 matrix work at 1 GHz, operands fed"),
+    "power.mufu_pj_per_op": Key("pJ/op", 0, 1000, _ALL, "one ex2 at 1 GHz"),
+    "power.fma_pj_per_op": Key("pJ/op", 0, 1000, _ALL, "one FMA at 1 GHz"),
+    "power.alu_pj_per_op": Key("pJ/op", 0, 1000, _ALL, "one ALU operation at 1 GHz"),
+    "power.smem_pj_per_byte": Key("pJ/B", 0, 1000, (), "shared memory byte at 1 GHz"),
+    "power.l2_pj_per_byte": Key("pJ/B", 0, 1000, _ALL, "L2 byte at 1 GHz"),
+    "power.hbm_pj_per_byte": Key("pJ/B", 0, 1000, _ALL, "memory byte"),
+    "power.tensor_clock_share": Key("share", 0.1, 1, _ALL, "SM clock under matrix load over the reported clock"),
+}
+
+
+def nearest(word: str, known: tuple[str, ...]) -> str:
+    """'; did you mean X or Y?', or the list of what is known."""
+    close = difflib.get_close_matches(word, known, 3, 0.4)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
+
+
+def check_fact(where: str, key: str, entry: Any) -> None:
+    """Raise MachineError unless ``entry`` is a well-formed fact for ``key``; ``where`` names the file."""
+    if key not in KEYS:
+        raise MachineError(f"{where}: unknown field '{key}'{nearest(key, tuple(KEYS))}")
+    rule = KEYS[key]
+    if not isinstance(entry, dict):
+        raise MachineError(f"{where}: field '{key}' takes {{value, unit, kind, source}}, got {entry!r}")
+    extra = set(entry) - {"value", "unit", "kind", "source", "low", "high", "note"}
+    if extra:
+        raise MachineError(f"{where}: field '{key}' has unknown entry '{sorted(extra)[0]}'")
+    for name in ("value", "unit", "kind", "source"):
+        if name not in entry:
+            raise MachineError(f"{where}: field '{key}' lacks '{name}': add it, every fact carries value, unit, kind, source")
+    for name in ("value", "low", "high"):
+        number = entry.get(name)
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise MachineError(f"{where}: field '{key}' {name} takes a number in {rule.unit}, got {number!r}")
+        if not rule.low <= number <= rule.high:
+            raise MachineError(f"{where}: field '{key}' {name} takes {rule.low:g} to {rule.high:g} {rule.unit}, got {number:g}")
+    if entry["unit"] != rule.unit:
+        raise MachineError(f"{where}: field '{key}' takes unit '{rule.unit}', got '{entry['unit']}'")
+    if entry["kind"] not in KINDS:
+        raise MachineError(f"{where}: field '{key}' takes kind {', '.join(KINDS[:4])}, got '{entry['kind']}'")
+    if not str(entry["source"]).strip():
+        raise MachineError(f"{where}: field '{key}' has an empty source: name where the value comes from")
+    low, high = entry.get("low", entry["value"]), entry.get("high", entry["value"])
+    if not low <= entry["value"] <= high:
+        raise MachineError(f"{where}: field '{key}' value {entry['value']:g} lies outside its own range {low:g} to {high:g}")
+
+
+def check_complete(where: str, tensor_kind: str, keys: set[str]) -> None:
+    """Raise MachineError naming what a machine of ``tensor_kind`` still lacks."""
+    missing = [key for key, rule in KEYS.items() if tensor_kind in rule.needed_by and key not in keys]
+    if missing:
+        named = ", ".join(f"{key} [{KEYS[key].unit}]" for key in missing[:6])
+        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        raise MachineError(f"{where}: a {tensor_kind} machine lacks {named}{more}: add them or inherit a machine that has them")
+
+
+def machine_json_schema() -> dict[str, Any]:
+    """JSON schema of a machine file, for editors (Draft 2020-12)."""
+    sections: dict[str, Any] = {}
+    for key, rule in KEYS.items():
+        section, field = key.split(".", 1)
+        number = {"type": "number", "minimum": rule.low, "maximum": rule.high}
+        fact = {
+            "type": "object",
+            "description": rule.meaning,
+            "additionalProperties": False,
+            "required": ["value", "unit", "kind", "source"],
+            "properties": {
+                "value": number,
+                "unit": {"const": rule.unit},
+                "kind": {"enum": list(KINDS[:4])},
+                "source": {"type": "string", "minLength": 1},
+                "low": number,
+                "high": number,
+                "note": {"type": "string"},
+            },
+        }
+        sections.setdefault(section, {"type": "object", "additionalProperties": False, "properties": {}})
+        sections[section]["properties"][field] = fact
+    text: dict[str, Any] = {name: {"type": "string"} for name in TEXT_KEYS}
+    text["tensor_kind"] = {"enum": list(TENSOR_KINDS)}
+    text["family"] = {"enum": list(FAMILIES)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tilecast machine",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name"],
+        "properties": {**text, **sections},
+    }

@@ -1,0 +1,153 @@
+"""Workload: the attention problem, without a word about kernels.
+
+FLOP conventions (fa4.md): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
+cudnn-frontend counts the unmasked entries, S (S + 1) / 2.  `Workload.flops` is the first where it applies (square
+causal), and counts unmasked entries exactly where halving would be wrong (Sq != Sk, windows).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+DTYPES = {"bf16": 2, "fp16": 2, "fp8": 1}
+MASKS = ("none", "causal", "window")
+
+
+class WorkloadError(ValueError):
+    """A workload that makes no sense: one sentence with what, expected, got."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Forward attention: batch x heads_q query heads over heads_kv key/value heads.
+
+    Masks are aligned bottom right (query i is key position i + seqlen_k - seqlen_q).  ``window`` is (left, right) as
+    in FlashAttention: keys before and after the diagonal that stay visible, -1 for no limit.
+    """
+
+    batch: int = 1
+    heads_q: int = 16
+    heads_kv: int = 16
+    seqlen_q: int = 4096
+    seqlen_k: int = 4096
+    head_dim_qk: int = 128
+    head_dim_v: int = 128
+    mask: str = "none"
+    window: tuple[int, int] | None = None
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise WorkloadError(f"{name}: expected a whole number, got {value!r}")
+            if value < 1:
+                raise WorkloadError(f"{name}: expected at least 1, got {value}")
+        if self.heads_q % self.heads_kv:
+            raise WorkloadError(f"heads: {self.heads_q} query heads do not divide among {self.heads_kv} key/value heads")
+        for name in ("head_dim_qk", "head_dim_v"):
+            value = getattr(self, name)
+            if value % 8 or not 16 <= value <= 1024:
+                raise WorkloadError(f"{name}: expected a multiple of 8 from 16 to 1024, got {value}")
+        if self.dtype not in DTYPES:
+            raise WorkloadError(f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{_near(self.dtype, tuple(DTYPES))}")
+        if self.mask not in MASKS:
+            raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{_near(self.mask, MASKS)}")
+        if (self.mask == "window") != (self.window is not None):
+            raise WorkloadError(f"window: mask '{self.mask}' and window {self.window} do not go together")
+        if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
+            raise WorkloadError(f"window: expected two numbers of at least -1 (left,right), got {self.window}")
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one element of Q, K, V."""
+        return DTYPES[self.dtype]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads_q // self.heads_kv
+
+    def _limits(self) -> tuple[int, int]:
+        """(left, right) reach of the mask around the diagonal; -1 for none."""
+        if self.mask == "causal":
+            return -1, 0
+        return self.window if self.window is not None else (-1, -1)
+
+    def key_range(self, row_low: int, row_high: int) -> tuple[int, int]:
+        """Half-open range of keys that some row in [row_low, row_high) sees; empty ranges have low == high."""
+        left, right = self._limits()
+        offset = self.seqlen_k - self.seqlen_q
+        low = 0 if left < 0 else row_low + offset - left
+        high = self.seqlen_k if right < 0 else row_high - 1 + offset + right + 1
+        low, high = max(0, low), min(self.seqlen_k, high)
+        return (low, high) if low < high else (low, low)
+
+    def exact_pairs(self) -> int:
+        """Unmasked (query, key) pairs of one head, in closed form."""
+        left, right = self._limits()
+        offset = self.seqlen_k - self.seqlen_q
+        highs = _clipped_sum(self.seqlen_q, offset + right + 1, self.seqlen_k) if right >= 0 else self.seqlen_q * self.seqlen_k
+        lows = _clipped_sum(self.seqlen_q, offset - left, self.seqlen_k) if left >= 0 else 0
+        if right >= 0 and left >= 0:
+            # Where a row's window lies wholly outside the keys both bounds clip to the same value: no correction.
+            return highs - lows
+        return highs - lows
+
+    @property
+    def flops(self) -> float:
+        """Forward FLOP as the FlashAttention papers count them (see the module docstring)."""
+        pair = 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v)
+        if self.mask == "none":
+            return pair * self.seqlen_q * self.seqlen_k
+        if self.mask == "causal" and self.seqlen_q == self.seqlen_k:
+            return pair * self.seqlen_q * self.seqlen_k / 2.0
+        return pair * self.exact_pairs()
+
+    @property
+    def flops_exact(self) -> float:
+        """Forward FLOP of the unmasked entries (cudnn-frontend's convention)."""
+        return 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v) * self.exact_pairs()
+
+    def label(self) -> str:
+        """Short text for headlines."""
+        heads = f"{self.heads_q}" if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
+        dims = f"{self.head_dim_qk}" if self.head_dim_qk == self.head_dim_v else f"{self.head_dim_qk}/{self.head_dim_v}"
+        length = f"{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}x{self.seqlen_k}"
+        mask = {"none": "full", "causal": "causal", "window": f"window {self.window}"}[self.mask]
+        return f"{self.dtype} {mask} attention, batch {self.batch}, heads {heads}, seqlen {length}, head_dim {dims}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        out = asdict(self)
+        out["window"] = list(self.window) if self.window is not None else None
+        return out
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Workload:
+        """Inverse of `as_dict`; unknown names are a WorkloadError."""
+        known = set(Workload.__dataclass_fields__)
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise WorkloadError(f"workload: unknown field '{unknown[0]}'{_near(unknown[0], tuple(known))}")
+        fields = dict(values)
+        if fields.get("window") is not None:
+            fields["window"] = tuple(fields["window"])
+        return Workload(**fields)
+
+
+def _clipped_sum(rows: int, start: int, top: int) -> int:
+    """Sum over i in [0, rows) of clip(start + i, 0, top)."""
+    # Rows below zero contribute nothing, rows above the top contribute it whole, the rest is arithmetic.
+    first = max(0, min(rows, -start))
+    last = max(first, min(rows, top - start))
+    count = last - first
+    ramp = count * start + (first + last - 1) * count // 2
+    return ramp + (rows - last) * top
+
+
+def _near(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(str(word), known, 2, 0.4)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,1 @@
+"""Prediction against reality: published points, measurements, comparison."""
