@@ -66,7 +66,7 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
 
 def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine) -> ChipRun:
     """Play one launch: every tile of every head on the machine's SMs."""
-    pair = int(getattr(variant, "cta_group", 1))
+    pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
     tiles = head_tiles(workload, rows, pipeline.keys_per_iteration)
     trace = steady_state(pipeline)

@@ -129,6 +129,8 @@ class Pipeline:
     mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
     facts_used: tuple[str, ...] = ()
+    #: CTAs that work on one tile together (2 for tcgen05 CTA pairs), each on its own SM.
+    cta_group: int = 1
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)

@@ -243,7 +243,7 @@ def _activity(workload: Workload, machine: Machine, pipeline: Pipeline, chip: Ch
     # A CTA that shares its SM with others is one of ctas_per_sm in the pipeline's demand.
     share = per_cta / pipeline.ctas_per_sm
     flop = demand.get("tensor", 0.0) * share * machine[f"tensor.{workload.dtype}_flop_per_clk"]
-    pair = 2.0 if "2-CTA" in pipeline.name else 1.0
+    pair = float(pipeline.cta_group)
     units = tuple((unit, cycles * share * pair) for unit, cycles in demand.items())
     return Activity(flop * pair, workload.dtype, units, chip.l2_bytes, chip.hbm_bytes)
 

@@ -99,3 +99,12 @@ def mma_smem_bytes(m: int, n: int, k: int, dtype: str, a_home: str, cta_group: i
     """Bytes one CTA reads from shared memory for an m x n tile over ``k`` elements (a pair splits A and B)."""
     rows = (m if a_home == "smem" else 0) + n
     return rows * k * element_bytes(dtype) / cta_group
+
+
+def mma_sync_tile_cycles(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
+    """Cycles of an m x n x k tile through mma.sync: the machine's own path, or the legacy one it still has."""
+    rate = machine[f"tensor.{dtype}_flop_per_clk"]
+    if machine.tensor_kind != "mma_sync":
+        legacy = machine.get("tensor.mma_sync_flop_per_clk", machine["tensor.bf16_flop_per_clk"] / 4)
+        rate = min(rate, legacy * 2 / element_bytes(dtype))
+    return 2.0 * m * n * k / rate

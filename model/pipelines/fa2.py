@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.machine import Machine
 from tilecast.model.pipelines import common
-from tilecast.model.tensor_core import mma_tile_cycles
+from tilecast.model.tensor_core import mma_sync_tile_cycles
 from tilecast.model.variant import Fa2Variant, fa2_ctas_per_sm
 from tilecast.model.workload import Workload
 
@@ -63,7 +63,7 @@ class _Stream:
 
     def mma(self, name: str, kind: str, n: int, k: int) -> Op:
         w, m = self.w, self.m
-        cycles = mma_tile_cycles(m, self.rows, n, k, w.dtype, "register", 1)
+        cycles = mma_sync_tile_cycles(m, self.rows, n, k, w.dtype)
         flop = 2.0 * self.rows * n * k
         count = flop / (_MMA_FLOP * (2 if w.dtype == "fp8" else 1)) / 4
         # B fragments come by ldmatrix: each warp reads the whole K or V tile; four warps share no registers.

@@ -51,6 +51,7 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
         rows_per_cta=variant.tile_m * (variant.stages if by_q else 1),
         keys_per_iteration=variant.tile_n * (1 if by_q else variant.stages),
         ctas_per_sm=1,
+        cta_group=variant.cta_group,
         prologue_cycles=machine["launch.cta_start_cycles"],
         epilogue_cycles=parts.epilogue_cycles(),
         mask_demand=tuple((f"max{s}", common.mask_work(machine, parts.elements)) for s in tiles),

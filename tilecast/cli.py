@@ -1,0 +1,255 @@
+"""The command line.  Every wrong input is one sentence on stderr, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from tilecast import options as opt
+
+if TYPE_CHECKING:
+    from tilecast.model.machine import Machine
+    from tilecast.model.variant import Variant
+
+app = typer.Typer(
+    name="tilecast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Forecast what a tiled attention kernel will do on a GPU, and why.",
+)  # fmt: skip
+machine_app = typer.Typer(no_args_is_help=True, help="GPUs as data: list, show, check, schema.")
+validate_app = typer.Typer(no_args_is_help=True, help="Predictions against reality.")
+app.add_typer(machine_app, name="machine")
+app.add_typer(validate_app, name="validate")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tilecast import __version__
+
+        typer.echo(f"tilecast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Variant | None]:
+    from tilecast.model.machine import load_machine
+    from tilecast.model.variant import FAMILIES, native_family, parse_variant
+
+    chip = load_machine(machine)
+    if not variant:
+        return chip, None
+    return chip, parse_variant(variant, FAMILIES[native_family(chip)]())
+
+
+@app.command()
+def predict(
+    machine: opt.MachineName,
+    batch: opt.Batch = 1,
+    heads: opt.Heads = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: opt.Seqlen = None,
+    seqlen_k: opt.SeqlenK = None,
+    head_dim: opt.HeadDim = None,
+    head_dim_v: opt.HeadDimV = None,
+    causal: opt.Causal = None,
+    window: opt.Window = None,
+    dtype: opt.Dtype = "bf16",
+    preset: opt.PresetName = None,
+    shapes: opt.Shapes = None,
+    variant: opt.VariantText = None,
+    family: Annotated[str | None, typer.Option("--family", help="Kernel family: fa4, fa3, fa2, unfused.")] = None,
+    clock: opt.ClockText = "sustained",
+    as_json: opt.AsJson = False,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
+) -> None:
+    """Forecast time, TFLOP/s, what binds, and where the time goes."""
+    from tilecast.model.predict import PredictError
+    from tilecast.model.predict import predict as forecast
+    from tilecast.output import check_writable, write_text_atomically
+
+    work = opt.workloads(
+        batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
+        head_dim_v=head_dim_v, causal=causal, window=window, dtype=dtype, preset=preset, shapes=shapes,
+    )  # fmt: skip
+    chip, knobs = _machine_and_variant(machine, variant)
+    if trace is not None:
+        check_writable(trace)
+        if len(work) > 1:
+            raise PredictError("--trace writes one tile: give one shape, not --shapes")
+    answers = [forecast(w, chip, knobs, family=family, clock=opt.clock_value(clock)) for w in work]
+    if trace is not None:
+        write_text_atomically(trace, answers[0].trace_json())
+    if as_json:
+        out = [a.to_dict() for a in answers]
+        typer.echo(json.dumps(out if shapes is not None else out[0], indent=2))
+    elif shapes is not None:
+        from tilecast.tables import shapes_table
+
+        typer.echo(shapes_table(answers))
+    else:
+        typer.echo(answers[0].text())
+
+
+@app.command()
+def demand(
+    machine: opt.MachineName = "b200",
+    batch: opt.Batch = 1,
+    heads: opt.Heads = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: opt.Seqlen = None,
+    seqlen_k: opt.SeqlenK = None,
+    head_dim: opt.HeadDim = None,
+    head_dim_v: opt.HeadDimV = None,
+    causal: opt.Causal = None,
+    window: opt.Window = None,
+    dtype: opt.Dtype = "bf16",
+    preset: opt.PresetName = None,
+    tile_m: Annotated[int, typer.Option("--tile-m", help="Query rows of a tile.")] = 128,
+    tile_n: Annotated[int, typer.Option("--tile-n", help="Key rows of a tile.")] = 128,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
+    from tilecast.model.demand import demand_dict, demand_report
+    from tilecast.model.machine import load_machine
+
+    (work,) = opt.workloads(
+        batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
+        head_dim_v=head_dim_v, causal=causal, window=window, dtype=dtype, preset=preset,
+    )  # fmt: skip
+    chip = load_machine(machine)
+    if as_json:
+        typer.echo(json.dumps(demand_dict(chip, work, tile_m, tile_n), indent=2))
+    else:
+        typer.echo(demand_report(chip, work, tile_m, tile_n))
+
+
+@app.command()
+def schedule(
+    machine: opt.MachineName = "b200",
+    head_dim: opt.HeadDim = None,
+    head_dim_v: opt.HeadDimV = None,
+    causal: opt.Causal = None,
+    dtype: opt.Dtype = "bf16",
+    variant: opt.VariantText = None,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
+) -> None:
+    """Lower bounds and the proven-optimal modulo schedule of the kernel's loop."""
+    from tilecast.cmd_schedule import run_schedule
+    from tilecast.model.pipelines import build_pipeline
+    from tilecast.model.predict import PredictError, kernel_shape
+    from tilecast.model.variant import legality, native_family, published_variant
+
+    (work,) = opt.workloads(seqlen=8192, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, dtype=dtype)
+    chip, knobs = _machine_and_variant(machine, variant)
+    if knobs is None:
+        knobs = published_variant(native_family(chip), work, chip)
+    verdict = legality(knobs, work, chip)
+    if not verdict.legal:
+        raise PredictError(f"{knobs.family} cannot run {work.label()} on {chip.name}: {verdict.sentence()}")
+    typer.echo(run_schedule(build_pipeline(kernel_shape(work), knobs, chip), time_limit))
+
+
+@app.command()
+def presets() -> None:
+    """Model shapes that --preset takes."""
+    from tilecast.tables import presets_table
+
+    typer.echo(presets_table())
+
+
+@app.command()
+def variants(machine: opt.MachineName = "b200") -> None:
+    """Kernel families and the knobs that --variant takes."""
+    from tilecast.model.machine import load_machine
+    from tilecast.tables import variants_table
+
+    typer.echo(variants_table(load_machine(machine)))
+
+
+@machine_app.command("list")
+def machine_list() -> None:
+    """Machines that ship with tilecast."""
+    from tilecast.tables import machines_table
+
+    typer.echo(machines_table())
+
+
+@machine_app.command("show")
+def machine_show(name: str) -> None:
+    """Draw one SM with its numbers, then every fact with its source."""
+    from tilecast.model.machine import load_machine
+    from tilecast.model.machine_view import describe_machine
+
+    typer.echo(describe_machine(load_machine(name)))
+
+
+@machine_app.command("check")
+def machine_check(file: str) -> None:
+    """Check a machine file; silent problems do not exist, the first one is named."""
+    from tilecast.model.machine import MachineError, load_machine
+
+    if not file.endswith(".toml") and "/" not in file:
+        raise MachineError(f"machine check takes a file ending in .toml, got '{file}'")
+    chip = load_machine(file)
+    kinds = {kind: sum(f.kind == kind for f in chip.facts.values()) for kind in ("spec", "measured", "inferred", "assumed")}
+    typer.echo(f"{file}: {chip.name} is complete: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
+
+
+@machine_app.command("schema")
+def machine_schema() -> None:
+    """JSON schema of machine files, for editors."""
+    from tilecast.model.machine import machine_json_schema
+
+    typer.echo(json.dumps(machine_json_schema(), indent=2))
+
+
+@validate_app.command("published")
+def validate_published(
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row, not only the summaries.")] = False,
+    picture: Annotated[str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")] = None,
+    clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "sustained",
+) -> None:
+    """Predicted against published for every forward row, and the cycle-level rows."""
+    from tilecast.validation.cmd_published import run
+
+    typer.echo(run(as_json=as_json, rows=rows, picture=picture, clock=clock))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point: errors of the user's making become one sentence and exit code 2."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)
+        _fail(str(error))
+    except Exception as error:
+        # Typer ships its own copy of click from 0.27 on: recognise usage errors by what they can do, not by class.
+        message = getattr(error, "format_message", None)
+        if type(error).__name__ == "Abort":
+            sys.exit(130)
+        if message is None:
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message())
+            sys.exit(2)
+        _fail(message())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"tilecast: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
