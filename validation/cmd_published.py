@@ -26,4 +26,6 @@ def run(*, as_json: bool, rows: bool, picture: str | None, clock: str) -> str:
     report = run_published(clock)
     if picture is not None:
         write_scatter(report, picture)
-    return json.dumps(report_dict(report), indent=2) if as_json else report_text(report, rows)
+    if as_json:
+        return json.dumps(report_dict(report), indent=2)
+    return report_text(report, rows, run_published("short" if clock == "sustained" else "sustained"))

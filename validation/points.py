@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,8 @@ class PublishedPoint:
     dtype_as_written: str
     workload: Workload
     tflops: float
+    #: True where the source says the kernel ran without exp2 emulation.
+    emulation_off: bool
     #: "fa" (causal halves) or "exact" (unmasked entries), and the FLOP it implies.
     convention: str
     flop: float
@@ -90,11 +91,12 @@ def _convention(note: str) -> str:
 
 
 def _locked_clock(row: dict[str, str]) -> float | None:
-    """PR #2605's GB300 rows ran at 1965 MHz set, 1957 effective (fa4.md (j)); B200's lock is not visible."""
-    if "2605" in row["source_ref"] and row["gpu"].startswith("GB300"):
+    """Clocks the sources locked: PR #2605's GB300 rows (1965 set, 1957 effective) and PR #488's NCU runs (845)."""
+    if "#2605" in row["source_ref"] and row["gpu"].startswith("GB300"):
         return 1957.0
-    found = re.search(r"locked (?:at|clock)\D{0,12}(\d{4}) ?MHz", row["precision_note"] + row["kernel_version"])
-    return float(found.group(1)) if found else None
+    if "#488" in row["source_ref"]:
+        return 845.0
+    return None
 
 
 def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Excluded]]:
@@ -141,7 +143,7 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
         family = "fa3" if machine in ("h100-sxm", "h200-sxm") else "fa4"
     return PublishedPoint(
         number, machine, row["gpu"], row["kernel"], row["kernel_version"], family, row["dtype"], workload, tflops,
-        convention, flop, _locked_clock(row), f"{row['source']}: {row['source_ref']}",
+        "emulation OFF" in row["kernel_version"], convention, flop, _locked_clock(row), f"{row['source']}: {row['source_ref']}",
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from tilecast.model.machine import load_machine
 from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.simulate import steady_state
-from tilecast.model.variant import Fa4Variant
+from tilecast.model.variant import Fa4Variant, published_variant
 from tilecast.model.workload import Workload
 from tilecast.validation.points import CyclePoint, Excluded, PublishedPoint, best_per_shape, load_cycles, load_points
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
@@ -80,15 +80,25 @@ class PublishedReport:
 
 
 @lru_cache(maxsize=8192)
-def _forecast(workload: Workload, machine: str, family: str, clock: str | float) -> Any:
-    if family:
-        return predict(workload, machine, family=family, published=True, clock=clock, interval=False)
-    return predict(workload, machine, clock=clock, interval=False)
+def _forecast(workload: Workload, machine: str, family: str, emulation_off: bool, clock: str | float) -> Any:
+    if not family:
+        return predict(workload, machine, clock=clock, interval=False)
+    chip = load_machine(machine)
+    variant = published_variant(family, workload, chip)
+    if emulation_off and isinstance(variant, Fa4Variant):
+        variant = replace(variant, emulated_share=0.0)
+    return predict(workload, chip, variant, clock=clock, interval=False)
 
 
 def default_predictor(point: PublishedPoint, regime: str) -> Any:
-    """Published variant for the authors' kernels, best legal variant for closed ones; locked clocks as locked."""
-    return _forecast(point.workload, point.machine, point.family, point.clock_mhz or regime)
+    """Published variant for the authors' kernels, best legal variant for closed ones.
+
+    A locked clock is a ceiling: the power limit still holds below it.
+    """
+    answer = _forecast(point.workload, point.machine, point.family, point.emulation_off, regime)
+    if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
+        answer = _forecast(point.workload, point.machine, point.family, point.emulation_off, point.clock_mhz)
+    return answer
 
 
 def run_published(

@@ -10,16 +10,19 @@ from tilecast.validation.published_run import PublishedReport, Row, share_within
 from tilecast.validation.statistics import ErrorSummary
 
 
-def report_text(report: PublishedReport, with_rows: bool = False) -> str:
-    """The report for people; errors are relative, predicted over measured."""
+def report_text(report: PublishedReport, with_rows: bool = False, other: PublishedReport | None = None) -> str:
+    """The report for people; errors are relative, predicted over measured; ``other`` adds a regime's headline."""
     lines = [
         f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
         f"(locked where the source says so); rank correlation (Kendall) {report.tau:.3f}",
         "No constant was fitted on these rows.",
         "",
-        _header("Headline"),
     ]
-    lines += [_line(name, summary) for name, summary in report.headline.items()]
+    for one in (report, other) if other is not None else (report,):
+        lines += [_header(f"Headline, {one.regime} clock")]
+        lines += [_line(name, summary) for name, summary in one.headline.items()]
+        lines.append("")
+    lines.pop()
     close = share_within(report.speed_ups, 6.0)
     lines += ["", f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up"]
     lines += ["", *_cycles(report)]

@@ -130,6 +130,9 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
         Edge(f"pv{g}", f"rescale{g}", 1, done_pv, "data", "O accumulator"),
         Edge(f"rescale{g}", f"pv{g}", 0, 0.0, "data", "O rescaled"),
         Edge(f"exp{g}", f"pv{g}", 0, 0.0, "data", "P registers"),
+        Edge(f"max{g}", f"exp{g}", 0, 0.0, "data", "row max"),
+        Edge(f"max{g}", f"rescale{g}", 0, 0.0, "data", "scale"),
+        Edge(f"exp{g}", f"sum{g}", 0, 0.0, "data", "exponentials"),
         Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", "K slot"),
         Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", "V slot"),
     ]

@@ -193,6 +193,12 @@ class _Parts:
             for part in parts:
                 edges.append(Edge(f"exp{s}{part}", f"pv{s}{part}", 0, self.arrive, "data", f"P full ({part})"))
             edges.append(Edge(f"pv{s}{last}", f"qk{s}", 1, 0.0, "buffer", "S/P tensor memory"))
+            # Values inside a warpgroup: program order already keeps them, a free-order schedule must as well.
+            edges.append(Edge(f"max{s}", f"exp{s}a", 0, 0.0, "data", "row max"))
+            edges.append(Edge(f"exp{s}{last}", f"sum{s}", 1, 0.0, "data", "exponentials"))
+            if v.split_p:
+                edges.append(Edge(f"exp{s}a", f"exp{s}b", 0, 0.0, "order", "columns in turn"))
+                edges.append(Edge(f"pv{s}a", f"pv{s}b", 0, 0.0, "order", "O accumulator"))
         return edges + self.ring_edges()
 
     def arrive_local(self) -> float:
@@ -245,7 +251,10 @@ class _Parts:
             Buffer("K/V ring", "smem", slot, slots, "load_k", "qk0"),
         ]
         tiles_o = self.v.stages if self.v.split == "q" else 1
-        out += [Buffer(f"S/P {s}", "tmem", self.v.tile_n * column, 1, f"qk{s}", f"pv{s}a") for s in range(self.v.stages)]
+        last = "b" if self.v.split_p else "a"
+        out += [
+            Buffer(f"S/P {s}", "tmem", self.v.tile_n * column, 1, f"qk{s}", f"pv{s}{last}") for s in range(self.v.stages)
+        ]
         out += [Buffer(f"O {s}", "tmem", self.w.head_dim_v * column, 1, f"pv{s}a", f"correct{s}") for s in range(tiles_o)]
         return tuple(out)
 
