@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine
 from tilecast.model.simulate import SmTrace, steady_state
@@ -117,9 +116,7 @@ def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace, scheduler: str)
     return start, finish, gap
 
 
-def _makespan(
-    per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str
-) -> float:
+def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
     """Length of the longest SM (cycles)."""
     total = float(per_tile.sum()) * tiles.weight * heads
     count = tiles.count * heads

@@ -29,7 +29,8 @@ def as_dict(p: Prediction) -> dict[str, object]:
         "clock_bound": p.clock.bound,
         "power_w": p.clock.power_w,
         "other_regimes": [
-            {"regime": name, "time_ms": ms, "tflops": tflops, "clock_mhz": mhz} for name, ms, tflops, mhz in p.other_regimes
+            {"regime": name, "time_ms": ms, "tflops": tflops, "clock_mhz": mhz}
+            for name, ms, tflops, mhz in p.other_regimes
         ],
         "binding": p.binding,
         "units": p.units,

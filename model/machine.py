@@ -94,7 +94,12 @@ class Machine:
         facts = dict(self.facts)
         for key, value in changes.items():
             where = f"what-if on {self.name}"
-            entry = {"value": value, "unit": KEYS[key].unit if key in KEYS else "", "kind": "what-if", "source": "what-if"}
+            entry = {
+                "value": value,
+                "unit": KEYS[key].unit if key in KEYS else "",
+                "kind": "what-if",
+                "source": "what-if",
+            }
             check_fact(where, key, entry)
             facts[key] = Fact(float(value), KEYS[key].unit, "what-if", f"changed from {self.get(key, 0.0):g}")
         return replace(self, facts=facts)
@@ -143,7 +148,9 @@ def _load_file(path: Path) -> Machine:
         if key not in texts:
             raise MachineError(f"{where}: lacks '{key}': add it at the top, or inherit a machine that has it")
     if texts["tensor_kind"] not in TENSOR_KINDS:
-        raise MachineError(f"{where}: field 'tensor_kind' takes {', '.join(TENSOR_KINDS)}, got '{texts['tensor_kind']}'")
+        raise MachineError(
+            f"{where}: field 'tensor_kind' takes {', '.join(TENSOR_KINDS)}, got '{texts['tensor_kind']}'"
+        )
     if texts["family"] not in FAMILIES:
         raise MachineError(f"{where}: field 'family' takes {', '.join(FAMILIES)}, got '{texts['family']}'")
     check_complete(where, texts["tensor_kind"], set(facts))

@@ -39,7 +39,9 @@ KEYS: dict[str, Key] = {
     "tensor.fp16_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, _ALL, "dense fp16 matrix rate with f32 accumulation"),
     "tensor.fp8_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "dense fp8 matrix rate"),
     "tensor.fp4_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "dense block-scaled fp4 matrix rate"),
-    "tensor.mma_sync_flop_per_clk": Key("FLOP/clk/SM", 64, 1e6, (), "what mma.sync reaches where it is the legacy path"),
+    "tensor.mma_sync_flop_per_clk": Key(
+        "FLOP/clk/SM", 64, 1e6, (), "what mma.sync reaches where it is the legacy path"
+    ),
     "tensor.mma_latency_cycles": Key("cycles", 0, 2000, _ALL, "end of the last MMA to its result being visible"),
     "tensor.mma_latency_ts_cycles": Key("cycles", 0, 2000, _TC, "same, A in tensor memory"),
     "tensor.mma_latency_2cta_cycles": Key("cycles", 0, 2000, _TC, "same, pair of CTAs"),
@@ -82,7 +84,9 @@ KEYS: dict[str, Key] = {
     "tmem.load_reduce": Key("flag", 0, 1, (), "tcgen05.ld.red returns row maxima with the load"),
     "sync.mbarrier_roundtrip_cycles": Key("cycles", 1, 5000, _ALL, "arrive on an mbarrier to the waiter running"),
     "sync.named_barrier_cycles": Key("cycles", 1, 5000, _ALL, "named barrier between two warps"),
-    "sync.cluster_arrive_cycles": Key("cycles", 1, 5000, _ALL, "arrive on another CTA's mbarrier to its waiter running"),
+    "sync.cluster_arrive_cycles": Key(
+        "cycles", 1, 5000, _ALL, "arrive on another CTA's mbarrier to its waiter running"
+    ),
     "tma.latency_l2_cycles": Key("cycles", 1, 20000, _ALL, "tile copy that hits L2, first byte to visible"),
     "tma.latency_hbm_cycles": Key("cycles", 1, 20000, _ALL, "tile copy from memory"),
     "tma.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "copy engine of one SM"),
@@ -130,7 +134,9 @@ def check_fact(where: str, key: str, entry: Any) -> None:
         raise MachineError(f"{where}: field '{key}' has unknown entry '{sorted(extra)[0]}'")
     for name in ("value", "unit", "kind", "source"):
         if name not in entry:
-            raise MachineError(f"{where}: field '{key}' lacks '{name}': add it, every fact carries value, unit, kind, source")
+            raise MachineError(
+                f"{where}: field '{key}' lacks '{name}': add it, every fact carries value, unit, kind, source"
+            )
     for name in ("value", "low", "high"):
         number = entry.get(name)
         if number is None:
@@ -138,7 +144,9 @@ def check_fact(where: str, key: str, entry: Any) -> None:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise MachineError(f"{where}: field '{key}' {name} takes a number in {rule.unit}, got {number!r}")
         if not rule.low <= number <= rule.high:
-            raise MachineError(f"{where}: field '{key}' {name} takes {rule.low:g} to {rule.high:g} {rule.unit}, got {number:g}")
+            raise MachineError(
+                f"{where}: field '{key}' {name} takes {rule.low:g} to {rule.high:g} {rule.unit}, got {number:g}"
+            )
     if entry["unit"] != rule.unit:
         raise MachineError(f"{where}: field '{key}' takes unit '{rule.unit}', got '{entry['unit']}'")
     if entry["kind"] not in KINDS:
@@ -147,7 +155,9 @@ def check_fact(where: str, key: str, entry: Any) -> None:
         raise MachineError(f"{where}: field '{key}' has an empty source: name where the value comes from")
     low, high = entry.get("low", entry["value"]), entry.get("high", entry["value"])
     if not low <= entry["value"] <= high:
-        raise MachineError(f"{where}: field '{key}' value {entry['value']:g} lies outside its own range {low:g} to {high:g}")
+        raise MachineError(
+            f"{where}: field '{key}' value {entry['value']:g} lies outside its own range {low:g} to {high:g}"
+        )
 
 
 def check_complete(where: str, tensor_kind: str, keys: set[str]) -> None:
@@ -156,7 +166,9 @@ def check_complete(where: str, tensor_kind: str, keys: set[str]) -> None:
     if missing:
         named = ", ".join(f"{key} [{KEYS[key].unit}]" for key in missing[:6])
         more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        raise MachineError(f"{where}: a {tensor_kind} machine lacks {named}{more}: add them or inherit a machine that has them")
+        raise MachineError(
+            f"{where}: a {tensor_kind} machine lacks {named}{more}: add them or inherit a machine that has them"
+        )
 
 
 def machine_json_schema() -> dict[str, Any]:

@@ -72,9 +72,7 @@ def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_secon
     return float(machine["power.idle_w"] + tree + (chip + hbm) / seconds)
 
 
-def settle_clock(
-    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str
-) -> Clock:
+def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str) -> Clock:
     """The clock of ``regime`` ("sustained" or "short"): the highest at which power stays within its limit."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
     top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]

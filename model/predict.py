@@ -207,9 +207,7 @@ class _Answer:
 def kernel_shape(workload: Workload) -> Workload:
     """The workload reduced to what the loop body depends on, so that simulations are shared between shapes."""
     window = workload.window if workload.mask == "window" else None
-    return replace(
-        workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192, window=window
-    )
+    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192, window=window)
 
 
 @lru_cache(maxsize=65536)
@@ -228,9 +226,7 @@ def _evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str
     )
 
 
-def _settle(
-    machine: Machine, activity: Activity, cycles: float, hbm_seconds: float, clock: str | float
-) -> Clock:
+def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: float, clock: str | float) -> Clock:
     if isinstance(clock, str):
         return settle_clock(machine, activity, cycles, hbm_seconds, clock)
     return fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
@@ -248,9 +244,7 @@ def _activity(workload: Workload, machine: Machine, pipeline: Pipeline, chip: Ch
     return Activity(flop * pair, workload.dtype, units, chip.l2_bytes, chip.hbm_bytes)
 
 
-def _evaluate_unfused(
-    workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float
-) -> _Answer:
+def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float) -> _Answer:
     """Three launches, each limited by its loop or by HBM; reported through the one that takes longest."""
     sms = machine["chip.sm_count"]
     bandwidth = machine["hbm.tbps_achieved"] * 1e12
@@ -402,4 +396,3 @@ def binding(p: Prediction) -> dict[str, object]:
         return {"kind": "unit", "name": p.bounds.res.unit, "slack": slack}
     chain = " -> ".join(step.op for step in p.critical) or "not periodic"
     return {"kind": "recurrence", "name": chain, "slack": slack}
-

@@ -13,7 +13,19 @@ from pathlib import Path
 from tilecast.model.presets import preset
 from tilecast.model.workload import Workload, WorkloadError
 
-COLUMNS = ("batch", "heads", "heads_kv", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "causal", "window", "dtype", "preset")
+COLUMNS = (
+    "batch",
+    "heads",
+    "heads_kv",
+    "seqlen",
+    "seqlen_k",
+    "head_dim",
+    "head_dim_v",
+    "causal",
+    "window",
+    "dtype",
+    "preset",
+)
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 

@@ -11,11 +11,11 @@ The loop body repeats, so after a few iterations the simulation is periodic; `st
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilecast.model.graph import Op, Pipeline, PipelineError
+from tilecast.model.graph import Op, Pipeline, PipelineError, Step
 
 _EPS = 1e-6
 #: Iterations simulated before the steady state is read off; `_settled` asks for more when it has not settled.
@@ -137,6 +137,21 @@ def _with_mask(pipeline: Pipeline) -> dict[str, Op]:
     return masked
 
 
+@dataclass(slots=True)
+class _Running:
+    """An operation in flight, or waiting for the matrix engine: what is left of it and what released it."""
+
+    left: float
+    op: Op
+    iteration: int
+    start: float
+    role: int
+    cause: str
+    cause_iteration: int
+    why: str
+    role_free: float
+
+
 class _Run:
     """State of one simulation; the only mutable object of the model, never seen outside this module."""
 
@@ -155,19 +170,18 @@ class _Run:
         self.role_free = [0.0] * len(self.programs)
         self.role_last: list[tuple[str, int]] = [("", -1)] * len(self.programs)
         self.role_busy = [False] * len(self.programs)
-        self.queue: list[tuple[str, int, int, float]] = []
+        self.queue: deque[_Running] = deque()
         self.engine_last: tuple[str, int] = ("", -1)
         self.engine_free = 0.0
         self.engine_busy = False
-        self.active: list[list[float | int | Op]] = []
+        self.active: list[_Running] = []
         self.events: list[Event] = []
         self.speed_memo: dict[tuple[int, ...], tuple[float, ...]] = {}
 
-    def _program(self, steps: tuple) -> list[tuple[str, int]]:
+    def _program(self, steps: tuple[Step, ...]) -> list[tuple[str, int]]:
         shifts = [step.shift for step in steps]
-        low, high = min(shifts), max(shifts)
-        out = []
-        for j in range(-high, self.n - low):
+        out: list[tuple[str, int]] = []
+        for j in range(-max(shifts), self.n - min(shifts)):
             out.extend((step.op, j + step.shift) for step in steps if 0 <= j + step.shift < self.n)
         return out
 
@@ -186,80 +200,86 @@ class _Run:
                 best, cause, cause_it, why = end + latency, src, source_it, reason
         return best, cause, cause_it, why
 
-    def begin(self, op: Op, iteration: int, start: float, role: int, cause: tuple[str, int, str]) -> None:
-        self.active.append([op.min_cycles, id(op), op, iteration, start, role, *cause, self.role_free[role]])  # type: ignore[list-item]
-
-    def variant_of(self, name: str, iteration: int) -> Op:
-        if iteration < self.masked and name in self.masked_ops:
-            return self.masked_ops[name]
-        return self.pipeline.op(name)
-
     def start_everything(self, now: float) -> float:
         """Start what can start at ``now``; returns the next known time at which something may (inf if none)."""
         upcoming = float("inf")
         moved = True
         while moved:
-            moved = False
-            upcoming = float("inf")
-            for role, program in enumerate(self.programs):
-                if self.role_busy[role] or self.next_step[role] >= len(program):
-                    continue
-                name, iteration = program[self.next_step[role]]
-                ready = self.ready(role, name, iteration)
-                if ready is None:
-                    continue
-                when, cause, cause_it, why = ready
-                if when > now + _EPS:
-                    upcoming = min(upcoming, when)
-                    continue
-                op = self.variant_of(name, iteration)
-                self.next_step[role] += 1
-                moved = True
-                if op.engine == "tensor":
-                    heapq.heappush(self.queue, (now, len(self.events) + len(self.queue), op, iteration, role,
-                                                cause, cause_it, why, self.role_free[role]))  # type: ignore[misc]  # fmt: skip
-                    self.role_free[role] = now + op.issue_cycles
-                    self.role_last[role] = (name, iteration)
-                elif op.engine:
-                    self.begin(op, iteration, now, role, (cause, cause_it, why))
-                    self.role_free[role] = now + op.issue_cycles
-                    self.role_last[role] = (name, iteration)
-                else:
-                    self.begin(op, iteration, now, role, (cause, cause_it, why))
-                    self.role_busy[role] = True
-            if self.queue and not self.engine_busy:
-                asked, _, op, iteration, role, cause, cause_it, why, free = heapq.heappop(self.queue)  # type: ignore[misc]
-                if self.engine_free > asked + _EPS:
-                    cause, cause_it, why = (*self.engine_last, "matrix engine")
-                self.active.append([op.min_cycles, id(op), op, iteration, now, role, cause, cause_it, why, free])
-                self.engine_busy = True
-                moved = True
+            upcoming, moved = self._start_roles(now)
+            moved = self._start_engine(now) or moved
         return upcoming
 
+    def _start_roles(self, now: float) -> tuple[float, bool]:
+        upcoming, moved = float("inf"), False
+        for role, program in enumerate(self.programs):
+            if self.role_busy[role] or self.next_step[role] >= len(program):
+                continue
+            name, iteration = program[self.next_step[role]]
+            ready = self.ready(role, name, iteration)
+            if ready is None:
+                continue
+            when, cause, cause_it, why = ready
+            if when > now + _EPS:
+                upcoming = min(upcoming, when)
+                continue
+            masked = iteration < self.masked and name in self.masked_ops
+            op = self.masked_ops[name] if masked else self.pipeline.op(name)
+            entry = _Running(op.min_cycles, op, iteration, now, role, cause, cause_it, why, self.role_free[role])
+            self.next_step[role] += 1
+            moved = True
+            if op.engine == "tensor":
+                self.queue.append(entry)
+            else:
+                self.active.append(entry)
+            if op.engine:
+                self.role_free[role] = now + op.issue_cycles
+                self.role_last[role] = (name, iteration)
+            else:
+                self.role_busy[role] = True
+        return upcoming, moved
+
+    def _start_engine(self, now: float) -> bool:
+        """Hand the oldest waiting operation to the matrix engine when it is free."""
+        if not self.queue or self.engine_busy:
+            return False
+        entry = self.queue.popleft()
+        if self.engine_free > entry.start + _EPS:
+            entry.cause, entry.cause_iteration, entry.why = (*self.engine_last, "matrix engine")
+        entry.start = now
+        self.active.append(entry)
+        self.engine_busy = True
+        return True
+
     def speeds(self) -> tuple[float, ...]:
-        key = tuple(entry[1] for entry in self.active)
-        found = self.speed_memo.get(key)  # type: ignore[arg-type]
+        """Fair speeds of the running operations, remembered by who is running."""
+        key = tuple(id(entry.op) for entry in self.active)
+        found = self.speed_memo.get(key)
         if found is None:
-            found = fair_speeds(tuple(entry[2] for entry in self.active))  # type: ignore[misc]
-            self.speed_memo[key] = found  # type: ignore[index]
+            found = fair_speeds(tuple(entry.op for entry in self.active))
+            self.speed_memo[key] = found
         return found
 
-    def finish(self, entry: list, now: float) -> None:
-        _, _, op, iteration, start, role, cause, cause_it, why, free = entry
-        self.ends[(op.name, iteration)] = now
+    def finish(self, entry: _Running, now: float) -> None:
+        """Record the end of an operation and free its role or engine."""
+        name = (entry.op.name, entry.iteration)
+        self.ends[name] = now
         self.events.append(
-            Event(op.name, self.role_names[role], iteration, start, now, cause, cause_it, why, free)
-        )
-        if op.engine == "tensor":
+            Event(
+                entry.op.name, self.role_names[entry.role], entry.iteration, entry.start, now, entry.cause,
+                entry.cause_iteration, entry.why, entry.role_free,
+            )
+        )  # fmt: skip
+        if entry.op.engine == "tensor":
             self.engine_busy = False
             self.engine_free = now
-            self.engine_last = (op.name, iteration)
-        elif not op.engine:
-            self.role_busy[role] = False
-            self.role_free[role] = now
-            self.role_last[role] = (op.name, iteration)
+            self.engine_last = name
+        elif not entry.op.engine:
+            self.role_busy[entry.role] = False
+            self.role_free[entry.role] = now
+            self.role_last[entry.role] = name
 
     def run(self) -> None:
+        """Advance from event to event until every program is done; PipelineError on deadlock."""
         now = 0.0
         total = sum(len(program) for program in self.programs)
         while len(self.events) < total:
@@ -275,15 +295,13 @@ class _Run:
             step = upcoming - now
             for entry, speed in zip(self.active, speeds, strict=True):
                 if speed > 0:
-                    step = min(step, entry[0] / speed)  # type: ignore[operator]
+                    step = min(step, entry.left / speed)
             now += step
-            ended = []
             for entry, speed in zip(self.active, speeds, strict=True):
-                entry[0] -= step * speed  # type: ignore[operator]
-                if entry[0] <= _EPS:  # type: ignore[operator]
-                    ended.append(entry)
+                entry.left -= step * speed
+            ended = [entry for entry in self.active if entry.left <= _EPS]
             if ended:
-                self.active = [entry for entry in self.active if entry[0] > _EPS]  # type: ignore[operator]
+                self.active = [entry for entry in self.active if entry.left > _EPS]
                 for entry in ended:
                     self.finish(entry, now)
 

@@ -36,7 +36,9 @@ def mma_instruction_cycles(machine: Machine, m: int, n: int, dtype: str, a_home:
         return _tcgen05_cycles(_array_scale(machine, dtype, _TCGEN05_RATE), port, m, n, a_home, cta_group)
     if machine.tensor_kind == "wgmma":
         if m != 64 or cta_group != 1 or a_home not in ("smem", "register") or not 8 <= n <= 256:
-            raise ValueError(f"wgmma is m64 x n8..256 with A in smem or register, one CTA; got m={m} n={n} {a_home} x{cta_group}")
+            raise ValueError(
+                f"wgmma is m64 x n8..256 with A in smem or register, one CTA; got m={m} n={n} {a_home} x{cta_group}"
+            )
         array = n / 2 * _array_scale(machine, dtype, _WGMMA_RATE)
         if a_home == "register":
             return max(array, machine.get("tensor.mma_rs_floor_cycles", 0.0))
@@ -83,7 +85,9 @@ def mma_tile_cycles(machine: Machine, m: int, n: int, k: int, dtype: str, a_home
     return steps * mma_instruction_cycles(machine, m, n, dtype, a_home, cta_group)
 
 
-def mma_completion_latency_cycles(machine: Machine, m: int, n: int, dtype: str, a_home: str, cta_group: int = 1) -> float:
+def mma_completion_latency_cycles(
+    machine: Machine, m: int, n: int, dtype: str, a_home: str, cta_group: int = 1
+) -> float:
     """Cycles from the end of the last instruction's array time to its result being visible to a waiter.
 
     SA's issue-to-barrier times less the array time of one instruction; includes the barrier of the commit.

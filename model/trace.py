@@ -64,7 +64,14 @@ def _counter(unit: str, thread: int, changes: list[tuple[float, float]]) -> list
     load = 0.0
     for time, step in sorted(changes):
         load += step
-        sample = {"name": unit, "ph": "C", "ts": time, "pid": _UNITS, "tid": thread, "args": {"busy %": round(100 * load, 2)}}
+        sample = {
+            "name": unit,
+            "ph": "C",
+            "ts": time,
+            "pid": _UNITS,
+            "tid": thread,
+            "args": {"busy %": round(100 * load, 2)},
+        }
         if out and out[-1]["ts"] == time:
             out[-1] = sample
         else:

@@ -46,13 +46,17 @@ class Workload:
             if value < 1:
                 raise WorkloadError(f"{name}: expected at least 1, got {value}")
         if self.heads_q % self.heads_kv:
-            raise WorkloadError(f"heads: {self.heads_q} query heads do not divide among {self.heads_kv} key/value heads")
+            raise WorkloadError(
+                f"heads: {self.heads_q} query heads do not divide among {self.heads_kv} key/value heads"
+            )
         for name in ("head_dim_qk", "head_dim_v"):
             value = getattr(self, name)
             if value % 8 or not 16 <= value <= 1024:
                 raise WorkloadError(f"{name}: expected a multiple of 8 from 16 to 1024, got {value}")
         if self.dtype not in DTYPES:
-            raise WorkloadError(f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{_near(self.dtype, tuple(DTYPES))}")
+            raise WorkloadError(
+                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{_near(self.dtype, tuple(DTYPES))}"
+            )
         if self.mask not in MASKS:
             raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{_near(self.mask, MASKS)}")
         if (self.mask == "window") != (self.window is not None):
@@ -89,7 +93,11 @@ class Workload:
         """Unmasked (query, key) pairs of one head, in closed form."""
         left, right = self._limits()
         offset = self.seqlen_k - self.seqlen_q
-        highs = _clipped_sum(self.seqlen_q, offset + right + 1, self.seqlen_k) if right >= 0 else self.seqlen_q * self.seqlen_k
+        highs = (
+            _clipped_sum(self.seqlen_q, offset + right + 1, self.seqlen_k)
+            if right >= 0
+            else self.seqlen_q * self.seqlen_k
+        )
         lows = _clipped_sum(self.seqlen_q, offset - left, self.seqlen_k) if left >= 0 else 0
         if right >= 0 and left >= 0:
             # Where a row's window lies wholly outside the keys both bounds clip to the same value: no correction.

@@ -34,7 +34,7 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
-    from tilecast.model.predict import Prediction, PredictError, best_variant, predict
+    from tilecast.model.predict import PredictError, Prediction, best_variant, predict
     from tilecast.model.presets import preset, preset_names
     from tilecast.model.shapes_csv import read_shapes
     from tilecast.model.variant import VariantError, parse_variant

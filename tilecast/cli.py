@@ -34,7 +34,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -199,7 +201,9 @@ def machine_check(file: str) -> None:
     if not file.endswith(".toml") and "/" not in file:
         raise MachineError(f"machine check takes a file ending in .toml, got '{file}'")
     chip = load_machine(file)
-    kinds = {kind: sum(f.kind == kind for f in chip.facts.values()) for kind in ("spec", "measured", "inferred", "assumed")}
+    kinds = {
+        kind: sum(f.kind == kind for f in chip.facts.values()) for kind in ("spec", "measured", "inferred", "assumed")
+    }
     typer.echo(f"{file}: {chip.name} is complete: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
 
 
@@ -215,7 +219,9 @@ def machine_schema() -> None:
 def validate_published(
     as_json: opt.AsJson = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row, not only the summaries.")] = False,
-    picture: Annotated[str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")] = None,
+    picture: Annotated[
+        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
+    ] = None,
     clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "sustained",
 ) -> None:
     """Predicted against published for every forward row, and the cycle-level rows."""

@@ -17,7 +17,9 @@ HeadsKv = Annotated[
     int | None, typer.Option("--heads-kv", help="Key/value heads (default: as --heads).", rich_help_panel=_WORK)
 ]
 Seqlen = Annotated[int | None, typer.Option("--seqlen", help="Query length (default 4096).", rich_help_panel=_WORK)]
-SeqlenK = Annotated[int | None, typer.Option("--seqlen-k", help="Key length (default: as --seqlen).", rich_help_panel=_WORK)]
+SeqlenK = Annotated[
+    int | None, typer.Option("--seqlen-k", help="Key length (default: as --seqlen).", rich_help_panel=_WORK)
+]
 HeadDim = Annotated[
     int | None, typer.Option("--head-dim", help="Head dimension of Q and K (default 128).", rich_help_panel=_WORK)
 ]
@@ -29,7 +31,9 @@ Window = Annotated[
     str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').", rich_help_panel=_WORK)
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp8.", rich_help_panel=_WORK)]
-PresetName = Annotated[str | None, typer.Option("--preset", help="A model's shape, e.g. llama3-8b.", rich_help_panel=_WORK)]
+PresetName = Annotated[
+    str | None, typer.Option("--preset", help="A model's shape, e.g. llama3-8b.", rich_help_panel=_WORK)
+]
 Shapes = Annotated[str | None, typer.Option("--shapes", help="CSV of shapes.", rich_help_panel=_WORK)]
 MachineName = Annotated[str, typer.Option("--machine", help="Machine name or machine file.")]
 VariantText = Annotated[
@@ -76,7 +80,7 @@ def workloads(
 
 
 def clock_value(text: str) -> str | float:
-    """"sustained", "short" or MHz as a number; anything else is passed on for `predict` to refuse."""
+    """ "sustained", "short" or MHz as a number; anything else is passed on for `predict` to refuse."""
     try:
         return float(text)
     except ValueError:

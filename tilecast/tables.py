@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned: text left, numbers right."""
-    widths = [max(len(header[i]), *(len(row[i]) for row in rows)) if rows else len(header[i]) for i in range(len(header))]
+    widths = [
+        max(len(header[i]), *(len(row[i]) for row in rows)) if rows else len(header[i]) for i in range(len(header))
+    ]
     numeric = [all(_is_number(row[i]) for row in rows) and bool(rows) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -57,7 +59,19 @@ def machines_table() -> str:
              f"{m['tensor.bf16_flop_per_clk']:.0f}", fp8, f"{m['mufu.ex2_per_clk']:.0f}", f"{peak:.0f}",
              f"{m['hbm.tbps_achieved']:.3g}"]
         )  # fmt: skip
-    header = ["name", "machine", "arch", "SMs", "MHz max", "W", "bf16 FLOP/clk/SM", "fp8", "ex2/clk/SM", "bf16 TFLOP/s at max", "TB/s"]
+    header = [
+        "name",
+        "machine",
+        "arch",
+        "SMs",
+        "MHz max",
+        "W",
+        "bf16 FLOP/clk/SM",
+        "fp8",
+        "ex2/clk/SM",
+        "bf16 TFLOP/s at max",
+        "TB/s",
+    ]
     return table(header, rows)
 
 

@@ -153,7 +153,9 @@ def load_cycles() -> list[CyclePoint]:
     with (_FOLDER / "cycles.csv").open(newline="", encoding="utf-8") as handle:
         for row in csv.DictReader(handle):
             shares = {
-                name: float(row[f"{name}_pct"]) for name in ("tensor", "xu", "fma", "alu", "issue") if row[f"{name}_pct"]
+                name: float(row[f"{name}_pct"])
+                for name in ("tensor", "xu", "fma", "alu", "issue")
+                if row[f"{name}_pct"]
             }
             out.append(
                 CyclePoint(row["machine"], row["kernel"], row["dtype"], int(row["head_dim"]), row["mask"],

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.model.machine import load_machine
-from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.pipelines import build_pipeline
+from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.simulate import steady_state
 from tilecast.model.variant import Fa4Variant, published_variant
 from tilecast.model.workload import Workload
@@ -133,11 +133,12 @@ def _row(point: PublishedPoint, regime: str, predictor: Predictor) -> Row:
     return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name)
 
 
-def headline_points(points: list[PublishedPoint], machines: tuple[str, ...], dtypes: tuple[str, ...]) -> list[PublishedPoint]:
+def headline_points(
+    points: list[PublishedPoint], machines: tuple[str, ...], dtypes: tuple[str, ...]
+) -> list[PublishedPoint]:
     """Best kernel per shape at seqlen >= 2048, among kernels written to be fast."""
     long = [p for p in points if p.machine in machines and p.workload.seqlen_q >= 2048 and p.kernel not in EXAMPLES]
-    native = [p for p in best_per_shape(long) if p.family != "fa2" and p.dtype_class in dtypes]
-    return native
+    return [p for p in best_per_shape(long) if p.family != "fa2" and p.dtype_class in dtypes]
 
 
 def _headline(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str, ErrorSummary]:
@@ -198,7 +199,9 @@ def _cycle_row(point: CyclePoint) -> CycleRow:
     machine = load_machine(point.machine)
     wide = point.head_dim == 256
     variant = Fa4Variant(cta_group=2, split="k" if wide else "q", emulated_share=point.emulated_share)
-    workload = kernel_shape(Workload(head_dim_qk=point.head_dim, head_dim_v=point.head_dim, mask=point.mask, dtype=point.dtype))
+    workload = kernel_shape(
+        Workload(head_dim_qk=point.head_dim, head_dim_v=point.head_dim, mask=point.mask, dtype=point.dtype)
+    )
     pipeline = build_pipeline(workload, variant, machine)
     trace = steady_state(pipeline)
     tiles = pipeline.rows_per_cta * pipeline.keys_per_iteration / (128 * 128)

@@ -24,7 +24,10 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
         lines.append("")
     lines.pop()
     close = share_within(report.speed_ups, 6.0)
-    lines += ["", f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up"]
+    lines += [
+        "",
+        f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up",
+    ]
     lines += ["", *_cycles(report)]
     for title, summaries in report.groups.items():
         lines += ["", _header(f"All rows by {title}")]
@@ -47,9 +50,7 @@ def _header(title: str) -> str:
 
 
 def _line(name: str, s: ErrorSummary) -> str:
-    return (
-        f"  {name:<64}{s.count:>6}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
-    )
+    return f"  {name:<64}{s.count:>6}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
 
 
 def _cycles(report: PublishedReport) -> list[str]:
@@ -65,7 +66,9 @@ def _cycles(report: PublishedReport) -> list[str]:
 
 
 def _rows(rows: tuple[Row, ...]) -> list[str]:
-    lines = ["machine   kernel                      dtype  shape                                        measured predicted   error    MHz  as"]
+    lines = [
+        "machine   kernel                      dtype  shape                                        measured predicted   error    MHz  as"
+    ]
     for row in sorted(rows, key=lambda r: (r.point.machine, r.point.kernel, r.point.row)):
         p, w = row.point, row.point.workload
         shape = f"b{w.batch} h{w.heads_q}/{w.heads_kv} s{w.seqlen_q} d{w.head_dim_qk}/{w.head_dim_v} {w.mask}"

@@ -253,16 +253,21 @@ class _Parts:
         tiles_o = self.v.stages if self.v.split == "q" else 1
         last = "b" if self.v.split_p else "a"
         out += [
-            Buffer(f"S/P {s}", "tmem", self.v.tile_n * column, 1, f"qk{s}", f"pv{s}{last}") for s in range(self.v.stages)
+            Buffer(f"S/P {s}", "tmem", self.v.tile_n * column, 1, f"qk{s}", f"pv{s}{last}")
+            for s in range(self.v.stages)
         ]
-        out += [Buffer(f"O {s}", "tmem", self.w.head_dim_v * column, 1, f"pv{s}a", f"correct{s}") for s in range(tiles_o)]
+        out += [
+            Buffer(f"O {s}", "tmem", self.w.head_dim_v * column, 1, f"pv{s}a", f"correct{s}") for s in range(tiles_o)
+        ]
         return tuple(out)
 
     def epilogue_cycles(self) -> float:
         """Read O, divide by the row sum, convert, write to shared memory, and let the copy engine store it."""
         m, rows = self.m, self.v.tile_m * (self.v.stages if self.v.split == "q" else 1)
         o = rows * self.w.head_dim_v
-        wait = mma_completion_latency_cycles(m, self.v.tile_m * self.pair, self.w.head_dim_v, self.w.dtype, "tmem", self.pair)
+        wait = mma_completion_latency_cycles(
+            m, self.v.tile_m * self.pair, self.w.head_dim_v, self.w.dtype, "tmem", self.pair
+        )
         compute = o * 4 / m["tmem.read_bytes_per_clk"] + o / m["fma.lanes"] + o * 2 / m["smem.bytes_per_clk"]
         store = common.load_cycles(m, o * 2) + m["l2.latency_cycles"]
         return wait + m["tmem.load_latency_cycles"] + compute + store

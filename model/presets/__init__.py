@@ -32,9 +32,16 @@ def presets() -> dict[str, Preset]:
     raw = tomllib.loads((Path(__file__).parent / "models.toml").read_text(encoding="utf-8"))
     return {
         name: Preset(
-            name, e["heads"], e["heads_kv"], e["head_dim"], e.get("head_dim_v", e["head_dim"]), e["seqlen"], e["mask"],
-            tuple(e["window"]) if "window" in e else None, e["source"],
-        )  # fmt: skip
+            name,
+            e["heads"],
+            e["heads_kv"],
+            e["head_dim"],
+            e.get("head_dim_v", e["head_dim"]),
+            e["seqlen"],
+            e["mask"],
+            tuple(e["window"]) if "window" in e else None,
+            e["source"],
+        )
         for name, e in raw.items()
     }
 

@@ -175,7 +175,12 @@ def main(path: str, only: str = "") -> None:
         ("matmul 8192 bf16 randn", lambda: torch.matmul(a, b), flop, "FLOP/s"),
         ("matmul 8192 bf16 zeros", lambda: torch.matmul(zero, zero), flop, "FLOP/s"),
         ("matmul 8192 bf16 A uniform [0,1/64)", lambda: torch.matmul(positive, b), flop, "FLOP/s"),
-        ("matmul 8192 fp8 randn", lambda: torch._scaled_mm(eight[0], eight[1].t(), one, one, out_dtype=torch.bfloat16), flop, "FLOP/s"),
+        (
+            "matmul 8192 fp8 randn",
+            lambda: torch._scaled_mm(eight[0], eight[1].t(), one, one, out_dtype=torch.bfloat16),
+            flop,
+            "FLOP/s",
+        ),
         ("copy 2 GiB", lambda: target.copy_(source), 2.0 * source.numel() * 4, "B/s"),
         ("ffma", lambda: arithmetic_kernel[(grid,)](out, rounds, 0, block, num_warps=8), lanes, "op/s"),
         ("mufu ex2", lambda: arithmetic_kernel[(grid,)](out, rounds, 1, block, num_warps=8), lanes, "op/s"),
