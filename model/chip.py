@@ -49,8 +49,10 @@ class ChipRun:
 def tile_cycles(trace: SmTrace, masked_trace: SmTrace, tiles: HeadTiles) -> NDArray[np.float64]:
     """Loop cycles of each listed tile, from the plain and the masked simulation."""
     extra = masked_extra(trace, masked_trace)
-    table = {int(n): trace.tile_cycles(int(n)) for n in np.unique(tiles.iterations) if n > 0}
-    base = np.array([table.get(int(n), 0.0) for n in tiles.iterations])
+    ends = np.asarray(trace.iteration_end)
+    known = len(ends)
+    near = ends[np.clip(tiles.iterations, 1, known) - 1]
+    base = np.where(tiles.iterations > 0, near + np.maximum(tiles.iterations - known, 0) * trace.ii_cycles, 0.0)
     return base + extra * np.minimum(tiles.masked, tiles.iterations)
 
 

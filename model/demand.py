@@ -147,7 +147,9 @@ def fa1_elements(seqlen: int, head_dim: int, sram_elements: int) -> float:
     return seqlen * seqlen * head_dim * head_dim / sram_elements
 
 
-def values_for(machine: Machine, workload: Workload, tile_m: int, tile_n: int, emulated_share: float = 0.0) -> dict[str, float]:
+def values_for(
+    machine: Machine, workload: Workload, tile_m: int, tile_n: int, emulated_share: float = 0.0
+) -> dict[str, float]:
     """Symbol values of a machine and a tile."""
     return {
         "M": tile_m,
@@ -177,7 +179,9 @@ def break_evens(machine: Machine, workload: Workload) -> dict[str, float | None]
 
     s = symbols()
     forms = {form.name: form.expression for form in forward_forms()}
-    known = {s[name]: value for name, value in values_for(machine, workload, 128, 128).items() if name not in ("d", "v", "f")}
+    known = {
+        s[name]: value for name, value in values_for(machine, workload, 128, 128).items() if name not in ("d", "v", "f")
+    }
     dims = {s["d"]: workload.head_dim_qk, s["v"]: workload.head_dim_v}
 
     def root(equation: Any, unknown: Any) -> float | None:
@@ -190,7 +194,9 @@ def break_evens(machine: Machine, workload: Workload) -> dict[str, float | None]
         "emulated share at which MUFU equals matrix work": root(
             (forms["T_MUFU"] - forms["T_MMA"]).subs(known).subs(dims), s["f"]
         ),
-        "emulated share at which MUFU equals the FMA pipe": root((forms["T_MUFU"] - forms["T_FMA"]).subs(known), s["f"]),
+        "emulated share at which MUFU equals the FMA pipe": root(
+            (forms["T_MUFU"] - forms["T_FMA"]).subs(known), s["f"]
+        ),
     }
 
 
@@ -226,7 +232,9 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
 def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_n: int = 128) -> str:
     """The text of `tilecast demand`."""
     data = demand_dict(machine, workload, tile_m, tile_n)
-    lines = [f"{machine.title}: demand of one {tile_m} x {tile_n} score tile, head_dim {workload.head_dim_qk}/{workload.head_dim_v}, {workload.dtype}"]
+    lines = [
+        f"{machine.title}: demand of one {tile_m} x {tile_n} score tile, head_dim {workload.head_dim_qk}/{workload.head_dim_v}, {workload.dtype}"
+    ]
     for title, key in (
         ("Forward", "forward"),
         ("Backward, one CTA", "backward_1cta"),
@@ -236,7 +244,10 @@ def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_
         for row in data[key]:
             lines.append(f"  {row['name']:<14}{row['cycles']:>18.0f}  {row['expression']:<42}  {row['meaning']}")
     busiest = max(data["forward"][:3], key=lambda row: row["cycles"])
-    lines += ["", f"Busiest of matrix unit, MUFU and shared memory, forward: {busiest['name']} ({busiest['cycles']:.0f} cycles)"]
+    lines += [
+        "",
+        f"Busiest of matrix unit, MUFU and shared memory, forward: {busiest['name']} ({busiest['cycles']:.0f} cycles)",
+    ]
     lines += ["", "Break-even (solved from the forms above)"]
     for name, value in data["break_even"].items():
         lines.append(f"  {name:<52}{'none' if value is None else f'{value:.3g}':>8}")

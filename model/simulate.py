@@ -170,6 +170,7 @@ class _Run:
         self.role_free = [0.0] * len(self.programs)
         self.role_last: list[tuple[str, int]] = [("", -1)] * len(self.programs)
         self.role_busy = [False] * len(self.programs)
+        self.known_ready: list[tuple[float, str, int, str] | None] = [None] * len(self.programs)
         self.queue: deque[_Running] = deque()
         self.engine_last: tuple[str, int] = ("", -1)
         self.engine_free = 0.0
@@ -215,9 +216,12 @@ class _Run:
             if self.role_busy[role] or self.next_step[role] >= len(program):
                 continue
             name, iteration = program[self.next_step[role]]
-            ready = self.ready(role, name, iteration)
+            # Once every source has ended the answer is final: remember it until the operation starts.
+            ready = self.known_ready[role]
             if ready is None:
-                continue
+                ready = self.known_ready[role] = self.ready(role, name, iteration)
+                if ready is None:
+                    continue
             when, cause, cause_it, why = ready
             if when > now + _EPS:
                 upcoming = min(upcoming, when)
@@ -226,6 +230,7 @@ class _Run:
             op = self.masked_ops[name] if masked else self.pipeline.op(name)
             entry = _Running(op.min_cycles, op, iteration, now, role, cause, cause_it, why, self.role_free[role])
             self.next_step[role] += 1
+            self.known_ready[role] = None
             moved = True
             if op.engine == "tensor":
                 self.queue.append(entry)

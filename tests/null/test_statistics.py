@@ -1,0 +1,50 @@
+"""Error statistics on sequences small enough to do by hand."""
+
+from __future__ import annotations
+
+import pytest
+from tilecast.validation.statistics import grouped, rank_correlation, summarise
+
+
+def test_summary_by_hand() -> None:
+    found = summarise([0.1, -0.3, 0.2, 0.0])
+    assert found.count == 4
+    assert found.mean == pytest.approx(0.15)
+    assert found.median == pytest.approx(0.15)
+    assert found.worst == pytest.approx(0.3)
+    assert found.bias == pytest.approx(0.0)
+    # 90 % of the way from the first to the last of 0, 0.1, 0.2, 0.3.
+    assert found.p90 == pytest.approx(0.27)
+
+
+def test_bias_keeps_its_sign() -> None:
+    assert summarise([-0.1, -0.2]).bias == pytest.approx(-0.15)
+    assert summarise([-0.1, -0.2]).mean == pytest.approx(0.15)
+
+
+def test_empty_group_is_all_zero() -> None:
+    found = summarise([])
+    assert (found.count, found.mean, found.median, found.p90, found.worst, found.bias) == (0, 0, 0, 0, 0, 0)
+
+
+def test_groups_are_sorted_and_complete() -> None:
+    items = [("b", 0.1), ("a", -0.2), ("b", 0.3)]
+    found = grouped(items, lambda i: i[0], lambda i: i[1])
+    assert list(found) == ["a", "b"]
+    assert (found["a"].count, found["b"].count) == (1, 2)
+    assert found["b"].mean == pytest.approx(0.2)
+
+
+def test_rank_correlation_of_orders() -> None:
+    assert rank_correlation([1, 2, 3], [10, 20, 30]) == 1.0
+    assert rank_correlation([1, 2, 3], [30, 20, 10]) == -1.0
+    # Of the three pairs, two agree and one does not.
+    assert rank_correlation([1, 2, 3], [10, 30, 20]) == pytest.approx(1 / 3)
+    # A tie counts neither way.
+    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 3)
+
+
+def test_rank_correlation_needs_two_values_of_each() -> None:
+    assert rank_correlation([1.0], [2.0]) == 0.0
+    with pytest.raises(ValueError, match="equal length, got 1 and 2"):
+        rank_correlation([1.0], [1.0, 2.0])
