@@ -49,7 +49,7 @@ def read_shapes(path: str | Path) -> list[Workload]:
                     out.append(_workload(values))
                 except WorkloadError as error:
                     raise WorkloadError(f"{file.name}: row {reader.line_num}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}: cannot read the shapes: {getattr(error, 'strerror', None) or error}") from None
     if not out:
         raise WorkloadError(f"{file.name}: expected at least one row of shapes, got none")

@@ -13,6 +13,8 @@ from typing import Any
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 1}
 MASKS = ("none", "causal", "window")
+#: Sizes beyond 32 bits fit no kernel, and products of them would leave what numpy can count.
+LARGEST = 2**31 - 1
 
 
 class WorkloadError(ValueError):
@@ -45,6 +47,8 @@ class Workload:
                 raise WorkloadError(f"{name}: expected a whole number, got {value!r}")
             if value < 1:
                 raise WorkloadError(f"{name}: expected at least 1, got {value}")
+            if value > LARGEST:
+                raise WorkloadError(f"{name}: expected at most {LARGEST}, got {value}")
         if self.heads_q % self.heads_kv:
             raise WorkloadError(
                 f"heads: {self.heads_q} query heads do not divide among {self.heads_kv} key/value heads"
@@ -63,6 +67,8 @@ class Workload:
             raise WorkloadError(f"window: mask '{self.mask}' and window {self.window} do not go together")
         if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
             raise WorkloadError(f"window: expected two numbers of at least -1 (left,right), got {self.window}")
+        if self.window is not None and max(self.window) > LARGEST:
+            raise WorkloadError(f"window: expected at most {LARGEST} keys to a side, got {self.window}")
 
     @property
     def dtype_bytes(self) -> int:

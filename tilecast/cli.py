@@ -114,8 +114,8 @@ def demand(
     window: opt.Window = None,
     dtype: opt.Dtype = "bf16",
     preset: opt.PresetName = None,
-    tile_m: Annotated[int, typer.Option("--tile-m", help="Query rows of a tile.")] = 128,
-    tile_n: Annotated[int, typer.Option("--tile-n", help="Key rows of a tile.")] = 128,
+    tile_m: Annotated[int, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile.")] = 128,
+    tile_n: Annotated[int, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile.")] = 128,
     as_json: opt.AsJson = False,
 ) -> None:
     """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
@@ -149,6 +149,9 @@ def schedule(
     from tilecast.model.predict import PredictError, kernel_shape
     from tilecast.model.variant import legality, native_family, published_variant
 
+    # Also refuses NaN, which compares with nothing.
+    if not time_limit > 0:
+        raise PredictError(f"--time-limit: expected seconds above 0, got {time_limit:g}")
     (work,) = opt.workloads(seqlen=8192, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, dtype=dtype)
     chip, knobs = _machine_and_variant(machine, variant)
     if knobs is None:

@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine: `make forecast` and `make test`.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CHECKED := $(VENV)/typecheck
+SOURCES := $(shell find model codegen kernels validation tilecast -name '*.py' -o -name '*.toml' -o -name '*.csv' 2>/dev/null)
+# The newest Python from 3.11 on that this machine has.
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: forecast test lint format golden bench clean
+.DELETE_ON_ERROR:
+
+forecast: $(STAMP)
+	$(BIN)/tilecast predict --machine b200 --batch 4 --heads 16 --heads-kv 16 --seqlen 8192 --head-dim 128 --causal --dtype bf16
+	@echo
+	$(BIN)/tilecast validate published
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@# Types are checked on the installed package: the folder names of a checkout are not its package names.
+	rm -rf $(CHECKED) build
+	$(BIN)/pip install --quiet --no-deps --target $(CHECKED) .
+	rm -rf build
+	cd $(VENV) && MYPYPATH=typecheck bin/mypy --config-file ../pyproject.toml -p tilecast
+	$(BIN)/pytest -n 2
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: $(STAMP)
+	$(BIN)/pytest tests --update-golden
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

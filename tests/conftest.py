@@ -1,0 +1,28 @@
+"""Shared test options: golden files are rewritten with --update-golden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the files in tests/golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """Compare text with a committed file, or rewrite the file when asked to."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing: run `make golden` and read the diff"
+        assert path.read_text(encoding="utf-8") == text, "differs from the golden file: `make golden`, then read the diff"
+
+    return check
