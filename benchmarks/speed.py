@@ -1,6 +1,6 @@
 """How long a forecast takes on this machine: warm, cold from a shell, a thousand shapes, and a million keys.
 
-    python benchmarks/speed.py
+python benchmarks/speed.py
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
     b200 = load_machine("b200")
     predict(Workload(seqlen_q=4096, seqlen_k=4096, mask="causal"), b200)
     warm = [
-        seconds(lambda n=n: predict(Workload(seqlen_q=n, seqlen_k=n, mask="causal"), b200)) for n in range(4224, 8192, 256)
+        seconds(lambda n=n: predict(Workload(seqlen_q=n, seqlen_k=n, mask="causal"), b200))
+        for n in range(4224, 8192, 256)
     ]
     print(f"one warm prediction, new length    {statistics.median(warm) * 1e3:8.1f} ms   (target 50)")
     for length in (8192 + 256, 1 << 20):

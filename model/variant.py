@@ -234,9 +234,15 @@ def _fa4_legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> 
         return Verdict(False, "head_dim granularity", 16, 8, "elements", "pad head_dim to a multiple of 16")
     tiles_o = variant.stages if variant.split == "q" else 1
     columns = variant.stages * variant.tile_n + tiles_o * workload.head_dim_v
-    if columns > machine["tmem.columns"]:
-        lever = "split=k (one query tile, alternate key blocks)" if tiles_o > 1 else "a smaller tile_n or head_dim_v"
-        return Verdict(False, "tensor memory (S/P and O accumulators)", columns, machine["tmem.columns"], "columns", f"use {lever}")  # fmt: skip
+    limit_columns = int(machine["tmem.columns"])
+    if columns > limit_columns:
+        scores = variant.stages * variant.tile_n
+        if tiles_o > 1 and scores + workload.head_dim_v <= limit_columns:
+            lever = "use split=k (one query tile, alternate key blocks)"
+        else:
+            lever = f"use a head_dim_v of at most {limit_columns - scores}, or a smaller tile_n"
+        name = "tensor memory (S/P and O accumulators)"
+        return Verdict(False, name, columns, limit_columns, "columns", lever)
     query, slot, slots = fa4_smem_bytes(variant, workload, machine)
     limit = int(machine["smem.per_cta_bytes"])
     need = query + max(2, variant.kv_stages) * slot + _SMEM_BOOKKEEPING

@@ -23,6 +23,8 @@ def golden(request: pytest.FixtureRequest):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.is_file(), f"{path} is missing: run `make golden` and read the diff"
-        assert path.read_text(encoding="utf-8") == text, "differs from the golden file: `make golden`, then read the diff"
+        assert path.read_text(encoding="utf-8") == text, (
+            "differs from the golden file: `make golden`, then read the diff"
+        )
 
     return check

@@ -23,7 +23,9 @@ from tilecast.model.machine import load_machine
 from tilecast.model.workload import Workload
 
 
-def cycles(machine: str, workload: Workload, tile_m: int = 128, tile_n: int = 128, share: float = 0.0) -> dict[str, float]:
+def cycles(
+    machine: str, workload: Workload, tile_m: int = 128, tile_n: int = 128, share: float = 0.0
+) -> dict[str, float]:
     """Forward cycles by name."""
     values = values_for(load_machine(machine), workload, tile_m, tile_n, share)
     # Machines without tensor memory have no rate for it.

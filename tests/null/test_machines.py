@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tilecast.model.machine import MachineError, load_machine, machine_json_schema, machine_names
 from tilecast.model.machine_schema import KEYS
 from tilecast.model.machine_view import describe_machine, draw_sm
@@ -51,7 +50,9 @@ def test_facts_equal_their_sources(name: str, key: str, value: float) -> None:
 def test_every_inexact_fact_says_how_inexact_or_why(name: str) -> None:
     for key, fact in load_machine(name).facts.items():
         if fact.kind == "assumed":
-            assert fact.low is not None or "no " in fact.source or "never" in fact.source or "inside" in fact.source, key
+            assert fact.low is not None or "no " in fact.source or "never" in fact.source or "inside" in fact.source, (
+                key
+            )
 
 
 def test_inheritance_keeps_the_origin() -> None:
@@ -79,7 +80,9 @@ def test_what_if_marks_and_checks_changes() -> None:
         base.with_facts({"mufu.ex2_per_clk": -1})
 
 
-GOOD = 'inherits = "b200"\nname = "mine"\n[chip]\nsm_count = { value = 10, unit = "SM", kind = "spec", source = "me" }\n'
+GOOD = (
+    'inherits = "b200"\nname = "mine"\n[chip]\nsm_count = { value = 10, unit = "SM", kind = "spec", source = "me" }\n'
+)
 
 
 @pytest.mark.parametrize(

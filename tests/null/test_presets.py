@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tilecast.model.presets import preset, preset_names
 from tilecast.model.workload import Workload, WorkloadError
 
