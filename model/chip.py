@@ -2,7 +2,7 @@
 
 The scheduler the kernel really uses is played through: ``grid`` and ``longest-first`` hand the next tile to the
 first free slot (the hardware does), ``persistent`` deals tiles round robin once, ``work-stealing`` is the hand-out
-without a new CTA for each tile.  Above some thousands of tiles the remainder is estimated instead of played.
+without a new CTA for each tile.  Above some fifteen hundred tiles the remainder is estimated instead of played.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilecast.model.tiles import HeadTiles, head_tiles
 from tilecast.model.variant import Variant
 from tilecast.model.workload import Workload
 
-_MOST_PLAYED = 4096
+_MOST_PLAYED = 1536
 #: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy
 #: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
 _SHARED_L2 = 0.5

@@ -66,6 +66,7 @@ def backward_forms(cta_pair: bool = False) -> tuple[ClosedForm, ...]:
     s = symbols()
     m, n, d, b, w = s["M"], s["N"], s["d"], s["b"], s["W"]
     nd, md, mn = b * n * d / w, b * m * d / w, b * m * n / w
+    items: tuple[tuple[str, str, Any], ...]
     if not cta_pair:
         items = (
             ("S", "S = Q K^T: K and Q", nd + md),
