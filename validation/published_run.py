@@ -11,7 +11,7 @@ from tilecast.model.machine import load_machine
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.simulate import steady_state
-from tilecast.model.variant import Fa4Variant, published_variant
+from tilecast.model.variant import Fa4Variant, native_family, published_variant
 from tilecast.model.workload import Workload
 from tilecast.validation.points import CyclePoint, Excluded, PublishedPoint, best_per_shape, load_cycles, load_points
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
@@ -80,13 +80,14 @@ class PublishedReport:
 
 
 @lru_cache(maxsize=8192)
-def _forecast(workload: Workload, machine: str, family: str, emulation_off: bool, clock: str | float) -> Any:
-    if not family:
-        return predict(workload, machine, clock=clock, interval=False)
+def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Any:
     chip = load_machine(machine)
-    variant = published_variant(family, workload, chip)
-    if emulation_off and isinstance(variant, Fa4Variant):
-        variant = replace(variant, emulated_share=0.0)
+    if not family and (share is None or native_family(chip) != "fa4"):
+        return predict(workload, chip, clock=clock, interval=False)
+    # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
+    variant = published_variant(family or "fa4", workload, chip)
+    if share is not None and isinstance(variant, Fa4Variant):
+        variant = replace(variant, emulated_share=share)
     return predict(workload, chip, variant, clock=clock, interval=False)
 
 
@@ -95,9 +96,9 @@ def default_predictor(point: PublishedPoint, regime: str) -> Any:
 
     A locked clock is a ceiling: the power limit still holds below it.
     """
-    answer = _forecast(point.workload, point.machine, point.family, point.emulation_off, regime)
+    answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, regime)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
-        answer = _forecast(point.workload, point.machine, point.family, point.emulation_off, point.clock_mhz)
+        answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, point.clock_mhz)
     return answer
 
 

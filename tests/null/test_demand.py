@@ -9,6 +9,7 @@ import sys
 import pytest
 import sympy
 from tilecast.model.demand import (
+    DemandError,
     backward_forms,
     break_evens,
     demand_dict,
@@ -16,6 +17,7 @@ from tilecast.model.demand import (
     fa1_elements,
     forward_forms,
     fused_traffic,
+    refetch_bytes,
     unfused_traffic,
     values_for,
 )
@@ -164,6 +166,7 @@ def test_expressions_of_the_json_give_its_numbers(machine: str) -> None:
     data = json.loads(json.dumps(demand_dict(chip, w)))
     values = values_for(chip, w, 128, 128)
     for section in ("forward", "backward_1cta", "backward_2cta"):
+        assert data[section] or machine in ("h100-sxm", "a100")
         for row in data[section]:
             parsed = sympy.sympify(row["expression"], locals={name: sympy.Symbol(name) for name in values})
             assert float(parsed.subs(values)) == pytest.approx(row["cycles"], rel=1e-12)
@@ -178,6 +181,42 @@ def test_report_shows_expressions_and_numbers() -> None:
 def test_machines_without_tensor_memory_show_none() -> None:
     names = [row["name"] for row in demand_dict(load_machine("h100-sxm"), dims(128, 128))["forward"]]
     assert not any("TMEM" in name for name in names)
+
+
+def test_backward_of_unequal_head_dims_counts_each_product_at_its_own() -> None:
+    values = values_for(load_machine("b200"), dims(192, 128), 128, 128)
+    found = {form.name: form.evaluate(values) for form in backward_forms()}
+    # S, dK, dQ over 192, dP and dV over 128.
+    assert found["T_MMA"] == 2 * 128 * 128 * (3 * 192 + 2 * 128) / 8192 == 3328.0
+    assert (found["smem S"], found["smem dP"], found["smem dV"], found["smem dK"]) == (768.0, 512.0, 256.0, 384.0)
+
+
+def test_hopper_reads_its_second_operand_every_64_rows() -> None:
+    # Q 256 clk once, K and V 256 clk for each of two m64 instructions.
+    assert cycles("h100-sxm", dims(128, 128))["T_SMEM"] == 1280.0
+
+
+@pytest.mark.parametrize(("m", "n", "name"), [(0, 128, "--tile-m"), (128, -1, "--tile-n")])
+def test_an_empty_tile_is_refused(m: int, n: int, name: str) -> None:
+    with pytest.raises(DemandError, match=name):
+        demand_report(load_machine("b200"), dims(128, 128), m, n)
+
+
+def test_a_dtype_the_machine_lacks_is_refused() -> None:
+    with pytest.raises(DemandError, match="a100 has no fp8 matrix rate"):
+        demand_report(load_machine("a100"), dims(128, 128, "fp8"))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("m", "n"), [(16, 8), (8, 16), (24, 8)])
+def test_refetch_is_what_a_loop_over_tiles_counts(mask: str, m: int, n: int) -> None:
+    w = Workload(2, 4, 2, 40, 56, 48, 32, mask)
+    blocks = 0
+    for tile in range(0, w.seqlen_q, m):
+        rows = range(tile, min(tile + m, w.seqlen_q))
+        seen = {key // n for row in rows for key in range(w.seqlen_k) if mask == "none" or key <= row + 16}
+        blocks += len(seen)
+    assert refetch_bytes(w, m, n) == 2 * 4 * blocks * n * (48 + 32) * 2
 
 
 def test_importing_the_module_does_not_load_sympy() -> None:
