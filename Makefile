@@ -4,9 +4,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := $(VENV)/typecheck
 SOURCES := $(shell find model codegen kernels validation tilecast -name '*.py' -o -name '*.toml' -o -name '*.csv' 2>/dev/null)
-# The newest Python from 3.11 on that this machine has.
+# The newest Python from 3.11 on that can make a virtual environment.
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
-	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: forecast test lint format golden bench clean
 .DELETE_ON_ERROR:
@@ -27,7 +27,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2
 
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer with its venv module: install them (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'

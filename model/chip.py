@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine
 from tilecast.model.simulate import SmTrace, steady_state
@@ -77,16 +78,18 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
-    per_tile = loop + (start + finish if variant.scheduler in ("grid", "longest-first") else gap)
-    makespan = _makespan(per_tile, tiles, heads, slots, variant.scheduler)
-    if variant.scheduler in ("persistent", "work-stealing"):
-        makespan += start + finish
+    lasting = variant.scheduler in ("persistent", "work-stealing")
+    per_tile = loop + (gap if lasting else start + finish)
+    # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
+    once = start + finish if lasting else 0.0
+    makespan = _makespan(per_tile, tiles, heads, slots, variant.scheduler) + once
     count = tiles.count * heads
-    mean = float(per_tile.sum()) * tiles.weight * heads / slots
-    steady = tiles.total_iterations * heads * trace.ii_cycles / slots
-    extra = masked_extra(trace, masked_trace)
-    mask = float(np.minimum(tiles.masked, tiles.iterations).sum()) * tiles.weight * heads * extra / slots
-    loops = float(loop.sum()) * tiles.weight * heads / slots
+    share = tiles.weight * heads / slots
+    mean = float(per_tile.sum()) * share + once
+    inside = mean - once if lasting else float(loop.sum()) * share
+    steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
+    crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
+    mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
     l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
     port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     return ChipRun(
@@ -94,8 +97,8 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
         mean_cycles=mean,
         loop_cycles=steady,
         mask_cycles=mask,
-        fill_cycles=max(0.0, loops - steady - mask),
-        edge_cycles=max(0.0, mean - loops),
+        fill_cycles=inside - steady - mask,
+        edge_cycles=mean - inside,
         tiles=count,
         slots=slots,
         iterations=tiles.total_iterations * heads,

@@ -71,11 +71,12 @@ def _workload(row: dict[str, str]) -> Workload:
     return Workload(
         batch=_whole(row, "batch", 1),
         heads_q=heads,
-        heads_kv=_whole(row, "heads_kv", model.heads_kv if model else heads),
+        # A preset's key/value heads go with its own query heads only.
+        heads_kv=_whole(row, "heads_kv", model.heads_kv if model and not row.get("heads") else heads),
         seqlen_q=length,
         seqlen_k=_whole(row, "seqlen_k", length),
         head_dim_qk=dim,
-        head_dim_v=_whole(row, "head_dim_v", model.head_dim_v if model else dim),
+        head_dim_v=_whole(row, "head_dim_v", model.head_dim_v if model and not row.get("head_dim") else dim),
         mask=mask,
         window=window,
         dtype=row.get("dtype") or "bf16",

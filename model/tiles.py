@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tilecast.model.workload import Workload
 
 #: Query tiles of one head whose block counts are listed one by one; longer sequences are sampled evenly.

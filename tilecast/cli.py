@@ -54,7 +54,7 @@ def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Va
 @app.command()
 def predict(
     machine: opt.MachineName,
-    batch: opt.Batch = 1,
+    batch: opt.Batch = None,
     heads: opt.Heads = None,
     heads_kv: opt.HeadsKv = None,
     seqlen: opt.Seqlen = None,
@@ -63,7 +63,7 @@ def predict(
     head_dim_v: opt.HeadDimV = None,
     causal: opt.Causal = None,
     window: opt.Window = None,
-    dtype: opt.Dtype = "bf16",
+    dtype: opt.Dtype = None,
     preset: opt.PresetName = None,
     shapes: opt.Shapes = None,
     variant: opt.VariantText = None,
@@ -103,7 +103,7 @@ def predict(
 @app.command()
 def demand(
     machine: opt.MachineName = "b200",
-    batch: opt.Batch = 1,
+    batch: opt.Batch = None,
     heads: opt.Heads = None,
     heads_kv: opt.HeadsKv = None,
     seqlen: opt.Seqlen = None,
@@ -112,7 +112,7 @@ def demand(
     head_dim_v: opt.HeadDimV = None,
     causal: opt.Causal = None,
     window: opt.Window = None,
-    dtype: opt.Dtype = "bf16",
+    dtype: opt.Dtype = None,
     preset: opt.PresetName = None,
     tile_m: Annotated[int, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile.")] = 128,
     tile_n: Annotated[int, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile.")] = 128,
@@ -139,7 +139,7 @@ def schedule(
     head_dim: opt.HeadDim = None,
     head_dim_v: opt.HeadDimV = None,
     causal: opt.Causal = None,
-    dtype: opt.Dtype = "bf16",
+    dtype: opt.Dtype = None,
     variant: opt.VariantText = None,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
 ) -> None:

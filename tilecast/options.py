@@ -11,7 +11,7 @@ from tilecast.model.shapes_csv import parse_window, read_shapes
 from tilecast.model.workload import Workload, WorkloadError
 
 _WORK = "Workload"
-Batch = Annotated[int, typer.Option("--batch", help="Sequences.", rich_help_panel=_WORK)]
+Batch = Annotated[int | None, typer.Option("--batch", help="Sequences (default 1).", rich_help_panel=_WORK)]
 Heads = Annotated[int | None, typer.Option("--heads", help="Query heads (default 16).", rich_help_panel=_WORK)]
 HeadsKv = Annotated[
     int | None, typer.Option("--heads-kv", help="Key/value heads (default: as --heads).", rich_help_panel=_WORK)
@@ -30,7 +30,7 @@ Causal = Annotated[
 Window = Annotated[
     str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').", rich_help_panel=_WORK)
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp8.", rich_help_panel=_WORK)]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="bf16 (default), fp16 or fp8.", rich_help_panel=_WORK)]
 PresetName = Annotated[
     str | None, typer.Option("--preset", help="A model's shape, e.g. llama3-8b.", rich_help_panel=_WORK)
 ]
@@ -45,7 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON with documented, stab
 
 def workloads(
     *,
-    batch: int = 1,
+    batch: int | None = None,
     heads: int | None = None,
     heads_kv: int | None = None,
     seqlen: int | None = None,
@@ -54,16 +54,20 @@ def workloads(
     head_dim_v: int | None = None,
     causal: bool | None = None,
     window: str | None = None,
-    dtype: str = "bf16",
+    dtype: str | None = None,
     preset: str | None = None,
     shapes: str | None = None,
 ) -> list[Workload]:
     """One workload from the options, or all rows of ``shapes``; WorkloadError on anything that makes no sense."""
     if shapes is not None:
-        single = {"--heads": heads, "--seqlen": seqlen, "--head-dim": head_dim, "--preset": preset}
+        single = {
+            "--batch": batch, "--heads": heads, "--heads-kv": heads_kv, "--seqlen": seqlen, "--seqlen-k": seqlen_k,
+            "--head-dim": head_dim, "--head-dim-v": head_dim_v, "--causal": causal, "--window": window,
+            "--dtype": dtype, "--preset": preset,
+        }  # fmt: skip
         clash = [name for name, value in single.items() if value is not None]
         if clash:
-            raise WorkloadError(f"--shapes gives the shapes: drop {clash[0]}")
+            raise WorkloadError(f"--shapes gives the shapes, with their columns: drop {clash[0]}")
         return read_shapes(shapes)
     model = find_preset(preset) if preset else None
     heads_q = heads if heads is not None else model.heads_q if model else 16
@@ -76,7 +80,11 @@ def workloads(
     if model and causal is None and limits is None:
         mask, limits = model.mask, model.window
     keys = seqlen_k if seqlen_k is not None else length
-    return [Workload(batch, heads_q, shared, length, keys, dim, dim_v, mask, limits, dtype)]
+    return [
+        Workload(
+            1 if batch is None else batch, heads_q, shared, length, keys, dim, dim_v, mask, limits, dtype or "bf16"
+        )
+    ]
 
 
 def clock_value(text: str) -> str | float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hypothesis import strategies as st
+
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, Role, Step
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 import loops
 import pytest
 from hypothesis import given, settings
+
 from tilecast.model.bounds import bounds, rec_mii, res_mii
 from tilecast.model.graph import Edge, Op, Pipeline, PipelineError, Role, Step
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import sympy
+
 from tilecast.model.demand import (
     DemandError,
     backward_forms,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import loops
 import pytest
+
 from tilecast.model.bounds import bounds
 from tilecast.model.check_schedule import check_schedule
 from tilecast.model.gantt import text_gantt
@@ -135,9 +136,8 @@ def test_gantt_shows_every_lane_and_fits() -> None:
 
 
 def test_report_and_networkx() -> None:
-    from tilecast.model.export import to_networkx
-
     from tilecast.cmd_schedule import run_schedule
+    from tilecast.model.export import to_networkx
 
     text = run_schedule(loops.blackwell(2), 10.0)
     assert "II 2060 cycles (proven optimal)" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tilecast.model.machine import MachineError, load_machine, machine_json_schema, machine_names
 from tilecast.model.machine_schema import KEYS
 from tilecast.model.machine_view import describe_machine, draw_sm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tilecast.model.machine import load_machine
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.pipelines.unfused import kernels

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 import tilecast.validation.points as module
 from tilecast.model.machine import machine_names
 from tilecast.validation.points import PublishedPoint, best_per_shape, load_cycles, load_points, reasons

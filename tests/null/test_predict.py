@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tilecast
 from tilecast.model.machine import load_machine, machine_names
 from tilecast.model.power import Activity, fixed_clock, power_at, settle_clock
 from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import Fa3Variant, Fa4Variant
 from tilecast.model.workload import Workload
-
-import tilecast
 
 W = Workload(batch=4, seqlen_q=8192, seqlen_k=8192)
 KEYS = {
@@ -84,6 +84,13 @@ def test_causal_saves_time_but_not_half() -> None:
     full = predict(W, "b200", clock=1500.0)
     causal = predict(replace(W, mask="causal"), "b200", clock=1500.0)
     assert 0.5 * full.time_ms < causal.time_ms < 0.7 * full.time_ms
+
+
+@pytest.mark.parametrize("lengths", [(4096, 1), (1, 4096), (1, 1), (100, 77), (300, 5000)])
+@pytest.mark.parametrize("machine", ["b200", "h200-sxm", "a100"])
+def test_odd_shapes_have_a_waterfall_without_negative_causes(lengths: tuple[int, int], machine: str) -> None:
+    p = predict(Workload(seqlen_q=lengths[0], seqlen_k=lengths[1], mask="causal"), machine)
+    assert all(step.share >= -1e-9 for step in p.waterfall), p.text()
 
 
 def test_window_is_cheaper_than_causal() -> None:

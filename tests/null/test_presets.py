@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tilecast.model.presets import preset, preset_names
 from tilecast.model.workload import Workload, WorkloadError
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tilecast.validation.points import best_per_shape, load_cycles, load_points, reasons
 from tilecast.validation.published_run import headline_points, run_published, share_within
 from tilecast.validation.published_text import report_dict, report_text, write_scatter

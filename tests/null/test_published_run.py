@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tilecast.model.predict import PredictError
 from tilecast.validation.points import PublishedPoint, load_points
 from tilecast.validation.published_run import (

@@ -9,6 +9,7 @@ import loops
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+
 from tilecast.model.bounds import bounds
 from tilecast.model.check_schedule import check_schedule
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tilecast.model.shapes_csv import parse_window, read_shapes
 from tilecast.model.workload import Workload, WorkloadError
 

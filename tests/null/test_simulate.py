@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tilecast.model.bounds import bounds
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.machine import load_machine

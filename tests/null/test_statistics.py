@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tilecast.validation.statistics import grouped, rank_correlation, summarise
 
 

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+
 from tilecast.model.machine import load_machine
 from tilecast.model.tensor_core import (
     mma_completion_latency_cycles,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tilecast.model.presets import preset, preset_names
 from tilecast.model.shapes_csv import read_shapes
 from tilecast.model.tiles import head_tiles
