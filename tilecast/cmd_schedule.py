@@ -36,10 +36,7 @@ def run_schedule(pipeline: Pipeline, time_limit: float = 10.0) -> str:
         # Against a search that was stopped early a difference would say nothing.
         cost = f", {own.ii_cycles / free.ii_cycles - 1.0:.1%} more than the best order"
     order = "; ".join(f"{role.name}: " + " ".join(step_text(step) for step in role.program) for role in pipeline.roles)
-    return (
-        f"{text}\n\nThe kernel's own order ({order})\nreaches II {own.ii_cycles} ({own.status})"
-        f"with its matrix products in that order{cost}."
-    )
+    return f"{text}\n\nThe kernel's own order ({order})\nreaches II {own.ii_cycles} ({own.status}){cost}."
 
 
 def schedule_report(pipeline: Pipeline, schedule: Schedule) -> str:

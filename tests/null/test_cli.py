@@ -28,6 +28,11 @@ def test_main_job_prints_the_forecast() -> None:
     assert "TFLOP/s" in done.stdout
 
 
+def test_the_readme_shows_this_very_output() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert tilecast(*PREDICT).stdout.rstrip() in readme, "README.md shows an old forecast: paste the new output"
+
+
 def test_json_and_trace(tmp_path: Path) -> None:
     trace = tmp_path / "tile.json"
     done = tilecast(*PREDICT, "--json", "--trace", str(trace))
