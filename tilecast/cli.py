@@ -136,10 +136,17 @@ def demand(
 @app.command()
 def schedule(
     machine: opt.MachineName = "b200",
+    batch: opt.Batch = None,
+    heads: opt.Heads = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: opt.Seqlen = None,
+    seqlen_k: opt.SeqlenK = None,
     head_dim: opt.HeadDim = None,
     head_dim_v: opt.HeadDimV = None,
     causal: opt.Causal = None,
+    window: opt.Window = None,
     dtype: opt.Dtype = None,
+    preset: opt.PresetName = None,
     variant: opt.VariantText = None,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
 ) -> None:
@@ -152,7 +159,19 @@ def schedule(
     # Also refuses NaN, which compares with nothing.
     if not time_limit > 0:
         raise PredictError(f"--time-limit: expected seconds above 0, got {time_limit:g}")
-    (work,) = opt.workloads(seqlen=8192, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, dtype=dtype)
+    (work,) = opt.workloads(
+        batch=batch,
+        heads=heads,
+        heads_kv=heads_kv,
+        seqlen=seqlen,
+        seqlen_k=seqlen_k,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        window=window,
+        dtype=dtype,
+        preset=preset,
+    )
     chip, knobs = _machine_and_variant(machine, variant)
     if knobs is None:
         knobs = published_variant(native_family(chip), work, chip)
