@@ -351,7 +351,7 @@ def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) ->
     )
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
     """Simulate until the loop is periodic; the trace then answers for any number of blocks."""
     window = _FIRST_WINDOW + masked_iterations

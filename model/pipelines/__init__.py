@@ -11,7 +11,7 @@ from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant
 from tilecast.model.workload import Workload
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
     """The loop of ``variant`` for ``workload`` on ``machine``; of the workload only head dimensions, dtype and mask matter.
 
