@@ -277,13 +277,10 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVari
     )
 
 
-def uncertain_facts(machine: Machine, pipeline: Pipeline) -> tuple[str, ...]:
+def uncertain_facts(machine: Machine, pipeline: Pipeline, dtype: str) -> tuple[str, ...]:
     """Facts with a range that the forecast rests on: those of the pipeline and those of the clock and memory."""
-    chip = (
-        "power.tensor_pj_per_flop_bf16", "power.tensor_pj_per_flop_fp8", "chip.tdp_w", "l2.bytes_per_clk_per_sm",
-        "hbm.tbps_achieved",
-    )  # fmt: skip
-    names = (*pipeline.facts_used, *chip)
+    energy = "power.tensor_pj_per_flop_fp8" if dtype == "fp8" else "power.tensor_pj_per_flop_bf16"
+    names = (*pipeline.facts_used, energy, "chip.tdp_w", "l2.bytes_per_clk_per_sm", "hbm.tbps_achieved")
     return tuple(n for n in names if machine.has(n) and machine.fact(n).low is not None)
 
 
@@ -292,7 +289,7 @@ def _interval(
 ) -> tuple[float, float]:
     """TFLOP/s interval: every ranged fact moved to its ends in turn, the changes added in quadrature."""
     up = down = 0.0
-    for name in uncertain_facts(machine, answer.pipeline):
+    for name in uncertain_facts(machine, answer.pipeline, workload.dtype):
         fact = machine.fact(name)
         ends = [e for e in (fact.low, fact.high) if e is not None and e != fact.value]
         changes = []
@@ -325,7 +322,7 @@ def _assemble(
             others.append((regime, other.seconds * 1e3, other.tflops, other.clock.mhz))
     assumed = tuple(
         f"{n} = {machine[n]:g} {machine.fact(n).unit} ({machine.fact(n).kind})"
-        for n in uncertain_facts(machine, answer.pipeline)
+        for n in uncertain_facts(machine, answer.pipeline, workload.dtype)
         if machine.fact(n).kind in ("assumed", "inferred")
     )
     return Prediction(

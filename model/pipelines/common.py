@@ -84,6 +84,11 @@ def row_sum_work(machine: Machine, elements: float) -> Work:
     return work(machine, {"fma": cycles}, {"fma": count})
 
 
+def packing_fact(workload: Workload) -> str:
+    """The fact that gives the rate of packing probabilities to the workload's dtype."""
+    return "cvt.f32x2_to_fp8x2_per_clk" if workload.dtype == "fp8" else "cvt.f32x2_to_bf16x2_per_clk"
+
+
 def exp_work(machine: Machine, workload: Workload, elements: float, emulated_share: float, degree: int) -> Work:
     """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
 
@@ -98,7 +103,7 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     emulation_count = emulated / 128.0 * ((degree + 2) / packed + 1.0)
     # F2FP packs two floats; FP8 pairs are 16 bit and need one more byte permute for every four elements.
     packs = elements / 2.0
-    rate = machine["cvt.f32x2_to_fp8x2_per_clk" if workload.dtype == "fp8" else "cvt.f32x2_to_bf16x2_per_clk"]
+    rate = machine[packing_fact(workload)]
     permutes = elements / 4.0 if workload.dtype == "fp8" else 0.0
     alu_count = (packs + permutes + emulated) / 128.0
     return work(

@@ -49,7 +49,10 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
         prologue_cycles=machine["launch.cta_start_cycles"],
         epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"] + machine["l2.latency_cycles"],
         mask_demand=tuple((f"max{s}", common.mask_work(machine, rows * variant.tile_n * 2.0)) for s in range(streams)),
-        facts_used=("tensor.mma_latency_cycles", "cvt.f32x2_to_bf16x2_per_clk"),
+        facts_used=(
+            "tensor.mma_latency_cycles",
+            common.packing_fact(workload),
+        ),
     )
 
 

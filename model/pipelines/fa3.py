@@ -55,7 +55,7 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         epilogue_cycles=o / machine["fma.lanes"] + o * 2 * 2 / machine["smem.bytes_per_clk"]
         + common.load_cycles(machine, o * 2) + machine["l2.latency_cycles"],
         mask_demand=tuple((f"max{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
-        facts_used=("tensor.mma_latency_cycles", "cvt.f32x2_to_bf16x2_per_clk", "sync.mbarrier_roundtrip_cycles"),
+        facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
 
 

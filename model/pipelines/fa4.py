@@ -55,7 +55,12 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
         prologue_cycles=machine["launch.cta_start_cycles"],
         epilogue_cycles=parts.epilogue_cycles(),
         mask_demand=tuple((f"max{s}", common.mask_work(machine, parts.elements)) for s in tiles),
-        facts_used=("tmem.load_latency_cycles", "sync.mbarrier_roundtrip_cycles", "cvt.f32x2_to_bf16x2_per_clk"),
+        facts_used=(
+            "tmem.load_latency_cycles",
+            "tmem.read_bytes_per_clk",
+            "sync.mbarrier_roundtrip_cycles",
+            common.packing_fact(workload),
+        ),
         notes=(
             ("exponentials on the FMA pipe", variant.emulated_share),
             ("rescale share", rescale_share(variant.rescale_threshold)),
