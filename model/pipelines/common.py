@@ -78,6 +78,15 @@ def row_max_work(machine: Machine, elements: float) -> Work:
     return work(machine, {"alu": count / machine["alu.lanes"]}, {"alu": count / 128.0})
 
 
+def bookkeeping_work(machine: Machine) -> Work:
+    """What a softmax step does besides its elements: barrier polls, statistics, addresses, branches."""
+    return work(
+        machine,
+        {"alu": STEP_ALU_INSTRUCTIONS * 128 / machine["alu.lanes"]},
+        {"alu": STEP_ALU_INSTRUCTIONS, "other": STEP_INSTRUCTIONS - STEP_ALU_INSTRUCTIONS},
+    )
+
+
 def row_sum_work(machine: Machine, elements: float) -> Work:
     """FP32 sum of the exponentials of every row."""
     cycles, count = fma_cost(machine, elements)

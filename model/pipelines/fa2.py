@@ -81,12 +81,7 @@ class _Stream:
         w, v, m, s = self.w, self.v, self.m, self.s
         role = f"warps{s}"
         elements = float(self.rows * v.tile_n)
-        step = common.add(
-            m, common.row_max_work(m, elements),
-            common.work(m, {"alu": common.STEP_ALU_INSTRUCTIONS * 128 / m["alu.lanes"]},
-                        {"alu": common.STEP_ALU_INSTRUCTIONS,
-                         "other": common.STEP_INSTRUCTIONS - common.STEP_ALU_INSTRUCTIONS}),
-        )  # fmt: skip
+        step = common.add(m, common.row_max_work(m, elements), common.bookkeeping_work(m))
         quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
         exp = common.exp_work(m, w, elements, 0.0, 3)
         total = common.row_sum_work(m, elements)

@@ -76,12 +76,7 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
 def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
     role = f"consumer{g}"
     elements = float(_ROWS * v.tile_n)
-    step = common.add(
-        m, common.row_max_work(m, elements),
-        common.work(m, {"alu": common.STEP_ALU_INSTRUCTIONS * 128 / m["alu.lanes"]},
-                    {"alu": common.STEP_ALU_INSTRUCTIONS,
-                     "other": common.STEP_INSTRUCTIONS - common.STEP_ALU_INSTRUCTIONS}),
-    )  # fmt: skip
+    step = common.add(m, common.row_max_work(m, elements), common.bookkeeping_work(m))
     # Rows sit on quads of threads: two dependent shuffle + max steps close each reduction.
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
     exp = common.exp_work(m, w, elements, 0.0, 3)

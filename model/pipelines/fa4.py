@@ -99,10 +99,7 @@ class _Parts:
         first = v.tile_n * _FIRST_PART if v.split_p else v.tile_n
         softmax = f"softmax{s}"
         max_work = common.row_max_work(m, self.elements if not v.load_max else self.elements / 32)
-        overhead = common.work(
-            m, {"alu": common.STEP_ALU_INSTRUCTIONS * 128 / m["alu.lanes"]},
-            {"alu": common.STEP_ALU_INSTRUCTIONS, "other": common.STEP_INSTRUCTIONS - common.STEP_ALU_INSTRUCTIONS},
-        )  # fmt: skip
+        overhead = common.bookkeeping_work(m)
         read = self.elements * 4 / m["tmem.read_bytes_per_clk"]
         # Loads stream ahead of the maxima: latency once, then the slower of port and ALU.
         max_time = m["tmem.load_latency_cycles"] + max(read, max_work.busiest()) + common.statistics_latency(m)
