@@ -142,9 +142,13 @@ class _Parts:
             {"alu": common.CORRECTION_ALU_INSTRUCTIONS, "fma": count,
              "other": common.CORRECTION_INSTRUCTIONS - common.CORRECTION_ALU_INSTRUCTIONS},
         )  # fmt: skip
-        # A rescale walks O in 16-column pieces, each a load, a multiply and a store in turn.
+        # A rescale walks O in 16-column pieces, each a load, a multiply and a store in turn.  Each warp decides for its
+        # own 32 rows, but the barriers wait for all four: the step takes long when any of them rescales.
+        any_warp = 1.0 - (1.0 - share) ** 4
         pieces = self.w.head_dim_v / 16
-        walk = share * (pieces * m["tmem.load_latency_cycles"] / 2 + (read + write) / max(share, 1e-9))
+        whole = self.v.tile_m * self.w.head_dim_v * 4.0
+        port = whole / m["tmem.read_bytes_per_clk"] + whole / m["tmem.write_bytes_per_clk"]
+        walk = any_warp * (pieces * m["tmem.load_latency_cycles"] / 2 + port)
         # Read the scale, then arrive on two barriers (each a shared-memory round trip) after the vote.
         alone = 3 * m["smem.latency_cycles"] + max(fixed.busiest(), common.CORRECTION_INSTRUCTIONS) + walk
         return Op(
