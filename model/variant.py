@@ -63,6 +63,7 @@ class Fa4Variant:
     poly_degree: int = 3
     rescale_threshold: float = 8.0
     split_p: bool = True
+    stats_slots: int = 1  # row-statistics slots a tile: 1 ties the two softmax groups together as FA4 does
     load_max: bool = False  # tcgen05.ld.red: row max comes with the load (sm_103)
     scheduler: str = "grid"
 
@@ -122,6 +123,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "tile_m": (16, 32, 64, 128, 256),
     "warpgroups": (1, 2, 3),
     "warps": (4, 8),
+    "stats_slots": (1, 2),
     "poly_degree": (1, 2, 3, 4, 5),
     "intermediate_bytes": (0, 2, 4),
 }
@@ -383,7 +385,7 @@ def candidates(family: str, workload: Workload, machine: Machine) -> tuple[Varia
             for group in groups:
                 for split in ("q", "k"):
                     found += [
-                        Fa4Variant(split=split, cta_group=group, emulated_share=s, scheduler=scheduler, load_max=load_max)
+                        Fa4Variant(split=split, cta_group=group, emulated_share=s, scheduler=scheduler, load_max=load_max, stats_slots=2)
                         for s in shares
                     ]  # fmt: skip
         legal = [v for v in found if legality(v, workload, machine).legal]

@@ -190,7 +190,14 @@ class _Parts:
                 Edge(f"qk{s}", f"max{s}", 0, s_ready, "data", "S full"),
                 Edge(f"max{s}", f"correct{s}", 0, handoff, "data", "row statistics"),
                 # The correction step of one tile releases the statistics slot of the other (fa4.md (d)).
-                Edge(f"correct{before}", f"sum{s}", lap, self.arrive_local(), "order", "statistics slot"),
+                Edge(
+                    f"correct{before}",
+                    f"sum{s}",
+                    lap + v.stats_slots - 1,
+                    self.arrive_local(),
+                    "order",
+                    "statistics slot",
+                ),
             ]
             if v.split == "k":
                 # Alternate key blocks of one query tile: the running maximum passes from group to group.
