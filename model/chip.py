@@ -74,11 +74,12 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
-    start, finish, gap = _edges(pipeline, machine, trace, variant.scheduler)
+    # CTAs that live on from tile to tile, as against one CTA a tile.
+    lasting = variant.scheduler in ("persistent", "work-stealing")
+    start, finish, gap = _edges(pipeline, machine, trace)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
-    lasting = variant.scheduler in ("persistent", "work-stealing")
     per_tile = loop + (gap if lasting else start + finish)
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if lasting else 0.0
@@ -109,7 +110,7 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     )
 
 
-def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace, scheduler: str) -> tuple[float, float, float]:
+def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> tuple[float, float, float]:
     """(start, end, gap): cycles before a tile's loop, after it, and between tiles of a persistent CTA."""
     first_load = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
     start = pipeline.prologue_cycles + max(0.0, first_load)
@@ -117,8 +118,7 @@ def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace, scheduler: str)
     # A persistent CTA prefetches the next query tile and stores the last one under the loop; what stays is the
     # part of fill and drain that exceeds one iteration of overlap between neighbouring tiles.
     fill = trace.iteration_end[-1] - len(trace.iteration_end) * trace.ii_cycles
-    gap = max(0.0, fill - trace.ii_cycles) - fill if scheduler in ("persistent", "work-stealing") else 0.0
-    return start, finish, gap
+    return start, finish, max(0.0, fill - trace.ii_cycles) - fill
 
 
 def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
@@ -157,7 +157,7 @@ def traffic(
     l2 = blocks * pipeline.keys_per_iteration * row + queries
     kv = workload.batch * workload.heads_kv * workload.seqlen_k * row
     share = tiles.total_iterations * pipeline.keys_per_iteration / (tiles.count * workload.seqlen_k)
-    sharers = tiles.count * workload.heads_q // workload.heads_kv
+    sharers = tiles.count * workload.group_size
     resident = min(slots, sharers)
     heads_alive = max(1.0, slots / max(1, sharers))
     working_set = heads_alive * workload.seqlen_k * row

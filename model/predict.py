@@ -200,14 +200,12 @@ class _Answer:
     chip: ChipRun
     pipeline: Pipeline
     trace: SmTrace
-    work_cycles: float
     launch_seconds: float
 
 
 def kernel_shape(workload: Workload) -> Workload:
     """The workload reduced to what the loop body depends on, so that simulations are shared between shapes."""
-    window = workload.window if workload.mask == "window" else None
-    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192, window=window)
+    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
 
 
 @lru_cache(maxsize=65536)
@@ -221,9 +219,7 @@ def _evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str
     settled = _settle(machine, activity, cycles, chip.hbm_seconds, clock)
     launch = machine["launch.kernel_us"] * 1e-6
     seconds = max(cycles / (settled.mhz * 1e6), chip.hbm_seconds) + launch
-    return _Answer(
-        seconds, workload.flops / seconds / 1e12, settled, chip, pipeline, steady_state(pipeline), cycles, launch
-    )
+    return _Answer(seconds, workload.flops / seconds / 1e12, settled, chip, pipeline, steady_state(pipeline), launch)
 
 
 def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: float, clock: str | float) -> Clock:
@@ -263,7 +259,6 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVari
     spent = [max(c / hertz, s) for c, s in zip(loops, hbm, strict=True)]
     launch = len(parts) * machine["launch.kernel_us"] * 1e-6
     longest = max(range(len(parts)), key=lambda i: spent[i])
-    cycles = sum(max(c, s * hertz) for c, s in zip(loops, hbm, strict=True))
     run = ChipRun(
         makespan_cycles=sum(loops), mean_cycles=sum(loops), loop_cycles=sum(loops), mask_cycles=0.0, fill_cycles=0.0,
         edge_cycles=0.0, tiles=int(parts[longest].iterations), slots=int(sms),
@@ -272,9 +267,7 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVari
     )  # fmt: skip
     seconds = sum(spent) + launch
     pipeline = parts[longest].pipeline
-    return _Answer(
-        seconds, workload.flops / seconds / 1e12, settled, run, pipeline, steady_state(pipeline), cycles, launch
-    )
+    return _Answer(seconds, workload.flops / seconds / 1e12, settled, run, pipeline, steady_state(pipeline), launch)
 
 
 def uncertain_facts(machine: Machine, pipeline: Pipeline, dtype: str) -> tuple[str, ...]:
@@ -361,7 +354,7 @@ def _waterfall(workload: Workload, machine: Machine, answer: _Answer) -> tuple[W
         ("tensor cores at peak rate and top clock", at_peak),
         ("clock (power limit or tensor load) below the top clock", useful - at_peak),
     ]
-    if isinstance(answer.pipeline.name, str) and answer.pipeline.name.startswith("unfused"):
+    if answer.pipeline.name.startswith("unfused"):
         steps.append(("loops beyond the matrix products", max(0.0, chip.loop_cycles - useful)))
     else:
         per_slot = answer.pipeline.demand().get("tensor", 0.0) / answer.trace.ii_cycles

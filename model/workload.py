@@ -105,9 +105,7 @@ class Workload:
             else self.seqlen_q * self.seqlen_k
         )
         lows = _clipped_sum(self.seqlen_q, offset - left, self.seqlen_k) if left >= 0 else 0
-        if right >= 0 and left >= 0:
-            # Where a row's window lies wholly outside the keys both bounds clip to the same value: no correction.
-            return highs - lows
+        # Where a row's window lies wholly outside the keys both bounds clip to the same value: no correction.
         return highs - lows
 
     @property

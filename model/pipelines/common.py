@@ -53,7 +53,7 @@ def work(machine: Machine, cycles: dict[str, float], instructions: dict[str, flo
     return Work(tuple(merged.items()), tuple((p, n) for p, n in instructions.items() if n > 0))
 
 
-def add(machine: Machine, *parts: Work) -> Work:
+def add(*parts: Work) -> Work:
     """Sum of several pieces of work (unit by unit, pipe by pipe)."""
     cycles: dict[str, float] = {}
     instructions: dict[str, float] = {}

@@ -81,7 +81,7 @@ class _Stream:
         w, v, m, s = self.w, self.v, self.m, self.s
         role = f"warps{s}"
         elements = float(self.rows * v.tile_n)
-        step = common.add(m, common.row_max_work(m, elements), common.bookkeeping_work(m))
+        step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))
         quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
         exp = common.exp_work(m, w, elements, 0.0, 3)
         total = common.row_sum_work(m, elements)

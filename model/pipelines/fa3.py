@@ -76,13 +76,13 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
 def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
     role = f"consumer{g}"
     elements = float(_ROWS * v.tile_n)
-    step = common.add(m, common.row_max_work(m, elements), common.bookkeeping_work(m))
+    step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))
     # Rows sit on quads of threads: two dependent shuffle + max steps close each reduction.
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
     exp = common.exp_work(m, w, elements, 0.0, 3)
     if w.dtype == "fp8":
         permutes = elements * _FP8_PERMUTES_PER_ELEMENT
-        exp = common.add(m, exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
+        exp = common.add(exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
     total = common.row_sum_work(m, elements)
     o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})

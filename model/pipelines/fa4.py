@@ -124,7 +124,7 @@ class _Parts:
                 self.mma(f"pv{s}{suffix}", "pv", s, w.head_dim_v, round(v.tile_n * share), "tmem"),
             )
         # Barrier polls, addresses and loop control of the step sit beside the row sum, off the path from S to P.
-        total = common.add(m, common.row_sum_work(m, self.elements), overhead)
+        total = common.add(common.row_sum_work(m, self.elements), overhead)
         ops.append(
             Op(f"sum{s}", "row sum", softmax, total.cycles, total.busiest(), tile=s, instructions=total.instructions)
         )
@@ -238,12 +238,8 @@ class _Parts:
         tiles = range(self.v.stages)
         matrix: list[Step] = []
         for s in tiles:
-            if self.v.split == "q":
-                matrix += [Step(f"pv{s}{p}") for p in parts]
-                matrix.append(Step(f"qk{s}", 1))
-            else:
-                matrix += [Step(f"pv{s}{p}") for p in parts]
-                matrix.append(Step(f"qk{s}", 1))
+            matrix += [Step(f"pv{s}{p}") for p in parts]
+            matrix.append(Step(f"qk{s}", 1))
         softmax = []
         for s in tiles:
             # The row sum of a block runs at the head of the next step, after the statistics slot is free.

@@ -93,7 +93,6 @@ def _softmax(w: Workload, m: Machine, middle: int) -> Pipeline:
     """128 x 128 elements of S: read, maximum, exponential, sum, write."""
     elements = float(_TILE * _TILE)
     work = common.add(
-        m,
         common.row_max_work(m, elements),
         common.exp_work(m, w, elements, 0.0, 3),
         common.row_sum_work(m, elements),
