@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tilecast.model.machine import Machine
 from tilecast.model.workload import Workload
 
-#: Scalar instructions of a softmax step that do not scale with the tile (barrier polls, statistics, addresses,
-#: branches) and how many of them run on the ALU pipe; counted from the step's structure in fa4.md (d).
+#: Scalar instructions of a softmax or correction step that do not scale with the tile (barrier polls, statistics,
+#: addresses, branches) and how many of them run on the ALU pipe.  Inferred, not counted: what the issue and ALU shares
+#: of FA4 bf16 on B300 (flash-attention #2701) leave after the instructions that do scale, split between the roles.
 STEP_INSTRUCTIONS = 28
 STEP_ALU_INSTRUCTIONS = 14
 CORRECTION_INSTRUCTIONS = 30
