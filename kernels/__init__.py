@@ -1,1 +1,25 @@
-"""The kernels that ship, as generated, and the operator users call."""
+"""The kernels that ship, as generated, and the operator users call.  Names load on first use: this imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "attention": "tilecast.kernels.operator",
+    "AttentionError": "tilecast.kernels.errors",
+    "UnsupportedError": "tilecast.kernels.errors",
+}
+__all__ = ["AttentionError", "UnsupportedError", "attention"]
+
+if TYPE_CHECKING:
+    from tilecast.kernels.errors import AttentionError, UnsupportedError
+    from tilecast.kernels.operator import attention
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilecast.kernels' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -75,7 +75,7 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     masked_trace = steady_state(pipeline, 2) if tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
     # CTAs that live on from tile to tile, as against one CTA a tile.
-    lasting = variant.scheduler in ("persistent", "work-stealing")
+    lasting = variant.scheduler in ("persistent", "work-stealing", "paired")
     start, finish, gap = _edges(pipeline, machine, trace)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
@@ -132,6 +132,11 @@ def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots
         # Hand-out in order leaves the last tile's length on average half unfilled; longest-first leaves the shortest.
         last = low if scheduler == "longest-first" else high
         return max(high, total / slots + 0.5 * last)
+    if scheduler == "paired":
+        # Persistent over pairs of a long and a short tile of one head; the middle one of an odd count is alone.
+        half = len(per_tile) // 2
+        pairs = np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
+        per_tile, scheduler = pairs, "persistent"
     order = np.sort(per_tile)[::-1] if scheduler == "longest-first" else per_tile
     sequence = np.repeat(order, heads) if scheduler == "longest-first" else np.tile(order, heads)
     if scheduler == "persistent":

@@ -16,14 +16,8 @@ from tilecast.model.machine import Machine, load_machine
 from tilecast.model.pipelines import build_pipeline, unfused
 from tilecast.model.power import Activity, Clock, fixed_clock, settle_clock
 from tilecast.model.simulate import CriticalStep, SmTrace, critical_recurrence, steady_state
-from tilecast.model.variant import (
-    UnfusedVariant,
-    Variant,
-    candidates,
-    legality,
-    native_family,
-    published_variant,
-)
+from tilecast.model.candidates import candidates, native_family, published_variant
+from tilecast.model.variant import UnfusedVariant, Variant, legality
 from tilecast.model.workload import Workload
 
 #: A loop within this of its busiest unit is bound by the unit, else by the recurrence.

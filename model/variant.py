@@ -76,8 +76,16 @@ class Fa3Variant:
     warpgroups: int = 2
     tile_n: int = 128
     kv_stages: int = 2
+    q_stages: int = 1  # 2: the next work tile's Q lands under this one's loop
     overlap: bool = True  # intra-warpgroup: QK of the next block in flight under the softmax
     ping_pong: bool = True  # inter-warpgroup: one warpgroup's softmax under the other's GEMMs
+    #: always: online softmax; conditional: O is rescaled only when the row max grew by more than the threshold;
+    #: anchored: the row max of the first blocks is the reference for all, and a tile whose sums leave the safe range
+    #: is done again with the online softmax.
+    rescale: str = "always"
+    rescale_threshold: float = 8.0
+    emulated_share: float = 0.0
+    poly_degree: int = 3
     scheduler: str = "grid"
 
 
@@ -112,7 +120,8 @@ FAMILIES: dict[str, type[Fa4Variant] | type[Fa3Variant] | type[Fa2Variant] | typ
     "fa2": Fa2Variant,
     "unfused": UnfusedVariant,
 }
-SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing")
+#: paired: persistent, a long and a short query block of one head after the other, so that every pair is the same work.
+SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing", "paired")
 
 #: Allowed values of knobs with few; numbers are (low, high) ranges.
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -124,6 +133,8 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "warpgroups": (1, 2, 3),
     "warps": (4, 8),
     "stats_slots": (1, 2),
+    "q_stages": (1, 2),
+    "rescale": ("always", "conditional", "anchored"),
     "poly_degree": (1, 2, 3, 4, 5),
     "intermediate_bytes": (0, 2, 4),
 }
@@ -148,13 +159,14 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
         pairs[key.strip().replace("-", "_")] = value.strip()
     family = pairs.pop("family", base.family if base else "")
     if family not in FAMILIES:
-        raise VariantError(f"--variant: unknown family '{family}'{_nearest(family, tuple(FAMILIES))}")
+        raise VariantError(f"--variant: unknown family '{family}'{nearest(family, tuple(FAMILIES))}")
     variant: Variant = base if base is not None and base.family == family else FAMILIES[family]()
     changes = {key: _knob_value(variant, key, value) for key, value in pairs.items()}
     return replace(variant, **changes)  # type: ignore[arg-type]
 
 
-def _nearest(word: str, known: tuple[str, ...]) -> str:
+def nearest(word: str, known: tuple[str, ...]) -> str:
+    """'; did you mean ...' for a word close to a known one, else the list of known ones."""
     close = difflib.get_close_matches(word, known, 3, 0.4)
     return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
 
@@ -162,7 +174,7 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 def _knob_value(variant: Variant, key: str, text: str) -> object:
     names = tuple(f.name for f in fields(variant) if f.name != "family")
     if key not in names:
-        raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{_nearest(key, names)}")
+        raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{nearest(key, names)}")
     current = getattr(variant, key)
     try:
         if isinstance(current, bool):
@@ -270,7 +282,7 @@ def _fa3_legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> 
     if need > limit:
         return Verdict(False, "registers of a consumer thread", need, limit, "registers", "use a smaller tile_n, fewer warpgroups or overlap=false")  # fmt: skip
     size = workload.dtype_bytes
-    query = 64 * variant.warpgroups * workload.head_dim_qk * size
+    query = 64 * variant.warpgroups * workload.head_dim_qk * size * variant.q_stages
     ring = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size
     total = query + ring + _SMEM_BOOKKEEPING
     if total > machine["smem.per_cta_bytes"]:
@@ -310,101 +322,3 @@ def fa2_ctas_per_sm(variant: Fa2Variant, workload: Workload, machine: Machine) -
     by_registers = machine["reg.file_bytes"] // (registers * 4 * 32 * variant.warps)
     by_warps = machine["sm.max_warps"] // variant.warps
     return max(1, int(min(by_smem, by_registers, by_warps, 4)))
-
-
-# --- the kernels as published, and the candidates a forecast chooses from --------------------------------------
-
-
-def published_variant(family: str, workload: Workload, machine: Machine) -> Variant:
-    """The variant the family's authors ship for this shape (fa4.md (d)); VariantError for unknown families."""
-    if family not in FAMILIES:
-        raise VariantError(f"unknown kernel family '{family}'{_nearest(family, tuple(FAMILIES))}")
-    if family == "fa4":
-        return _published_fa4(workload, machine)
-    if family == "fa3":
-        return _published_fa3(workload)
-    if family == "fa2":
-        wide = workload.head_dim_v > 64
-        return Fa2Variant(tile_n=64 if wide or machine["smem.per_cta_bytes"] < 120_000 else 128,
-                          tile_m=128 if workload.head_dim_v <= 128 else 64)  # fmt: skip
-    return UnfusedVariant()
-
-
-def _published_fa4(workload: Workload, machine: Machine) -> Fa4Variant:
-    masked = workload.mask != "none"
-    wide = max(workload.head_dim_qk, workload.head_dim_v)
-    pair = wide == 256 or (not masked and wide in (128, 192) and workload.seqlen_q > 256)
-    if machine["mufu.ex2_per_clk"] >= 32:
-        share = 0.0
-    elif wide == 256:
-        share = 0.30
-    elif wide == 192:
-        share = 0.1875 if pair else 0.0625
-    elif workload.dtype == "fp8":
-        share = 0.1875 if pair else 0.25
-    else:
-        share = 0.1875 if pair else 0.125
-    return Fa4Variant(
-        split="k" if wide == 256 else "q",
-        cta_group=2 if pair else 1,
-        emulated_share=share,
-        scheduler="longest-first" if masked else "persistent",
-    )
-
-
-def _published_fa3(workload: Workload) -> Fa3Variant:
-    wide = max(workload.head_dim_qk, workload.head_dim_v)
-    scheduler = "grid" if workload.mask == "none" else "longest-first"
-    if wide <= 64:
-        return Fa3Variant(warpgroups=3, tile_n=128, ping_pong=True, scheduler=scheduler)
-    if wide <= 96:
-        return Fa3Variant(warpgroups=3, tile_n=128 if workload.mask != "none" else 144, overlap=False, scheduler=scheduler)  # fmt: skip
-    if wide <= 128:
-        return Fa3Variant(warpgroups=2, tile_n=128, scheduler=scheduler)
-    if wide <= 192:
-        return Fa3Variant(warpgroups=2, tile_n=112 if workload.mask == "none" else 96, scheduler=scheduler)
-    return Fa3Variant(warpgroups=2, tile_n=80, scheduler=scheduler)
-
-
-def native_family(machine: Machine) -> str:
-    """The family built for the machine's matrix unit."""
-    return {"tcgen05": "fa4", "wgmma": "fa3"}.get(machine.tensor_kind, "fa2")
-
-
-def candidates(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
-    """Legal variants a forecast chooses from, in order of preference among equals."""
-    masked = workload.mask != "none"
-    schedulers = ("longest-first",) if masked else ("persistent",)
-    found: list[Variant] = []
-    if family == "fa4":
-        wide = max(workload.head_dim_qk, workload.head_dim_v)
-        shares = (0.0,) if machine["mufu.ex2_per_clk"] >= 32 else (0.0, 0.125, 0.1875, 0.25)
-        groups = (2, 1) if not masked or wide > 192 else (1,)
-        load_max = bool(machine.get("tmem.load_reduce", 0.0))
-        for scheduler in schedulers:
-            for group in groups:
-                for split in ("q", "k"):
-                    found += [
-                        Fa4Variant(split=split, cta_group=group, emulated_share=s, scheduler=scheduler, load_max=load_max, stats_slots=2)
-                        for s in shares
-                    ]  # fmt: skip
-        legal = [v for v in found if legality(v, workload, machine).legal]
-        # split=k only matters where two query tiles do not fit: it halves the rows that share a K/V read.
-        two_tiles = [v for v in legal if isinstance(v, Fa4Variant) and v.split == "q"]
-        return tuple(two_tiles or legal)
-    if family == "fa3":
-        for warpgroups in (2, 3):
-            for tile_n in (64, 80, 96, 112, 128, 160, 176):
-                for overlap in (True, False):
-                    found.append(
-                        Fa3Variant(warpgroups=warpgroups, tile_n=tile_n, overlap=overlap, scheduler=schedulers[0])
-                    )
-    elif family == "fa2":
-        for tile_m, warps in ((128, 4), (128, 8), (64, 4)):
-            for tile_n in (32, 64, 128):
-                found.append(Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, scheduler=schedulers[0]))
-    elif family == "unfused":
-        found.append(UnfusedVariant())
-    else:
-        raise VariantError(f"unknown kernel family '{family}'{_nearest(family, tuple(FAMILIES))}")
-    return tuple(v for v in found if legality(v, workload, machine).legal)

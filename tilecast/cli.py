@@ -43,7 +43,8 @@ def _root(
 
 def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Variant | None]:
     from tilecast.model.machine import load_machine
-    from tilecast.model.variant import FAMILIES, native_family, parse_variant
+    from tilecast.model.candidates import native_family
+    from tilecast.model.variant import FAMILIES, parse_variant
 
     chip = load_machine(machine)
     if not variant:
@@ -154,7 +155,8 @@ def schedule(
     from tilecast.cmd_schedule import run_schedule
     from tilecast.model.pipelines import build_pipeline
     from tilecast.model.predict import PredictError, kernel_shape
-    from tilecast.model.variant import legality, native_family, published_variant
+    from tilecast.model.candidates import native_family, published_variant
+    from tilecast.model.variant import legality
 
     # Also refuses NaN, which compares with nothing.
     if not time_limit > 0:

@@ -89,7 +89,8 @@ def presets_table() -> str:
 
 def variants_table(machine: Machine) -> str:
     """Knobs of every family with their defaults; the machine's own family is marked."""
-    from tilecast.model.variant import FAMILIES, native_family
+    from tilecast.model.candidates import native_family
+    from tilecast.model.variant import FAMILIES
 
     rows = []
     for family, kind in FAMILIES.items():

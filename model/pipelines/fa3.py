@@ -1,7 +1,8 @@
 """FlashAttention-3 forward on Hopper: a copy producer and wgmma consumer warpgroups of 64 query rows each.
 
 With intra-warpgroup overlap a warpgroup issues QK of block j+1 and PV of block j together, then works on the
-softmax of block j+1 while PV still runs; the O rescale waits for that PV.  Ping-pong adds a turn-taking barrier
+softmax of block j+1 while PV still runs; the O rescale waits for that PV.  With rescale="anchored" the steady state
+has neither row max nor rescale: exponentials take the row max of the first blocks as their reference.  Ping-pong adds a turn-taking barrier
 between warpgroups so that one's softmax runs under the other's GEMMs.  Accumulators live in registers: the score
 layout puts a row on four threads, so each row reduction ends in two shuffles.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.machine import Machine
 from tilecast.model.pipelines import common
+from tilecast.model.pipelines.common import rescale_share
 from tilecast.model.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
 from tilecast.model.variant import Fa3Variant
 from tilecast.model.workload import Workload
@@ -44,7 +46,7 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         edges=tuple(edges),
         roles=tuple(roles),
         buffers=(
-            Buffer("Q", "smem", rows * workload.head_dim_qk * size, 1, "", "qk0"),
+            Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
             Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
             Buffer("V", "smem", variant.tile_n * workload.head_dim_v * size, variant.kv_stages, "load_v", "pv0"),
         ),
@@ -54,9 +56,14 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         prologue_cycles=machine["launch.cta_start_cycles"],
         epilogue_cycles=o / machine["fma.lanes"] + o * 2 * 2 / machine["smem.bytes_per_clk"]
         + common.load_cycles(machine, o * 2) + machine["l2.latency_cycles"],
-        mask_demand=tuple((f"max{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
+        mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
+
+
+def _first_step(variant: Fa3Variant) -> str:
+    """The softmax operation that reads S first."""
+    return "exp" if variant.rescale == "anchored" else "max"
 
 
 def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
@@ -79,13 +86,17 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
     step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))
     # Rows sit on quads of threads: two dependent shuffle + max steps close each reduction.
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
-    exp = common.exp_work(m, w, elements, 0.0, 3)
+    exp = common.exp_work(m, w, elements, v.emulated_share, v.poly_degree)
     if w.dtype == "fp8":
         permutes = elements * _FP8_PERMUTES_PER_ELEMENT
         exp = common.add(exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
     total = common.row_sum_work(m, elements)
+    if v.rescale == "anchored":
+        exp = common.add(exp, common.bookkeeping_work(m))
     o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
+    if v.rescale == "conditional":
+        rescale = rescale.scaled(rescale_share(v.rescale_threshold))
     ops = [
         _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
         Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),
@@ -98,6 +109,8 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
            instructions=rescale.instructions),
         _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
+    if v.rescale == "anchored":
+        ops = [op for op in ops if op.kind not in ("row max", "rescale")]
     if v.ping_pong and v.warpgroups > 1:
         ops.append(Op(f"turn{g}", "barrier", role, (), m["sync.named_barrier_cycles"], tile=g))
     return ops
@@ -105,12 +118,12 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
 
 def _program(v: Fa3Variant, g: int) -> tuple[Step, ...]:
     turn = (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
+    anchored = v.rescale == "anchored"
+    softmax = ("exp", "sum") if anchored else ("max", "exp", "sum", "rescale")
     if v.overlap:
         # QK of the next block, then PV of this one, then the softmax of the next under that PV.
-        return (*turn, Step(f"qk{g}", 1), Step(f"pv{g}", 0), Step(f"max{g}", 1), Step(f"exp{g}", 1),
-                Step(f"sum{g}", 1), Step(f"rescale{g}", 1))  # fmt: skip
-    return (*turn, Step(f"qk{g}"), Step(f"max{g}"), Step(f"exp{g}"), Step(f"sum{g}"), Step(f"rescale{g}"),
-            Step(f"pv{g}"))  # fmt: skip
+        return (*turn, Step(f"qk{g}", 1), Step(f"pv{g}", 0), *(Step(f"{name}{g}", 1) for name in softmax))
+    return (*turn, Step(f"qk{g}"), *(Step(f"{name}{g}") for name in softmax), Step(f"pv{g}"))
 
 
 def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
@@ -131,6 +144,12 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
         Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", "K slot"),
         Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", "V slot"),
     ]
+    if v.rescale == "anchored":
+        gone = (f"max{g}", f"rescale{g}")
+        edges = [edge for edge in edges if edge.src not in gone and edge.dst not in gone]
+        edges.append(Edge(f"qk{g}", f"exp{g}", 0, done_qk, "data", "S accumulator"))
+        # The warpgroup waits for PV at the end of its step: P's registers are written again in the next.
+        edges.append(Edge(f"pv{g}", f"qk{g}", 2 if v.overlap else 1, done_pv, "buffer", "P registers"))
     if v.ping_pong and v.warpgroups > 1:
         before = (g - 1) % v.warpgroups
         # A warpgroup passes the turn on once its GEMMs are issued; the barrier op of the next waits for it.

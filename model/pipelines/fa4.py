@@ -19,17 +19,6 @@ from tilecast.model.workload import Workload
 _FIRST_PART = 0.75
 #: Scalar instructions the matrix and load warps issue around one MMA instruction (descriptor, predicate, issue).
 _INSTRUCTIONS_PER_MMA = 4.0
-#: Share of tile steps in which one warp of the correction group really rescales at threshold 8:
-#: a tenth (fa4.md (g), [BLOG]) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
-_RESCALE_SHARE_AT_8 = 0.065
-_RESCALE_SHARE_AT_0 = 0.65
-
-
-def rescale_share(threshold: float) -> float:
-    """Expected share of steps in which a warp rescales O, log-linear between thresholds 0 and 8 and beyond."""
-    return float(_RESCALE_SHARE_AT_0 * (_RESCALE_SHARE_AT_8 / _RESCALE_SHARE_AT_0) ** (threshold / 8.0))
-
-
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     parts = _Parts(workload, variant, machine)

@@ -172,7 +172,7 @@ def _built(family: str, machine_name: str, **knobs: object) -> Pipeline:
         dtype="bf16",
     )
     from tilecast.model.pipelines import build_pipeline
-    from tilecast.model.variant import published_variant
+    from tilecast.model.candidates import published_variant
 
     variant = replace(published_variant(family, workload, machine), **knobs)
     return build_pipeline(workload, variant, machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tilecast.model.candidates import candidates, native_family, published_variant
 from tilecast.model.machine import load_machine
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.pipelines.unfused import kernels
@@ -16,11 +17,8 @@ from tilecast.model.variant import (
     Fa4Variant,
     UnfusedVariant,
     VariantError,
-    candidates,
     legality,
-    native_family,
     parse_variant,
-    published_variant,
     variant_text,
 )
 from tilecast.model.workload import Workload

@@ -1,0 +1,205 @@
+"""Compile a generated kernel for a target without a GPU.  The only module of codegen that imports triton.
+
+A generated file is loaded and its own ``launch`` is called with tensors that have shapes but no data, under a driver
+that only knows the target: what gets compiled is what a launch on that GPU would compile, options included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+#: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
+TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
+_DTYPE_NAMES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_serial = itertools.count()
+
+
+class CompileError(ValueError):
+    """A file that cannot be compiled for a target: one sentence with what, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One compiled kernel: Triton's intermediate texts and the machine code."""
+
+    name: str
+    target: str
+    cubin: bytes
+    ptx: str
+    shared_bytes: int
+    tmem_columns: int
+    warps: int
+
+
+class _Name(str):
+    """A dtype that prints as torch's does."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    index: int
+    type: str = "cuda"
+
+
+class _Shape:
+    """A tensor without data: what ``launch`` and Triton's argument specialisation ask of one."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, size: int, target: int) -> None:
+        self.shape = shape
+        self.dtype = _Name(dtype)
+        self.device = _Device(target)
+        self.ndim = len(shape)
+        self._size = size
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        self._strides = tuple(strides)
+
+    def data_ptr(self) -> int:
+        return 1 << 20
+
+    def element_size(self) -> int:
+        return self._size
+
+    def stride(self, axis: int | None = None) -> Any:
+        return self._strides if axis is None else self._strides[axis]
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def numel(self) -> int:
+        total = 1
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+class _Properties:
+    def __init__(self, sms: int) -> None:
+        self._sms = sms
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {"multiprocessor_count": self._sms, "max_shared_mem": 232448, "max_num_regs": 65536, "warpSize": 32}
+
+
+class _OfflineDriver:
+    """Answers what Triton asks of a driver before a launch, for a GPU that is not there."""
+
+    def __init__(self, capability: int, sms: int) -> None:
+        self._capability = capability
+        self.utils = _Properties(sms)
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        return _Device(self._capability)
+
+
+def load_source(path: str | Path) -> ModuleType:
+    """A generated file as a module of its own; CompileError when it is not one."""
+    file = Path(path)
+    if not file.is_file():
+        raise CompileError(f"{path}: expected a generated kernel file, found none")
+    spec = importlib.util.spec_from_file_location(f"tilecast_generated_{next(_serial)}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CompileError(f"{path}: not a kernel that can be loaded: {error}") from error
+    if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):
+        raise CompileError(f"{path}: expected a file written by 'tilecast generate' (TILECAST and launch), got neither")
+    return module
+
+
+@contextmanager
+def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
+    """Inside, launching compiles and collects instead of running."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
+        return found[-1]
+
+    before = triton.runtime.driver._active
+    triton.runtime.driver.set_active(_OfflineDriver(capability, sms))
+    JITFunction.run = compile_only
+    try:
+        yield
+    finally:
+        JITFunction.run = original
+        triton.runtime.driver._active = before
+
+
+def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True) -> Compiled:
+    """Compile the kernel of ``path`` for ``target`` (a key of TARGETS) on the shape its header names.
+
+    Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
+    """
+    if target not in TARGETS:
+        raise CompileError(f"--arch: expected {', '.join(TARGETS)}, got '{target}'")
+    if dtype not in _DTYPE_NAMES:
+        raise CompileError(f"dtype: expected {', '.join(_DTYPE_NAMES)}, got '{dtype}'")
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise CompileError("compiling needs triton: pip install 'tilecast[gpu]'") from None
+    module = load_source(path)
+    header = module.TILECAST
+    needs = header.get("targets", [])
+    if needs and target not in needs:
+        raise CompileError(f"{path}: written for {', '.join(needs)}, not for {target}: pick one of those with --arch")
+    capability, sms = TARGETS[target]
+    work = header["workload"]
+    found: list[Any] = []
+
+    def tensor(heads: int, length: int, width: int, name: str = _DTYPE_NAMES[dtype], size: int = 2) -> _Shape:
+        shape = (work["batch"], heads, length, width) if width else (work["batch"], heads, length)
+        return _Shape(shape, name, size, capability)
+
+    q = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_qk"])
+    k = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_qk"])
+    v = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_v"])
+    out = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_v"])
+    lse = tensor(work["heads_q"], work["seqlen_q"], 0, "torch.float32", 4) if with_lse else None
+    left, right = work["window"] or (-1, -1)
+    with _offline(capability, sms, found):
+        try:
+            module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
+        except Exception as error:
+            reason = str(error).strip().splitlines()
+            raise CompileError(f"{path}: does not compile for {target}: {reason[-1] if reason else error!r}") from error
+    if len(found) != 1:
+        raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}")
+    kernel = found[0]
+    meta = kernel.metadata
+    return Compiled(
+        name=meta.name,
+        target=target,
+        cubin=kernel.asm["cubin"],
+        ptx=kernel.asm["ptx"],
+        shared_bytes=int(meta.shared),
+        tmem_columns=int(getattr(meta, "tmem_size", 0) or 0),
+        warps=int(meta.num_warps),
+    )

@@ -1,0 +1,222 @@
+"""Which shipped kernel runs a problem: facts from ``generated/index.json``, never from the simulator.
+
+The index is a JSON list, one object per kernel module, written by the generator:
+
+    {"module": "hopper_ws_d128_causal",   file in kernels/generated, without .py
+     "family": "hopper_ws",               for people and messages
+     "capability": [[9, 0]],              exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
+     "head_dim_qk": 128, "head_dim_v": 128,
+     "mask": "causal",                    none, causal or window; a window kernel takes any (left, right) at run time
+     "dtypes": ["bf16", "fp16"],
+     "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
+     "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
+     "preference": 10}                    higher wins
+
+A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
+with -1 for no limit; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
+float32 (batch, heads_q, seqlen_q) or None.
+
+Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
+facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INDEX = Path(__file__).parent / "generated" / "index.json"
+PACKAGE = "tilecast.kernels.generated"
+DTYPES = ("bf16", "fp16")
+#: Kernel masks that compute a problem's mask, narrowest first: a causal problem is a window of (-1, 0), and so on.
+COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "window": ("window",)}
+NO_LIMIT = 2**62
+
+_REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max")
+
+
+class RegistryError(ValueError):
+    """An index file that does not follow the schema: file, entry, field, expected, got."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shipped kernel.  ``exact`` capabilities, or when empty anything from ``minimum`` on."""
+
+    module: str
+    family: str
+    exact: frozenset[tuple[int, int]]
+    minimum: tuple[int, int] | None
+    head_dim_qk: int
+    head_dim_v: int
+    mask: str
+    dtypes: frozenset[str]
+    seqlen_q_min: int
+    seqlen_q_max: int
+    preference: int
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a device of this (major, minor) compute capability runs the kernel."""
+        return capability in self.exact or (self.minimum is not None and capability >= self.minimum)
+
+    def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
+        """Whether the kernel computes such problems, for some query length."""
+        return (
+            self.head_dim_qk == head_dim_qk
+            and self.head_dim_v == head_dim_v
+            and dtype in self.dtypes
+            and self.mask in COVERED_BY[mask]
+            and self.runs_on(capability)
+        )
+
+
+def reduce_mask(left: int, right: int, seqlen_q: int, seqlen_k: int) -> tuple[str, int, int]:
+    """(mask, left, right) of the cheapest equivalent mask: limits that hide nothing from any row become -1.
+
+    Query row i sits at key i + seqlen_k - seqlen_q (bottom right).  The first row reaches every key once
+    right >= seqlen_q - 1, the last one once left >= seqlen_k - 1.  Lengths are at least 1.
+    """
+    if left >= seqlen_k - 1:
+        left = -1
+    if right >= seqlen_q - 1:
+        right = -1
+    if left >= 0 or right > 0:
+        return "window", left, right
+    return ("causal" if right == 0 else "none"), left, right
+
+
+def candidates(
+    capability: tuple[int, int],
+    dtype: str,
+    head_dim_qk: int,
+    head_dim_v: int,
+    mask: str,
+    entries: tuple[Entry, ...] | None = None,
+) -> tuple[Entry, ...]:
+    """Kernels for a problem, best first; the first whose query lengths fit is the one to run.
+
+    ``dtype`` is bf16 or fp16, ``mask`` as `reduce_mask` says.  Kernels that a better one makes unreachable are left out,
+    so that what comes back is what has to be imported.  Empty where nothing fits.
+    """
+    known = shipped() if entries is None else entries
+    fitting = [e for e in known if e.covers(capability, dtype, head_dim_qk, head_dim_v, mask)]
+    fitting.sort(key=lambda e: (-e.preference, COVERED_BY[mask].index(e.mask), e.module))
+    kept: list[Entry] = []
+    for entry in fitting:
+        if not any(k.seqlen_q_min <= entry.seqlen_q_min and entry.seqlen_q_max <= k.seqlen_q_max for k in kept):
+            kept.append(entry)
+    return tuple(kept)
+
+
+def head_dims(capability: tuple[int, int], dtype: str, mask: str) -> tuple[tuple[int, int], ...]:
+    """(head_dim_qk, head_dim_v) for which `candidates` finds a kernel, ascending."""
+    pairs = {(e.head_dim_qk, e.head_dim_v) for e in shipped()}
+    return tuple(sorted(p for p in pairs if candidates(capability, dtype, *p, mask)))
+
+
+def select(
+    capability: tuple[int, int],
+    dtype: str,
+    head_dim_qk: int,
+    head_dim_v: int,
+    mask: str,
+    seqlen_q: int,
+    entries: tuple[Entry, ...] | None = None,
+) -> Entry | None:
+    """The kernel that the operator runs for a sequence of ``seqlen_q`` query rows; None where none fits."""
+    found = candidates(capability, dtype, head_dim_qk, head_dim_v, mask, entries)
+    return next((e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max), None)
+
+
+def launcher(entry: Entry) -> Callable[..., Any]:
+    """The kernel's ``launch``, importing its module (and with it Triton) on first use; ImportError as Python gives it."""
+    launch: Callable[..., Any] = importlib.import_module(f"{PACKAGE}.{entry.module}").launch
+    return launch
+
+
+@functools.cache
+def shipped() -> tuple[Entry, ...]:
+    """Entries of the index that ships with this package; empty when none was generated."""
+    return read_index(INDEX) if INDEX.is_file() else ()
+
+
+def read_index(path: Path) -> tuple[Entry, ...]:
+    """Entries of one index file, in its order; RegistryError where it breaks the schema."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RegistryError(f"{path}: expected a JSON list of kernels, got {error}") from None
+    if not isinstance(rows, list):
+        raise RegistryError(f"{path}: expected a JSON list of kernels, got {type(rows).__name__}")
+    entries = tuple(_entry(row, f"{path}: entry {number}") for number, row in enumerate(rows))
+    names = [e.module for e in entries]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise RegistryError(f"{path}: expected every module once, got '{twice[0]}' {names.count(twice[0])} times")
+    return entries
+
+
+def _entry(row: Any, where: str) -> Entry:
+    if not isinstance(row, Mapping):
+        raise RegistryError(f"{where}: expected an object, got {type(row).__name__}")
+    missing = [name for name in _REQUIRED if name not in row]
+    if missing:
+        raise RegistryError(f"{where}: field '{missing[0]}' is missing")
+    # A field we do not know may be a condition we would ignore.
+    unknown = sorted(set(row) - set(_REQUIRED) - set(_OPTIONAL))
+    if unknown:
+        raise RegistryError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(_REQUIRED + _OPTIONAL)}")
+    where = f"{where} ({row['module']})"
+    if not isinstance(row["module"], str) or not row["module"].isidentifier():
+        raise RegistryError(f"{where}: field 'module': expected a module name, got {row['module']!r}")
+    if row["mask"] not in COVERED_BY:
+        raise RegistryError(f"{where}: field 'mask': expected {', '.join(COVERED_BY)}, got {row['mask']!r}")
+    dtypes = row["dtypes"]
+    if not isinstance(dtypes, list) or not dtypes or not set(dtypes) <= set(DTYPES):
+        raise RegistryError(f"{where}: field 'dtypes': expected some of {', '.join(DTYPES)}, got {dtypes!r}")
+    exact, minimum = _capability(row["capability"], where)
+    last = row.get("seqlen_q_max")
+    return Entry(
+        module=row["module"],
+        family=str(row["family"]),
+        exact=exact,
+        minimum=minimum,
+        head_dim_qk=_whole(row, "head_dim_qk", where),
+        head_dim_v=_whole(row, "head_dim_v", where),
+        mask=row["mask"],
+        dtypes=frozenset(dtypes),
+        seqlen_q_min=_whole(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
+        seqlen_q_max=NO_LIMIT if last is None else _whole(row, "seqlen_q_max", where),
+        preference=_whole(row, "preference", where),
+    )
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str) -> int:
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RegistryError(f"{where}: field '{name}': expected a whole number of at least 0, got {value!r}")
+    return value
+
+
+def _capability(value: Any, where: str) -> tuple[frozenset[tuple[int, int]], tuple[int, int] | None]:
+    minimum = isinstance(value, Mapping) and set(value) == {"min"}
+    if minimum:
+        pairs = [value["min"]]
+    elif isinstance(value, list) and value:
+        # One bare pair is what people write for one device.
+        pairs = [value] if isinstance(value[0], int) else value
+    else:
+        pairs = [None]
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(type(n) is int for n in pair):
+            raise RegistryError(
+                f"{where}: field 'capability': expected [[major, minor], ...] or {{'min': [major, minor]}}, got {value!r}"
+            )
+    versions = [(major, minor) for major, minor in pairs]
+    return (frozenset(), versions[0]) if minimum else (frozenset(versions), None)

@@ -1,0 +1,140 @@
+"""Hugging Face transformers models on ``tilecast.attention``.
+
+    >>> from tilecast.kernels.transformers_adapter import register
+    >>> register()
+    >>> model = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16", attn_implementation="tilecast")
+
+Written against transformers 5 (AttentionInterface and AttentionMaskInterface).  Masks are never materialised: causal and
+sliding-window masks are facts of the call, and whatever needs a tensor (padding, packing, chunks, custom masks) is
+refused rather than computed wrongly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from tilecast.kernels.errors import UnsupportedError
+
+#: Arguments of other attention functions that change the result and that the kernels do not have.
+_CHANGES_THE_RESULT = ("softcap", "s_aux", "position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def register(name: str = "tilecast", fallback: str | None = None) -> None:
+    """Make ``attn_implementation=name`` mean tilecast's attention in every model of this process.
+
+    ``fallback`` is `tilecast.attention`'s: "sdpa" lets the same model run on a CPU, in float32 or with gradients.
+    ImportError when transformers is missing or older than its attention interfaces.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+        functions, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"tilecast.kernels.transformers_adapter: expected transformers 5 or newer, got '{error}'; "
+            "pip install 'transformers>=5'"
+        ) from error
+    functions.register(name, attention_function(fallback))
+    masks.register(name, no_mask)
+
+
+def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, None]]:
+    """An attention function as transformers calls it: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
+    from tilecast.kernels.operator import attention
+
+    def tilecast_attention(
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, None]:
+        if attention_mask is not None:
+            raise UnsupportedError(
+                f"attention_mask: expected None, got a tensor of shape {tuple(attention_mask.shape)}; tilecast computes "
+                "causal and sliding-window masks itself and takes no other: use attn_implementation='sdpa' for those"
+            )
+        if dropout:
+            raise UnsupportedError(f"dropout: expected 0, got {dropout}; set attention_dropout=0 or call model.eval()")
+        if kwargs.get("output_attentions"):
+            raise UnsupportedError(
+                "output_attentions: expected False, the weights never exist; use 'eager' to see them"
+            )
+        for argument in _CHANGES_THE_RESULT:
+            if kwargs.get(argument) is not None:
+                raise UnsupportedError(
+                    f"{argument}: expected None, got {type(kwargs[argument]).__name__}; "
+                    f"{type(module).__name__} needs another attn_implementation"
+                )
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        window = None
+        if sliding_window is not None:
+            if causal:
+                # transformers counts the query's own key, (left, right) does not.
+                window = (sliding_window - 1, 0)
+            elif sliding_window < max(query.shape[2], key.shape[2]):
+                raise UnsupportedError(_bidirectional_window(sliding_window))
+        out = attention(query, key, value, causal=causal, scale=scaling, window=window, fallback=fallback)
+        # No copy where the projections left heads innermost, as they do in most models: the output follows the query.
+        return out.transpose(1, 2).contiguous(), None
+
+    return tilecast_attention
+
+
+def no_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Any = None,
+    attention_mask: Any = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = False,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **_: Any,
+) -> None:
+    """The mask of a forward pass as transformers asks for it: always None, or UnsupportedError where None would be wrong.
+
+    ``attention_mask`` is the 2-D padding mask (batch, tokens so far), True for real tokens.  transformers sets one of the
+    ``allow_..._skip`` flags exactly when nothing but causality, a window or padding is in ``mask_function``.
+    """
+    if not allow_is_causal_skip and not allow_is_bidirectional_skip:
+        raise UnsupportedError(
+            "attention mask: expected plain causal, sliding-window or full attention with a growing cache, got a mask that "
+            "needs a tensor (packed sequences, a custom mask function, a compiled static cache); use 'sdpa', or under "
+            "torch.compile, where packing cannot be ruled out, pass use_cache=True"
+        )
+    if attention_mask is not None:
+        begin = int(kv_offset)
+        if not bool(attention_mask[:, begin : begin + kv_length].all()):
+            raise UnsupportedError(
+                "attention_mask: expected no padding, got masked tokens; batch sequences of equal length, run them one by "
+                "one, or use attn_implementation='sdpa'"
+            )
+    reach = int(kv_offset) + kv_length
+    if allow_is_bidirectional_skip:
+        if local_size is not None and kv_length > local_size:
+            raise UnsupportedError(_bidirectional_window(local_size))
+        return
+    # The kernels put the last query on the last key; keys beyond it are the unused end of a static cache.
+    if int(q_offset) + q_length != reach:
+        raise UnsupportedError(
+            f"cache: expected keys that end with the last query, got {reach} keys for queries that end at "
+            f"{int(q_offset) + q_length}; use a DynamicCache (the default) instead of a static one"
+        )
+    if local_size is not None and local_size == getattr(config, "attention_chunk_size", None) and reach > local_size:
+        raise UnsupportedError(
+            f"attention mask: chunks of {local_size} are not supported beyond one chunk, got {reach}"
+        )
+
+
+def _bidirectional_window(size: int) -> str:
+    return f"sliding_window: expected causal attention together with a window, got full attention with window {size}"

@@ -1,0 +1,398 @@
+"""The shipped kernels on a GPU, through the operator: accuracy, and everything that must not change the result.
+
+Accuracy is judged as the FlashAttention test-suite does: the largest error against float64 may be twice that of PyTorch's
+own attention at the same dtype, or about one step of the dtype at the largest output, whichever is more.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilecast.kernels import UnsupportedError, attention, registry  # noqa: E402
+from tilecast.kernels.fallback import sdpa_attention, visible_keys  # noqa: E402
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+DTYPES = [torch.bfloat16, torch.float16]
+MASKS = ["none", "causal", "window"]
+LENGTHS = [1, 7, 127, 129, 1000, 4097]
+#: A NaN in bfloat16 and in float16, and nothing a kernel would write by chance.
+POISON = 0x7FA5
+LSE_TOLERANCE = 5e-4
+
+
+def window_of(mask, seqlen):
+    """(left, right) for attention's window argument."""
+    if mask == "window":
+        return (37, 21) if seqlen > 100 else (2, 1)
+    return (-1, 0) if mask == "causal" else (-1, -1)
+
+
+def kernel_for(q, k, v, window):
+    """The entry that will run, or skip: not every head_dim ships for every GPU."""
+    mask, _, _ = registry.reduce_mask(*window, q.shape[2], k.shape[2])
+    wanted = (torch.cuda.get_device_capability(), NAMES[q.dtype], q.shape[3], v.shape[3], mask, q.shape[2])
+    entry = registry.select(*wanted)
+    if entry is None:
+        pytest.skip(f"no kernel ships for {wanted}")
+    return entry
+
+
+def inputs(batch, heads, heads_kv, seqlen_q, seqlen_k, d, dv, dtype, seed=0, kind="randn"):
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def draw(h, s, width):
+        return torch.randn(batch, h, s, width, generator=generator, device="cuda")
+
+    q, k, v = draw(heads, seqlen_q, d), draw(heads_kv, seqlen_k, d), draw(heads_kv, seqlen_k, dv)
+    if kind == "large":
+        q = q * 8
+    if kind == "rising":
+        # Scores grow along the keys, so the running maximum moves in every block.
+        k = k * torch.linspace(0.1, 6, seqlen_k, device="cuda")[:, None]
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def exact(q, k, v, window, scale=None):
+    """Float64 (out, lse), one (batch, head) at a time."""
+    batch, heads, seqlen_q, d = q.shape
+    group = heads // k.shape[1]
+    scale = d**-0.5 if scale is None else scale
+    out = torch.zeros(batch, heads, seqlen_q, v.shape[3], dtype=torch.float64, device="cuda")
+    lse = torch.empty(batch, heads, seqlen_q, dtype=torch.float64, device="cuda")
+    visible = visible_keys(seqlen_q, k.shape[2], *window, "cuda")
+    for b in range(batch):
+        for h in range(heads):
+            scores = q[b, h].double() @ k[b, h // group].double().T * scale
+            if visible is not None:
+                scores.masked_fill_(~visible, -math.inf)
+            lse[b, h] = torch.logsumexp(scores, dim=-1)
+            out[b, h] = torch.softmax(scores, dim=-1).nan_to_num_(0.0) @ v[b, h // group].double()
+    return out, lse
+
+
+def check(q, k, v, window, record=None, kind="randn", scale=None):
+    """Run, compare with float64 and with SDPA, record; returns (out, lse)."""
+    entry = kernel_for(q, k, v, window)
+    out, lse = attention(q, k, v, window=window, scale=scale, return_lse=True)
+    expected, expected_lse = exact(q, k, v, window, scale)
+    group = q.shape[1] // k.shape[1]
+    # Repeated heads, so that SDPA takes a fused kernel also where it has a mask.
+    wide_k, wide_v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+    peer, _ = sdpa_attention(q, wide_k, wide_v, scale, *window, False)
+    assert out.dtype == q.dtype and out.isfinite().all()
+    error = (out.double() - expected).abs().max().item()
+    peer_error = (peer.double() - expected).abs().max().item()
+    seen = expected_lse > -math.inf
+    assert torch.equal(lse > -math.inf, seen)
+    lse_error = (lse.double() - expected_lse)[seen].abs().max().item() if seen.any() else 0.0
+    if record is not None:
+        record(
+            kernel=entry.module, head_dim=q.shape[3], head_dim_v=v.shape[3], dtype=NAMES[q.dtype],
+            window_left=window[0], window_right=window[1], batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1],
+            seqlen_q=q.shape[2], seqlen_k=k.shape[2], inputs=kind, max_error=error, sdpa_max_error=peer_error,
+            ratio=error / peer_error if peer_error else None, lse_max_error=lse_error,
+        )  # fmt: skip
+    step = torch.finfo(q.dtype).eps * expected.abs().max().item()
+    assert error <= max(2 * peer_error, step), f"{entry.module}: error {error:.3g}, SDPA's own {peer_error:.3g}"
+    assert lse_error <= LSE_TOLERANCE, f"{entry.module}: lse error {lse_error:.3g}"
+    # A row that sees nothing gives exactly nothing.
+    assert not out[~seen].any()
+    return out, lse
+
+
+# --- accuracy --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seqlen", LENGTHS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_accuracy(dims, dtype, mask, seqlen, record) -> None:
+    batch, heads, heads_kv = (2, 4, 2) if seqlen <= 1000 else (1, 2, 1)
+    check(*inputs(batch, heads, heads_kv, seqlen, seqlen, *dims, dtype), window_of(mask, seqlen), record)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("ratio", [1, 4, 8, 16])
+def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
+    check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [(1, 1000), (2, 129), (7, 4097), (127, 1000), (129, 64), (300, 7), (1000, 1), (1000, 127)], ids=str
+)
+def test_accuracy_of_unequal_lengths_and_empty_rows(dims, lengths, mask, record) -> None:
+    check(*inputs(2, 4, 2, *lengths, *dims, torch.bfloat16), window_of(mask, max(lengths)), record)
+
+
+@pytest.mark.parametrize(
+    "window", [(0, 0), (1, 1), (64, 0), (300, 0), (-1, 5), (17, -1), (0, 200), (128, 128)], ids=str
+)
+@pytest.mark.parametrize("lengths", [(1000, 1000), (200, 1000), (700, 300)], ids=str)
+def test_accuracy_of_windows(window, lengths, record) -> None:
+    check(*inputs(1, 4, 2, *lengths, 128, 128, torch.bfloat16), window, record)
+
+
+@pytest.mark.parametrize("kind", ["large", "rising"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_accuracy_of_peaked_scores(dims, mask, kind, record) -> None:
+    check(*inputs(1, 4, 2, 1000, 1000, *dims, torch.bfloat16, kind=kind), window_of(mask, 1000), record, kind)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_accuracy_of_other_scales(scale, record) -> None:
+    check(*inputs(1, 4, 2, 300, 300, 128, 128, torch.bfloat16), (-1, 0), record, f"scale {scale}", scale=scale)
+
+
+def test_every_shipped_kernel_of_this_gpu_is_covered_here() -> None:
+    mine = [e for e in registry.shipped() if e.runs_on(torch.cuda.get_device_capability())]
+    assert mine, "no kernel ships for this GPU"
+    assert {(e.head_dim_qk, e.head_dim_v) for e in mine} <= set(DIMS)
+
+
+# --- what must not leak ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+def test_bad_query_row_stays_in_its_row(dims, mask, value) -> None:
+    q, k, v = inputs(2, 4, 2, 300, 300, *dims, torch.bfloat16)
+    window = window_of(mask, 300)
+    kernel_for(q, k, v, window)
+    clean = attention(q, k, v, window=window, return_lse=True)
+    q[1, 2, 200, 5] = value
+    dirty = attention(q, k, v, window=window, return_lse=True)
+    for a, b in zip(clean, dirty, strict=True):
+        same = torch.ones_like(a, dtype=torch.bool)
+        same[1, 2, 200] = False
+        assert torch.equal(a[same], b[same])
+    # Scores of +-infinity leave no finite softmax unless they all are -infinity on keys that then do not count.
+    assert not dirty[0][1, 2, 200].isfinite().any()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
+def test_bad_key_reaches_only_the_rows_that_see_it(dims, mask) -> None:
+    q, k, v = inputs(2, 4, 2, 300, 300, *dims, torch.bfloat16)
+    window = window_of(mask, 300)
+    kernel_for(q, k, v, window)
+    clean = attention(q, k, v, window=window)
+    k[1, 0, 170] = math.nan
+    dirty = attention(q, k, v, window=window)
+    visible = visible_keys(300, 300, *window, "cuda")
+    reached = torch.zeros(2, 4, 300, dtype=torch.bool, device="cuda")
+    reached[1, :2] = True if visible is None else visible[:, 170]
+    assert torch.equal(clean[~reached], dirty[~reached])
+    assert dirty[reached].isnan().all()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_bad_value_reaches_no_other_head_and_no_far_row(mask) -> None:
+    q, k, v = inputs(2, 4, 2, 1000, 1000, 128, 128, torch.bfloat16)
+    window = window_of(mask, 1000)
+    kernel_for(q, k, v, window)
+    clean = attention(q, k, v, window=window)
+    v[1, 0, 600] = math.nan
+    dirty = attention(q, k, v, window=window)
+    visible = visible_keys(1000, 1000, *window, "cuda")
+    sees = torch.ones(1000, dtype=torch.bool, device="cuda") if visible is None else visible[:, 600]
+    assert dirty[1, :2, sees].isnan().all()
+    # Zero times NaN is NaN: rows that share a tile with a row that sees the key may be reached, further ones not.
+    near = torch.nn.functional.max_pool1d(sees[None].float(), 513, 1, 256)[0] > 0
+    reached = torch.zeros(2, 4, 1000, dtype=torch.bool, device="cuda")
+    reached[1, :2] = near
+    assert torch.equal(clean[~reached], dirty[~reached])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("lengths", [(129, 257), (257, 129), (1, 7)], ids=str)
+def test_memory_around_the_tensors_is_neither_read_nor_written(dims, mask, lengths) -> None:
+    d, dv = dims
+    window = window_of(mask, max(lengths))
+    q, k, v = inputs(2, 4, 2, *lengths, d, dv, torch.bfloat16)
+    entry = kernel_for(q, k, v, window)
+    expected, expected_lse = attention(q, k, v, window=window, return_lse=True)
+
+    def framed(tensor_shape):
+        batch, heads, seqlen, width = tensor_shape
+        frame = torch.empty(batch, heads + 2, seqlen + 8, width + 8, dtype=torch.bfloat16, device="cuda")
+        frame.view(torch.int16).fill_(POISON)
+        return frame, frame[:, 1:-1, 4:-4, :width]
+
+    views = []
+    for tensor in (q, k, v):
+        _, view = framed(tensor.shape)
+        view.copy_(tensor)
+        views.append(view)
+    frame, out = framed((2, 4, lengths[0], dv))
+    sums = torch.full((expected_lse.numel() + 64,), math.nan, device="cuda")
+    lse = sums[32:-32].view(expected_lse.shape)
+    _, left, right = registry.reduce_mask(*window, *lengths)
+    arguments = (*views, out, lse, d**-0.5)
+    registry.launcher(entry)(*(arguments + ((left, right) if entry.mask == "window" else ())))
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    out.view(torch.int16).fill_(POISON)
+    assert (frame.view(torch.int16) == POISON).all()
+    assert sums[:32].isnan().all() and sums[-32:].isnan().all()
+
+
+# --- what must not change the result ---------------------------------------------------------------------------
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_same_bits_every_run(dims, mask) -> None:
+    q, k, v = inputs(3, 8, 2, 1000, 1000, *dims, torch.bfloat16)
+    kernel_for(q, k, v, window_of(mask, 1000))
+    first = attention(q, k, v, window=window_of(mask, 1000), return_lse=True)
+    for _ in range(20):
+        again = attention(q, k, v, window=window_of(mask, 1000), return_lse=True)
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("lengths", [(1, 777), (300, 300)], ids=str)
+def test_same_bits_whatever_else_is_in_the_batch(dims, mask, lengths) -> None:
+    window = window_of(mask, max(lengths))
+    q, k, v = inputs(40, 8, 2, *lengths, *dims, torch.bfloat16)
+    kernel_for(q, k, v, window)
+    together = attention(q, k, v, window=window)
+    for part in (slice(0, 1), slice(17, 18), slice(5, 38), slice(39, 40)):
+        assert torch.equal(bits(attention(q[part], k[part], v[part], window=window)), bits(together[part]))
+    one_group = attention(q[:, 4:8], k[:, 1:], v[:, 1:], window=window)
+    assert torch.equal(bits(one_group), bits(together[:, 4:8]))
+    alone = attention(q[:, 6:7], k[:, 1:], v[:, 1:], window=window)
+    assert torch.equal(bits(alone), bits(together[:, 6:7]))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)], ids=str)
+def test_same_bits_for_every_layout(dims) -> None:
+    d, dv = dims
+    q, k, v = inputs(2, 4, 2, 300, 300, d, dv, torch.bfloat16)
+    kernel_for(q, k, v, (-1, 0))
+    expected, expected_lse = attention(q, k, v, causal=True, return_lse=True)
+    swapped = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+    out, lse = attention(*swapped, causal=True, layout="bshd", return_lse=True)
+    assert out.is_contiguous() and torch.equal(out.transpose(1, 2), expected) and torch.equal(lse, expected_lse)
+    packed = torch.cat([t.flatten(2) for t in swapped], dim=-1)
+    views = packed.split([4 * d, 2 * d, 2 * dv], dim=-1)
+    views = [t.unflatten(-1, (-1, width)).transpose(1, 2) for t, width in zip(views, (d, d, dv), strict=True)]
+    assert torch.equal(attention(*views, causal=True), expected)
+    odd_address = torch.cat([q.flatten()[:1], q.flatten()])[1:].view(q.shape)
+    odd_rows = torch.nn.functional.pad(q, (0, 3))[..., :d]
+    columns = q.transpose(2, 3).contiguous().transpose(2, 3)
+    for other in (odd_address, odd_rows, columns):
+        assert torch.equal(other, q) and torch.equal(attention(other, k, v, causal=True), expected)
+    # Heads that are the same memory.
+    one_k, one_v = k[:, :1], v[:, :1]
+    spread = attention(q, one_k.expand(-1, 4, -1, -1), one_v.expand(-1, 4, -1, -1), causal=True)
+    assert torch.equal(spread, attention(q, one_k, one_v, causal=True))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_torch_compile(mask) -> None:
+    window = window_of(mask, 300)
+
+    def layer(q, k, v):
+        return attention(q + 0, k, v, window=window) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    for seqlen in (300, 301, 417):
+        tensors = inputs(2, 4, 2, seqlen, seqlen, 128, 128, torch.bfloat16, seed=seqlen)
+        kernel_for(*tensors, window)
+        assert torch.equal(compiled(*tensors), layer(*tensors))
+    tensors[0].requires_grad_()
+    with pytest.raises(Exception, match="no backward pass yet"):
+        compiled(*tensors)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_cuda_graph(mask) -> None:
+    window = window_of(mask, 300)
+    q, k, v = inputs(2, 4, 2, 300, 300, 128, 128, torch.bfloat16)
+    kernel_for(q, k, v, window)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        attention(q, k, v, window=window)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = attention(q, k, v, window=window, return_lse=True)
+    for seed in (1, 2):
+        for kept, new in zip((q, k, v), inputs(2, 4, 2, 300, 300, 128, 128, torch.bfloat16, seed), strict=True):
+            kept.copy_(new)
+        graph.replay()
+        again = attention(q, k, v, window=window, return_lse=True)
+        assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+
+
+# --- beyond 32 bits --------------------------------------------------------------------------------------------
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    batch, heads, seqlen = 33, 64, 8192
+    q = torch.empty(batch, heads, seqlen, 128, dtype=torch.bfloat16, device="cuda")
+    assert q.numel() > 2**31
+    q.normal_(generator=torch.Generator("cuda").manual_seed(0))
+    _, k, v = inputs(batch, 1, 8, 1, seqlen, 128, 128, torch.bfloat16)
+    kernel_for(q, k, v, (-1, 0))
+    out = attention(q, k, v, causal=True)
+    for b, h, rows in (
+        (0, 0, slice(0, 64)),
+        (31, 63, slice(8000, 8192)),
+        (32, 0, slice(64, 128)),
+        (32, 63, slice(8100, 8192)),
+    ):
+        # A cut of rows sees the keys up to its own end.
+        part = [q[b : b + 1, h : h + 1, rows]] + [t[b : b + 1, h // 8 : h // 8 + 1, : rows.stop] for t in (k, v)]
+        expected, _ = exact(*part, (-1, 0))
+        peer, _ = sdpa_attention(*part, None, -1, 0, False)
+        error, peer_error = (
+            (x.double() - expected).abs().max().item() for x in (out[b : b + 1, h : h + 1, rows], peer)
+        )
+        assert error <= max(2 * peer_error, torch.finfo(q.dtype).eps * expected.abs().max().item())
+
+
+def test_strides_beyond_32_bits() -> None:
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    q, k, v = inputs(2, 4, 4, 200, 200, 128, 128, torch.bfloat16)
+    kernel_for(q, k, v, (-1, 0))
+    storage = torch.empty(2, 2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
+    far = []
+    for number, tensor in enumerate((q, k, v)):
+        size = tensor[0].numel()
+        begin = storage.shape[1] - (number + 1) * size
+        far.append(storage[:, begin : begin + size].view(tensor.shape).copy_(tensor))
+        assert far[-1].stride(0) > 2**31
+    assert torch.equal(attention(*far, causal=True), attention(q, k, v, causal=True))
+
+
+def test_refusals_on_the_gpu() -> None:
+    q, k, v = inputs(1, 2, 2, 5, 5, 64, 64, torch.bfloat16)
+    with pytest.raises(UnsupportedError, match="expected dtype"):
+        attention(q.float(), k.float(), v.float())
+    with pytest.raises(UnsupportedError, match="head_dim: expected one that a shipped kernel has"):
+        attention(q[..., :40], k[..., :40], v[..., :40])
+    with pytest.raises(ValueError, match="k: expected device cuda:0 as q has, got cpu"):
+        attention(q, k.cpu(), v)
+    assert attention(q.float(), k.float(), v.float(), fallback="sdpa").dtype == torch.float32

@@ -1,0 +1,99 @@
+"""Tiny random transformers models on tilecast's attention, judged as the kernels are: against the same model in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tilecast.kernels import UnsupportedError, registry  # noqa: E402
+from tilecast.kernels.transformers_adapter import register  # noqa: E402
+
+VOCABULARY = 512
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
+    "pad_token_id": VOCABULARY - 1, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+WINDOW = 48
+
+
+@pytest.fixture(params=["llama", "mistral"])
+def model(request):
+    """bfloat16; mistral has a sliding window."""
+    for mask in ("none", "window"):
+        if registry.select(torch.cuda.get_device_capability(), "bf16", 64, 64, mask, 1) is None:
+            pytest.skip(f"no kernel ships for head_dim 64, mask {mask}")
+    register()
+    torch.manual_seed(0)
+    if request.param == "llama":
+        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    else:
+        made = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=WINDOW))
+    return made.to("cuda", torch.bfloat16).eval()
+
+
+@pytest.fixture
+def tokens():
+    generator = torch.Generator("cuda").manual_seed(0)
+    return torch.randint(0, VOCABULARY - 1, (2, 200), generator=generator, device="cuda")
+
+
+def logits(model, how, tokens, steps):
+    """Logits of a prefill of all but ``steps`` tokens and then one token at a time, as (batch, seqlen, vocabulary)."""
+    model.set_attn_implementation(how)
+    with torch.no_grad():
+        first = tokens.shape[1] - steps
+        answer = model(tokens[:, :first], use_cache=True)
+        parts = [answer.logits]
+        for at in range(first, tokens.shape[1]):
+            answer = model(tokens[:, at : at + 1], past_key_values=answer.past_key_values, use_cache=True)
+            parts.append(answer.logits)
+    return torch.cat(parts, dim=1).double()
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_prefill_and_decode(model, tokens, steps) -> None:
+    ours, peer = logits(model, "tilecast", tokens, steps), logits(model, "sdpa", tokens, steps)
+    expected = logits(model.double(), "eager", tokens, steps)
+    error, peer_error = (ours - expected).abs().max().item(), (peer - expected).abs().max().item()
+    assert error <= 2 * peer_error, f"error {error:.3g}, SDPA's own {peer_error:.3g}"
+
+
+def test_the_kernels_really_ran(model, tokens) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model.set_attn_implementation("tilecast")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    assert torch.ops.tilecast.attention_forward in counter.get_flop_counts()["Global"]
+
+
+def test_generate(model, tokens) -> None:
+    model.set_attn_implementation("tilecast")
+    made = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    again = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    assert made.shape == (2, 208) and torch.equal(made, again)
+
+
+def test_compiled_model(model, tokens) -> None:
+    model.set_attn_implementation("tilecast")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        ours, plain = compiled(tokens, use_cache=True).logits, model(tokens, use_cache=True).logits
+    # The compiler may round the layers around attention differently.
+    torch.testing.assert_close(ours, plain, atol=0.05, rtol=0.05)
+
+
+def test_refusals(model, tokens) -> None:
+    model.set_attn_implementation("tilecast")
+    padding = torch.ones_like(tokens)
+    padding[0, :3] = 0
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="expected no padding"):
+        model(tokens, attention_mask=padding)
+    with pytest.raises(UnsupportedError, match="no backward pass yet"):
+        model(tokens)
+    with pytest.raises(UnsupportedError, match=r"use a DynamicCache|needs a tensor"):
+        model.generate(tokens, max_new_tokens=4, cache_implementation="static")
