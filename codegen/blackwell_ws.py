@@ -39,8 +39,10 @@ _REGISTER_FILE = 65536
 _SMALLEST_PART = 16
 #: Heads whose K and V stay in L2 together (fa4.md (h)).
 _L2_MEGABYTES = 50
-#: Columns of O that the correction role holds at a time: to rescale it, and to store it (a 32-byte sector a row).
-_RESCALE_COLUMNS, _STORE_COLUMNS = 32, 16
+#: Columns of O that the correction role holds at a time; when it stores, a 32-byte sector a row.
+_O_COLUMNS = 16
+#: ... when it rescales in every step, has the registers, and should therefore make few round trips.
+_O_COLUMNS_BRANCH_FREE, _REGISTERS_BRANCH_FREE = 32, 80
 _ELEMENT_BYTES = 2
 _MASK_TEXT = {
     "none": "Every query sees every key.",
@@ -69,6 +71,11 @@ def context(
     first, loop, last = _issue(pipeline, variant.stages, by_keys)
     emulated = emulated_columns(variant)
     softmax_registers, other_registers, at_launch = _registers(variant, workload, machine)
+    correction_registers = _REGISTER_FILE // 128 - variant.stages * softmax_registers - other_registers
+    # Threshold 0 moves most maxima, so a test would only cost.  A pair would have to vote across its two CTAs.
+    branch_free = variant.rescale_threshold == 0 or variant.cta_group == 2
+    roomy = branch_free and correction_registers >= _REGISTERS_BRANCH_FREE
+    rescale_columns = _O_COLUMNS_BRANCH_FREE if roomy else _O_COLUMNS
     tmem = _tmem_map(variant, workload, by_keys)
     sizes = _sizes(variant, workload)
     return {
@@ -85,8 +92,8 @@ def context(
         "rows": rows,
         "quarter": quarter,
         "quarter_bits": quarter.bit_length() - 1,
-        "rescale_columns": _RESCALE_COLUMNS,
-        "store_columns": _STORE_COLUMNS,
+        "rescale_columns": rescale_columns,
+        "store_columns": _O_COLUMNS,
         "keys_step": variant.stages if by_keys else 1,
         "qk_parts": qk_parts,
         "v_parts": v_parts,
@@ -110,8 +117,7 @@ def context(
         "stats_slots": variant.stats_slots,
         "stats_lag": _stats_lag(pipeline, variant),
         "correction": _correction(pipeline, variant, by_keys),
-        # Threshold 0 moves most maxima, so a test would only cost.  A pair would have to vote across its two CTAs.
-        "branch_free": variant.rescale_threshold == 0 or variant.cta_group == 2,
+        "branch_free": branch_free,
         "rescale_threshold": float(variant.rescale_threshold),
         "load_max": variant.load_max,
         "emulated": emulated,
@@ -147,9 +153,9 @@ def _refuse(variant: Fa4Variant, workload: Workload, machine: Machine) -> None:
         )
     if not 3 <= variant.poly_degree <= 5:
         raise VariantError(f"blackwell_ws: poly_degree must be 3, 4 or 5, got {variant.poly_degree}")
-    if workload.head_dim_v % _RESCALE_COLUMNS:
+    if workload.head_dim_v % _O_COLUMNS_BRANCH_FREE:
         raise VariantError(
-            f"blackwell_ws: head_dim_v must be a multiple of {_RESCALE_COLUMNS}, got {workload.head_dim_v}"
+            f"blackwell_ws: head_dim_v must be a multiple of {_O_COLUMNS_BRANCH_FREE}, got {workload.head_dim_v}"
         )
 
 
@@ -392,7 +398,7 @@ def _barriers(variant: Fa4Variant, by_keys: bool, shared_ring: bool) -> list[dic
     ]  # fmt: skip
     if variant.split_p:
         out.append(("p_rest", stages, 1, True, "the last quarter of P is stored"))
-    out.append(("o_full", q_tiles, 1, False, "O has taken in a block" if by_keys else "O is complete"))
+    out.append(("o_full", stages, 1, False, "O has taken in a block" if by_keys else "O is complete"))
     for tile in range(variant.stages):
         out += [
             (f"stats_full{tile}", "STATS_SLOTS", 1, False, f"row factors of group {tile} are published"),

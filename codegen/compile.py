@@ -38,10 +38,26 @@ class Compiled:
     warps: int
 
 
+def tool(name: str) -> Path:
+    """A binary of the CUDA toolkit that ships inside triton; CompileError when triton is not installed."""
+    try:
+        import triton
+    except ImportError:
+        raise CompileError("reading machine code needs triton: pip install 'tilecast[gpu]'") from None
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    if not (folder / name).exists():
+        raise CompileError(f"triton {triton.__version__} ships no {name}: use a release that does (3.6 or later)")
+    return folder / name
+
+
 class _Name(str):
     """A dtype that prints as torch's does."""
 
     __slots__ = ()
+
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.endswith("float32") else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,14 @@ def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
         triton.runtime.driver._active = before
 
 
+def _root_cause(error: BaseException) -> str:
+    """What went wrong first: Triton wraps every error in the source that led to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    return lines[-1] if lines else repr(error)
+
+
 def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True) -> Compiled:
     """Compile the kernel of ``path`` for ``target`` (a key of TARGETS) on the shape its header names.
 
@@ -188,8 +212,7 @@ def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse:
         try:
             module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
         except Exception as error:
-            reason = str(error).strip().splitlines()
-            raise CompileError(f"{path}: does not compile for {target}: {reason[-1] if reason else error!r}") from error
+            raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
     if len(found) != 1:
         raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}")
     kernel = found[0]

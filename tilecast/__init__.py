@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "attention": "tilecast.kernels.operator",
+    "AttentionError": "tilecast.kernels.errors",
+    "UnsupportedError": "tilecast.kernels.errors",
     "predict": "tilecast.model.predict",
     "best_variant": "tilecast.model.predict",
     "Prediction": "tilecast.model.predict",
@@ -33,6 +36,8 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tilecast.kernels.errors import AttentionError, UnsupportedError
+    from tilecast.kernels.operator import attention
     from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
     from tilecast.model.predict import PredictError, Prediction, best_variant, predict
     from tilecast.model.presets import preset, preset_names

@@ -84,12 +84,14 @@ def row_max_work(machine: Machine, elements: float) -> Work:
     return work(machine, {"alu": count / machine["alu.lanes"]}, {"alu": count / 128.0})
 
 
-def bookkeeping_work(machine: Machine) -> Work:
+def bookkeeping_work(
+    machine: Machine, alu: float = STEP_ALU_INSTRUCTIONS, instructions: float = STEP_INSTRUCTIONS
+) -> Work:
     """What a softmax step does besides its elements: barrier polls, statistics, addresses, branches."""
     return work(
         machine,
-        {"alu": STEP_ALU_INSTRUCTIONS * 128 / machine["alu.lanes"]},
-        {"alu": STEP_ALU_INSTRUCTIONS, "other": STEP_INSTRUCTIONS - STEP_ALU_INSTRUCTIONS},
+        {"alu": alu * 128 / machine["alu.lanes"]},
+        {"alu": alu, "other": instructions - alu},
     )
 
 

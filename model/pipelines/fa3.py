@@ -19,6 +19,10 @@ from tilecast.model.workload import Workload
 
 _ROWS = 64
 _INSTRUCTIONS_PER_MMA = 4.0
+#: Instructions of an anchored step that do not scale with the tile, and those of them on the ALU pipe: counted in the
+#: machine code of the generated kernels (`tilecast inspect`, head_dim 64 and 128, Triton 3.9).
+_ANCHORED_INSTRUCTIONS = 56
+_ANCHORED_ALU_INSTRUCTIONS = 4
 #: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
 #: every four elements of P (FlashAttention-3's in-kernel layout conversion).
 _FP8_PERMUTES_PER_ELEMENT = 0.5
@@ -92,7 +96,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
         exp = common.add(exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
     total = common.row_sum_work(m, elements)
     if v.rescale == "anchored":
-        exp = common.add(exp, common.bookkeeping_work(m))
+        exp = common.add(exp, common.bookkeeping_work(m, _ANCHORED_ALU_INSTRUCTIONS, _ANCHORED_INSTRUCTIONS))
     o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
     if v.rescale == "conditional":

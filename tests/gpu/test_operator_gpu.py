@@ -87,6 +87,13 @@ def check(q, k, v, window, record=None, kind="randn", scale=None):
     assert out.dtype == q.dtype and out.isfinite().all()
     error = (out.double() - expected).abs().max().item()
     peer_error = (peer.double() - expected).abs().max().item()
+    # Attention as PyTorch operations at the same dtype: the FlashAttention test-suite's yardstick, kept for the record.
+    scores = q @ wide_k.transpose(-1, -2) * (q.shape[3] ** -0.5 if scale is None else scale)
+    visible = visible_keys(q.shape[2], k.shape[2], *window, "cuda")
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    plain = torch.softmax(scores, dim=-1).nan_to_num(0.0) @ wide_v
+    plain_error = (plain.double() - expected).abs().max().item()
     seen = expected_lse > -math.inf
     assert torch.equal(lse > -math.inf, seen)
     lse_error = (lse.double() - expected_lse)[seen].abs().max().item() if seen.any() else 0.0
@@ -95,7 +102,7 @@ def check(q, k, v, window, record=None, kind="randn", scale=None):
             kernel=entry.module, head_dim=q.shape[3], head_dim_v=v.shape[3], dtype=NAMES[q.dtype],
             window_left=window[0], window_right=window[1], batch=q.shape[0], heads_q=q.shape[1], heads_kv=k.shape[1],
             seqlen_q=q.shape[2], seqlen_k=k.shape[2], inputs=kind, max_error=error, sdpa_max_error=peer_error,
-            ratio=error / peer_error if peer_error else None, lse_max_error=lse_error,
+            ratio=error / peer_error if peer_error else None, plain_max_error=plain_error, lse_max_error=lse_error,
         )  # fmt: skip
     step = torch.finfo(q.dtype).eps * expected.abs().max().item()
     assert error <= max(2 * peer_error, step), f"{entry.module}: error {error:.3g}, SDPA's own {peer_error:.3g}"

@@ -1,0 +1,82 @@
+"""Workload, machine and variant in; the source of one kernel out, with its forecast in the header."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.codegen.families import Family
+from tilecast.codegen.render import render
+from tilecast.codegen.search import best_expressible
+from tilecast.model.machine import Machine
+from tilecast.model.predict import Prediction, predict
+from tilecast.model.variant import Variant, VariantError, variant_text
+from tilecast.model.workload import Workload
+
+#: Significant digits of forecasts in headers: more would differ between platforms' floating point.
+_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A kernel's source and what it was made from."""
+
+    source: str
+    header: dict[str, object]
+    variant: Variant
+    prediction: Prediction
+
+
+def generate(
+    workload: Workload, machine: Machine, family: Family, variant: Variant | None = None, version: str = ""
+) -> Generated:
+    """The kernel of ``variant`` (default: the best expressible one by forecast).
+
+    Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written,
+    and PredictError when none can.
+    """
+    chosen = variant if variant is not None else best_expressible(family, workload, machine)
+    if chosen.family != family.model_family:
+        raise VariantError(
+            f"--variant: family {family.name} takes knobs of {family.model_family}, got a variant of {chosen.family}"
+        )
+    verdict = family.expressible(chosen, workload, machine)
+    if not verdict.legal:
+        raise VariantError(f"{family.name} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
+    prediction = predict(workload, machine, chosen, interval=False)
+    header = header_of(family, prediction, version)
+    values = family.context(chosen, workload, machine)
+    source = render(family.template, {**values, "header": header_text(header)})
+    return Generated(source, header, chosen, prediction)
+
+
+def header_of(family: Family, prediction: Prediction, version: str) -> dict[str, object]:
+    """What a generated file says about itself, as plain values."""
+    work = prediction.workload
+    return {
+        "tilecast": version,
+        "family": family.name,
+        "variant": variant_text(prediction.variant),
+        "machine": prediction.machine.name,
+        "targets": list(family.targets(prediction.machine)),
+        "workload": work.as_dict(),
+        "forecast": {
+            "regime": prediction.regime,
+            "tflops": _short(prediction.tflops),
+            "time_ms": _short(prediction.time_ms),
+            "clock_mhz": _short(prediction.clock_mhz),
+            "cycles_per_iteration": _short(prediction.ii_cycles),
+            "keys_per_iteration": prediction.pipeline.keys_per_iteration,
+            "rows_per_cta": prediction.pipeline.rows_per_cta,
+            "unit_share": {unit: round(share, 2) for unit, share in prediction.units.items()},
+            "binding": str(prediction.binding.get("name", "")),
+        },
+    }
+
+
+def header_text(header: dict[str, object]) -> str:
+    """The header as a Python assignment that ``ast.literal_eval`` reads back."""
+    return f"TILECAST = {header!r}"
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,142 @@
+"""The kernels that ship: from `shipped.toml` to the files of `kernels/generated`, their index and their page.
+
+Everything under `kernels/generated` and `kernels/README.md` comes from here, byte for byte; a test compares.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilecast.codegen.families import find_family
+from tilecast.codegen.generate import generate
+from tilecast.codegen.render import format_source
+from tilecast.model.machine import load_machine
+from tilecast.model.variant import parse_variant
+from tilecast.model.workload import Workload
+
+LIST = Path(__file__).with_name("shipped.toml")
+_ROOT = Path(__file__).parents[1]
+KERNELS = _ROOT / "kernels"
+MEASURED = _ROOT / "validation" / "measured" / "h200_kernels.csv"
+#: Shapes of the benchmarks of the FlashAttention papers: 16k tokens in all, hidden size 2048 (16 heads where 2048 does
+#: not divide).
+_TOKENS, _HIDDEN = 16384, 2048
+_WINDOW = (1024, 0)
+_REGISTRY = ("head_dim_qk", "head_dim_v", "mask", "capability", "preference", "seqlen_q_min", "seqlen_q_max")
+_MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One row of `shipped.toml`."""
+
+    module: str
+    family: str
+    machine: str
+    variant: str
+    workload: Workload
+    #: What the registry has to know, as the index holds it.
+    facts: dict[str, object]
+
+
+def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The rows of the list, in its order."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["kernel"]
+    return tuple(_shipped(row) for row in rows)
+
+
+def _shipped(row: dict[str, object]) -> Shipped:
+    dim, dim_v = int(str(row["head_dim_qk"])), int(str(row["head_dim_v"]))
+    length, mask = int(str(row["seqlen"])), str(row["mask"])
+    heads = _HIDDEN // dim if _HIDDEN % dim == 0 else 16
+    work = Workload(max(1, _TOKENS // length), heads, heads, length, length, dim, dim_v, mask,
+                    _WINDOW if mask == "window" else None)  # fmt: skip
+    facts = {key: row[key] for key in _REGISTRY if key in row}
+    return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts)
+
+
+def files(version: str) -> Iterator[tuple[Path, str]]:
+    """(path below `KERNELS`, text) of everything that ships; kernels first, then index and page."""
+    index: list[dict[str, object]] = []
+    lines: list[str] = []
+    measured = _measured()
+    for kernel in read_list():
+        family = find_family(kernel.family)
+        machine = load_machine(kernel.machine)
+        variant = parse_variant(f"family={family.model_family},{kernel.variant}")
+        made = generate(kernel.workload, machine, family, variant, version)
+        yield Path("generated") / f"{kernel.module}.py", made.source
+        index.append(
+            {"module": kernel.module, "family": kernel.family, "dtypes": ["bf16", "fp16"], **kernel.facts}
+        )  # fmt: skip
+        lines.append(_page_row(kernel, made.prediction.tflops, made.prediction.machine.name, measured))
+    yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
+    yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
+    yield Path("README.md"), _page(lines)
+
+
+def _measured() -> dict[str, dict[str, str]]:
+    """module -> the measured row at its reference shape; empty until something was measured."""
+    if not MEASURED.exists():
+        return {}
+    with MEASURED.open(encoding="utf-8", newline="") as file:
+        return {f"{row['kernel']}@{row['seqlen']}": row for row in csv.DictReader(file)}
+
+
+def _page_row(kernel: Shipped, forecast: float, machine: str, measured: dict[str, dict[str, str]]) -> str:
+    work = kernel.workload
+    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
+    low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
+    lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
+    found = measured.get(f"{kernel.module}@{work.seqlen_q}")
+    figure = f"{float(found['tflops']):.0f} TFLOP/s ({found['gpu']}, {found['date']})" if found else "not measured"
+    purpose = f"head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}"
+    return f"| `{kernel.module}.py` | {purpose} | {work.seqlen_q} | {forecast:.0f} TFLOP/s on {machine} | {figure} |"
+
+
+def _page(lines: list[str]) -> str:
+    rows = "\n".join(lines)
+    return f"""# Kernels that ship
+
+Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
+templates instead.  `tilecast.attention` picks among them by device, head_dim, mask and query length
+([`registry.py`](registry.py)); each file also runs on its own, with triton and torch alone:
+`launch(q, k, v, out, lse, scale)`.
+
+- `hopper_ws_*`: Gluon for sm_90a, anchored softmax; what `tilecast.attention` runs on H100 and H200.
+- `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.
+- `triton_*`: plain Triton with pointers, any GPU from Ampere on.
+- `blackwell_ws_*`: Gluon for sm_100a and sm_103a; compiled and inspected, not yet run on hardware, so the operator
+  prefers the portable kernels there.
+
+The forecast is sustained bf16 throughput at 16k tokens, hidden size 2048, the given sequence length (windows: 1024 keys to
+the left).  The measured figure is the same shape from
+[`validation/measured/h200_kernels.csv`](../validation/measured/h200_kernels.csv): a short run on a cool chip, which is
+why it may exceed the forecast.
+
+| file | for | seqlen | forecast | measured |
+|---|---|---|---|---|
+{rows}
+"""
+
+
+def write(version: str, root: Path = KERNELS) -> tuple[Path, ...]:
+    """Write everything that ships below ``root`` and remove generated files that no longer do; returns what changed."""
+    changed = []
+    wanted = dict(files(version))
+    (root / "generated").mkdir(parents=True, exist_ok=True)
+    for path, text in wanted.items():
+        target = root / path
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")
+            changed.append(path)
+    for stale in sorted((root / "generated").glob("*.py")):
+        if stale.relative_to(root) not in wanted:
+            stale.unlink()
+            changed.append(stale.relative_to(root))
+    return tuple(changed)

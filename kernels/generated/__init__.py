@@ -1,0 +1,1 @@
+"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""
