@@ -8,7 +8,7 @@ SOURCES := $(shell find model codegen kernels validation tilecast -name '*.py' -
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: forecast test lint format golden bench clean
+.PHONY: forecast test lint format golden kernels bench clean
 .DELETE_ON_ERROR:
 
 forecast: $(STAMP)
@@ -42,6 +42,9 @@ format: $(STAMP)
 
 golden: $(STAMP)
 	$(BIN)/pytest tests --update-golden
+
+kernels: $(STAMP)
+	$(BIN)/tilecast ship
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py

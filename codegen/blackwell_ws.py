@@ -35,15 +35,17 @@ _REGISTERS_SMALL = (200, 48)  # head_dim below 96
 _REGISTERS_DEFAULT = (192, 48)
 _REGISTERS_BY_KEYS = (176, 80)  # ours: operand addresses of 256 wide heads need more than 48
 _REGISTER_FILE = 65536
-#: Smallest extent of a TMA box and of an MMA operand in elements of 2 bytes.
-_SMALLEST_PART = 16
 #: Heads whose K and V stay in L2 together (fa4.md (h)).
 _L2_MEGABYTES = 50
 #: Columns of O that the correction role holds at a time; when it stores, a 32-byte sector a row.
 _O_COLUMNS = 16
+#: Periods of the emulation rule in flash_fwd_sm100.py (fa4.md (d)), and 4, which emulates everything.
+_EMULATION_PERIODS = (32, 16, 10, 8, 14, 4)
 #: ... when it rescales in every step, has the registers, and should therefore make few round trips.
 _O_COLUMNS_BRANCH_FREE, _REGISTERS_BRANCH_FREE = 32, 80
 _ELEMENT_BYTES = 2
+#: Shared memory beside tiles, statistics and barriers: what the compiler takes for itself, read off compilations.
+_COMPILER_BYTES = 640
 _MASK_TEXT = {
     "none": "Every query sees every key.",
     "causal": "Query i sees keys up to i + seqlen_k - seqlen_q.",
@@ -78,6 +80,9 @@ def context(
     rescale_columns = _O_COLUMNS_BRANCH_FREE if roomy else _O_COLUMNS
     tmem = _tmem_map(variant, workload, by_keys)
     sizes = _sizes(variant, workload)
+    barriers = _barriers(variant, by_keys, shared_ring)
+    k_slots, v_slots = (slots, slots) if shared_ring else (slots - slots // 2, slots // 2)
+    _check_shared_memory(variant, workload, machine, by_keys, (k_slots, 0 if shared_ring else v_slots), barriers)
     return {
         "title": _title(workload),
         "description": _description(variant, workload),
@@ -98,8 +103,8 @@ def context(
         "qk_parts": qk_parts,
         "v_parts": v_parts,
         "shared_ring": shared_ring,
-        "k_slots": slots if shared_ring else slots - slots // 2,
-        "v_slots": slots if shared_ring else slots // 2,
+        "k_slots": k_slots,
+        "v_slots": v_slots,
         "q_bytes": 128 * workload.head_dim_qk * _ELEMENT_BYTES,
         "k_bytes": variant.tile_n * workload.head_dim_qk * _ELEMENT_BYTES // variant.cta_group,
         "v_bytes": variant.tile_n * workload.head_dim_v * _ELEMENT_BYTES // variant.cta_group,
@@ -130,7 +135,7 @@ def context(
         "tmem_columns": sum(columns for _, _, columns in tmem),
         "tmem_map": tmem,
         "tmem_text": ", ".join(f"{name} at {start}" for name, start, _ in tmem),
-        "barriers": _barriers(variant, by_keys, shared_ring),
+        "barriers": barriers,
         "scheduler": variant.scheduler,
         "sizes": [name for name, _ in sizes],
         "size_values": [value for _, value in sizes],
@@ -168,7 +173,31 @@ def _title(workload: Workload) -> str:
 
 
 def _description(variant: Fa4Variant, workload: Workload) -> str:
+    pair, by_keys = variant.cta_group == 2, variant.split == "k" and variant.stages > 1
+    tile = "256 query rows (128 in each of two CTAs that multiply together)" if pair else "128 query rows"
     lines = [_MASK_TEXT[workload.mask]]
+    if variant.stages == 1:
+        lines.append(f"A unit of work is {tile} of one head; one softmax group of four warps serves it.")
+    elif by_keys:
+        lines.append(
+            f"A unit of work is {tile} of one head; two softmax groups of four warps take turns at its key blocks."
+        )
+    else:
+        lines.append(
+            f"A unit of work is two tiles of {tile}; each has a softmax group of four warps, and they share K and V."
+        )
+    lines.append("One warp loads, one issues matrix products, four warps correct the output and store it.")
+    lines.append("S, P and O stay in tensor memory; keys go from the last block to the first, masked blocks first.")
+    if variant.emulated_share:
+        lines.append(
+            f"{variant.emulated_share:.4g} of the exponentials run on the FMA pipe, degree {variant.poly_degree}."
+        )
+    order = {
+        "grid": "One program a unit.",
+        "persistent": "Programs stay and take every n-th unit.",
+        "longest-first": "One program a unit, the longest units first.",
+    }
+    lines.append(order[variant.scheduler])
     return "\n".join(lines)
 
 
@@ -237,7 +266,9 @@ def _check_order(program: tuple[Step, ...], pipeline: Pipeline, stages: int) -> 
     for step in program:
         op = pipeline.op(step.op)
         if step.shift != (1 if op.kind == "qk" else 0):
-            raise VariantError(f"blackwell_ws: the kernel has one S a tile, so '{step.op}' cannot run {step.shift} ahead")
+            raise VariantError(
+                f"blackwell_ws: the kernel has one S a tile, so '{step.op}' cannot run {step.shift} ahead"
+            )
     for tile in range(stages):
         parts = [name for name in place if name.startswith(f"pv{tile}")]
         if any(place[name] > place[f"qk{tile}"] for name in parts):
@@ -288,7 +319,9 @@ def _stats_lag(pipeline: Pipeline, variant: Fa4Variant) -> list[int]:
     for tile in range(variant.stages):
         edge = next(e for e in pipeline.edges if e.dst == f"sum{tile}" and e.why == "statistics slot")
         if not 0 <= edge.distance <= variant.stats_slots:
-            raise VariantError(f"blackwell_ws: statistics of tile {tile} wait {edge.distance} steps back, more than the slots")
+            raise VariantError(
+                f"blackwell_ws: statistics of tile {tile} wait {edge.distance} steps back, more than the slots"
+            )
         lags.append(edge.distance)
     return lags
 
@@ -326,7 +359,7 @@ def emulated_columns(variant: Fa4Variant) -> tuple[tuple[int, ...], ...]:
     if not pairs:
         return ((),) * 4
     for start in (1, 0):
-        for freq in range(4, quarter + 1, 2):
+        for freq in _EMULATION_PERIODS:
             columns = tuple(k for k in range(0, quarter, 2) if k % freq >= freq - 4)
             if len(columns) * (3 - start) == pairs:
                 return tuple(columns if start <= index < 3 else () for index in range(4))
@@ -360,6 +393,32 @@ def _registers(variant: Fa4Variant, workload: Workload, machine: Machine) -> tup
         return *_REGISTERS_BY_KEYS, at_launch
     softmax, other = _REGISTERS.get(key, _REGISTERS_SMALL if wide < 96 else _REGISTERS_DEFAULT)
     return softmax, other, at_launch
+
+
+def _check_shared_memory(
+    variant: Fa4Variant,
+    workload: Workload,
+    machine: Machine,
+    by_keys: bool,
+    slots: tuple[int, int],
+    barriers: list[dict[str, object]],
+) -> None:
+    """Refuse what the model's allowance for bookkeeping does not hold: two statistics slots, many barriers."""
+    query, _, _ = fa4_smem_bytes(variant, workload, machine)
+    ring = sum(
+        count * variant.tile_n * width * _ELEMENT_BYTES // variant.cta_group
+        for count, width in zip(slots, (workload.head_dim_qk, workload.head_dim_v), strict=True)
+    )
+    rows = variant.stages * (variant.stats_slots + by_keys) * 128 * 4
+    names = {"RING_SLOTS": slots[0], "K_SLOTS": slots[0], "V_SLOTS": slots[1], "STATS_SLOTS": variant.stats_slots}
+    count = sum(names.get(str(b["count"]), 0) or int(str(b["count"])) for b in barriers)
+    beside = rows + 8 * count + _COMPILER_BYTES
+    limit = int(machine["smem.per_cta_bytes"])
+    if query + ring + beside > limit:
+        raise VariantError(
+            f"blackwell_ws: row statistics and barriers need {beside} bytes of shared memory beside the tiles, "
+            f"{limit - query - ring} are left: use stats_slots=1 or fewer kv_stages"
+        )
 
 
 def _tmem_map(variant: Fa4Variant, workload: Workload, by_keys: bool) -> list[tuple[str, int, int]]:

@@ -135,7 +135,8 @@ def load_source(path: str | Path) -> ModuleType:
     if not file.is_file():
         raise CompileError(f"{path}: expected a generated kernel file, found none")
     spec = importlib.util.spec_from_file_location(f"tilecast_generated_{next(_serial)}", file)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise CompileError(f"{path}: expected a Python file written by 'tilecast generate'")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

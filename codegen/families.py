@@ -13,7 +13,7 @@ from typing import Any
 
 from tilecast.codegen import blackwell_ws, hopper_ws, triton_portable
 from tilecast.model.machine import Machine
-from tilecast.model.variant import LEGAL, Variant, VariantError, Verdict, legality
+from tilecast.model.variant import LEGAL, VariantError, Verdict, legality
 from tilecast.model.workload import Workload
 
 

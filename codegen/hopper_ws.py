@@ -165,9 +165,7 @@ def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> dict[s
     }
 
 
-def _descriptors(
-    qk: tuple[Piece, ...], v: tuple[Piece, ...], variant: Fa3Variant
-) -> dict[str, object]:
+def _descriptors(qk: tuple[Piece, ...], v: tuple[Piece, ...], variant: Fa3Variant) -> dict[str, object]:
     """Names of the kernel's tensor descriptors and the host expressions that make them."""
     names: list[str] = []
     calls: list[str] = []
@@ -200,7 +198,9 @@ def _description(variant: Fa3Variant) -> str:
     if variant.overlap:
         parts.append("Each warpgroup issues Q K^T of the next\nkey block together with P V of this one and works on the next softmax while P V still runs.")  # fmt: skip
     if variant.ping_pong and variant.warpgroups > 1:
-        parts.append("Warpgroups take turns at\nissuing matrix products, so that one's softmax runs under another's products.")
+        parts.append(
+            "Warpgroups take turns at\nissuing matrix products, so that one's softmax runs under another's products."
+        )
     if variant.emulated_share:
         parts.append(f"A share of {variant.emulated_share:g} of the exponentials\nis a polynomial on the FMA pipe.")
     return "  ".join(parts)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.model.bounds import Bounds, bounds
+from tilecast.model.candidates import candidates, native_family, published_variant
 from tilecast.model.chip import ChipRun, run_chip
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.pipelines import build_pipeline, unfused
 from tilecast.model.power import Activity, Clock, fixed_clock, settle_clock
 from tilecast.model.simulate import CriticalStep, SmTrace, critical_recurrence, steady_state
-from tilecast.model.candidates import candidates, native_family, published_variant
 from tilecast.model.variant import UnfusedVariant, Variant, legality
 from tilecast.model.workload import Workload
 

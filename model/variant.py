@@ -38,6 +38,8 @@ class Verdict:
         if self.legal:
             return ""
         over = self.demand - self.limit
+        if over <= 0:
+            return f"{self.resource} cannot be {self.demand:g} {self.unit}: {self.lever}"
         return (
             f"{self.resource} needs {self.demand:g} {self.unit} but the limit is {self.limit:g} "
             f"(over by {over:g}): {self.lever}"

@@ -42,8 +42,8 @@ def _root(
 
 
 def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Variant | None]:
-    from tilecast.model.machine import load_machine
     from tilecast.model.candidates import native_family
+    from tilecast.model.machine import load_machine
     from tilecast.model.variant import FAMILIES, parse_variant
 
     chip = load_machine(machine)
@@ -153,9 +153,9 @@ def schedule(
 ) -> None:
     """Lower bounds and the proven-optimal modulo schedule of the kernel's loop."""
     from tilecast.cmd_schedule import run_schedule
+    from tilecast.model.candidates import native_family, published_variant
     from tilecast.model.pipelines import build_pipeline
     from tilecast.model.predict import PredictError, kernel_shape
-    from tilecast.model.candidates import native_family, published_variant
     from tilecast.model.variant import legality
 
     # Also refuses NaN, which compares with nothing.
@@ -181,6 +181,63 @@ def schedule(
     if not verdict.legal:
         raise PredictError(f"{knobs.family} cannot run {work.label()} on {chip.name}: {verdict.sentence()}")
     typer.echo(run_schedule(build_pipeline(kernel_shape(work), knobs, chip), time_limit))
+
+
+@app.command()
+def generate(
+    machine: opt.MachineName,
+    family: Annotated[
+        str | None, typer.Option("--family", help="triton, hopper_ws or blackwell_ws (default: the machine's own).")
+    ] = None,
+    variant: opt.VariantText = None,
+    batch: opt.Batch = None,
+    heads: opt.Heads = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: opt.Seqlen = None,
+    seqlen_k: opt.SeqlenK = None,
+    head_dim: opt.HeadDim = None,
+    head_dim_v: opt.HeadDimV = None,
+    causal: opt.Causal = None,
+    window: opt.Window = None,
+    dtype: opt.Dtype = None,
+    preset: opt.PresetName = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="File to write (default: print).")] = None,
+    list_variants: Annotated[
+        bool, typer.Option("--list", help="List the family's variants by forecast instead of writing one.")
+    ] = False,
+) -> None:
+    """Write an attention kernel: the variant given, or the best by forecast, as one self-contained file."""
+    from tilecast.cmd_generate import run_generate, run_variants
+
+    (work,) = opt.workloads(
+        batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
+        head_dim_v=head_dim_v, causal=causal, window=window, dtype=dtype, preset=preset,
+    )  # fmt: skip
+    if list_variants:
+        typer.echo(run_variants(work, machine, family))
+    else:
+        typer.echo(run_generate(work, machine, family, variant, output))
+
+
+@app.command()
+def inspect(
+    file: str,
+    arch: Annotated[str, typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a.")],
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")] = "bf16",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Compile a generated kernel without a GPU: registers, spills, memory, instruction mix beside the forecast."""
+    from tilecast.cmd_generate import run_inspect
+
+    typer.echo(run_inspect(file, arch, dtype, as_json))
+
+
+@app.command()
+def ship() -> None:
+    """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
+    from tilecast.cmd_generate import run_ship
+
+    typer.echo(run_ship())
 
 
 @app.command()

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from tilecast.model.candidates import native_family, published_variant
 from tilecast.model.machine import load_machine
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.simulate import steady_state
-from tilecast.model.candidates import native_family, published_variant
 from tilecast.model.variant import Fa4Variant
 from tilecast.model.workload import Workload
 from tilecast.validation.points import CyclePoint, Excluded, PublishedPoint, best_per_shape, load_cycles, load_points

@@ -11,6 +11,7 @@ from __future__ import annotations
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.machine import Machine
 from tilecast.model.pipelines import common
+from tilecast.model.pipelines.common import rescale_share
 from tilecast.model.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
 from tilecast.model.variant import Fa4Variant, fa4_smem_bytes
 from tilecast.model.workload import Workload
@@ -19,6 +20,8 @@ from tilecast.model.workload import Workload
 _FIRST_PART = 0.75
 #: Scalar instructions the matrix and load warps issue around one MMA instruction (descriptor, predicate, issue).
 _INSTRUCTIONS_PER_MMA = 4.0
+
+
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     parts = _Parts(workload, variant, machine)

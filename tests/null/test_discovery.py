@@ -171,8 +171,8 @@ def _built(family: str, machine_name: str, **knobs: object) -> Pipeline:
         mask="none",
         dtype="bf16",
     )
-    from tilecast.model.pipelines import build_pipeline
     from tilecast.model.candidates import published_variant
+    from tilecast.model.pipelines import build_pipeline
 
     variant = replace(published_variant(family, workload, machine), **knobs)
     return build_pipeline(workload, variant, machine)
