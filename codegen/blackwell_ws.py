@@ -114,9 +114,9 @@ def context(
         "loop_issue": loop,
         "last_issue": last,
         "issue_text": _issue_text(first, loop, last),
-        "first_loads": [_load(step) for step in first if step["take"]],
-        "loop_loads": [_load(step) for step in loop if step["take"]],
-        "last_loads": [_load(step) for step in last if step["take"]],
+        "first_loads": _loads(first, by_keys),
+        "loop_loads": _loads(loop, by_keys),
+        "last_loads": _loads(last, by_keys),
         "split_p": variant.split_p,
         "p_parts": _p_parts(variant),
         "stats_slots": variant.stats_slots,
@@ -301,8 +301,13 @@ def _with_buffers(steps: list[tuple[str, int, int]], by_keys: bool) -> list[dict
     return out
 
 
-def _load(step: dict[str, object]) -> dict[str, object]:
-    return {"what": "K" if step["op"] == "QK" else "V", "tile": step["tile"]}
+def _loads(steps: list[dict[str, object]], by_keys: bool) -> list[dict[str, object]]:
+    """What the load role copies for these steps; `tile` is by how many blocks it lies behind the iteration's first."""
+    return [
+        {"what": "K" if step["op"] == "QK" else "V", "tile": step["tile"] if by_keys else 0}
+        for step in steps
+        if step["take"]
+    ]
 
 
 def _issue_text(*phases: list[dict[str, object]]) -> str:
@@ -328,7 +333,7 @@ def _stats_lag(pipeline: Pipeline, variant: Fa4Variant) -> list[int]:
 
 def _correction(pipeline: Pipeline, variant: Fa4Variant, by_keys: bool) -> list[dict[str, object]]:
     """The correction role's steps in order, with the group whose statistics slot each one releases."""
-    steps = []
+    steps: list[dict[str, object]] = []
     for step in _role(pipeline, "correction").program:
         tile = pipeline.op(step.op).tile
         edge = next(e for e in pipeline.edges if e.src == step.op and e.why == "statistics slot")
@@ -345,8 +350,8 @@ def emulated_columns(variant: Fa4Variant) -> tuple[tuple[int, ...], ...]:
     """Per quarter of a row, the even columns whose pair of exponentials goes to the FMA pipe.
 
     FlashAttention-4's rule (fa4.md (f)) where one of its settings gives the share: in quarters `start` to 2, element k
-    is emulated when k mod freq >= freq - 4.  Other shares are spread evenly over the quarters but the last, which must
-    be ready first after the others are on their way to the tensor core; beyond three quarters it takes part as well.
+    is emulated when k mod freq >= freq - 4.  Other shares are spread evenly over the quarters but the last, which the
+    tensor core waits for on its own; beyond three quarters of the exponentials it takes part as well.
     """
     pairs = variant.emulated_share * variant.tile_n / 2
     if pairs != int(pairs):

@@ -6,7 +6,9 @@ that only knows the target: what gets compiled is what a launch on that GPU woul
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -174,7 +176,8 @@ def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
-    return lines[-1] if lines else repr(error)
+    told = [line for line in lines if "error" in line.lower() and ":" in line and "codegen" not in line]
+    return (told or lines[-1:] or [repr(error)])[0].rpartition("error   : ")[2]
 
 
 def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True) -> Compiled:
@@ -209,7 +212,8 @@ def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse:
     out = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_v"])
     lse = tensor(work["heads_q"], work["seqlen_q"], 0, "torch.float32", 4) if with_lse else None
     left, right = work["window"] or (-1, -1)
-    with _offline(capability, sms, found):
+    # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
+    with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:
             module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
         except Exception as error:

@@ -27,8 +27,8 @@ class Family:
     #: (variant, workload, machine) -> what the template reads, except the header.
     context: Callable[[Any, Workload, Machine], dict[str, object]]
     expressible: Callable[[Any, Workload, Machine], Verdict]
-    #: Targets of `codegen.compile` that a file of this family runs on, given the machine it was generated for.
-    targets: Callable[[Machine], tuple[str, ...]]
+    #: Targets of `codegen.compile` that a file of this family runs on, given its variant and the machine it is for.
+    targets: Callable[[Any, Machine], tuple[str, ...]]
     about: str
 
 
@@ -50,10 +50,15 @@ def _by_refusal(
     return expressible
 
 
-def _portable_targets(machine: Machine) -> tuple[str, ...]:
+def _portable_targets(_variant: Any, machine: Machine) -> tuple[str, ...]:
     """Tensor descriptors need sm_90; kernels that use pointers run from sm_80 on."""
     newer = ("sm_90a", "sm_100a", "sm_103a")
     return newer if machine.tensor_kind in ("wgmma", "tcgen05") else ("sm_80", *newer)
+
+
+def _blackwell_targets(variant: Any, _machine: Machine) -> tuple[str, ...]:
+    """tcgen05.ld.red came with sm_103."""
+    return ("sm_103a",) if variant.load_max else ("sm_100a", "sm_103a")
 
 
 FAMILIES: dict[str, Family] = {
@@ -63,9 +68,9 @@ FAMILIES: dict[str, Family] = {
                _by_refusal(triton_portable.context), _portable_targets,
                "plain Triton, any GPU from Ampere on"),
         Family("hopper_ws", "fa3", hopper_ws.TEMPLATE, hopper_ws.context, hopper_ws.expressible,
-               lambda machine: ("sm_90a",), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups"),
+               lambda variant, machine: ("sm_90a",), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups"),
         Family("blackwell_ws", "fa4", blackwell_ws.TEMPLATE, blackwell_ws.context,
-               _by_refusal(blackwell_ws.context), lambda machine: ("sm_100a", "sm_103a"),
+               _by_refusal(blackwell_ws.context), _blackwell_targets,
                "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory"),
     )
 }  # fmt: skip

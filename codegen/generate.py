@@ -57,7 +57,7 @@ def header_of(family: Family, prediction: Prediction, version: str) -> dict[str,
         "family": family.name,
         "variant": variant_text(prediction.variant),
         "machine": prediction.machine.name,
-        "targets": list(family.targets(prediction.machine)),
+        "targets": list(family.targets(prediction.variant, prediction.machine)),
         "workload": work.as_dict(),
         "forecast": {
             "regime": prediction.regime,

@@ -39,7 +39,7 @@ class Mix:
     @property
     def flagged(self) -> bool:
         """Whether the two disagree by more than `TOLERANCE`."""
-        return self.difference is not None and abs(self.difference) > TOLERANCE
+        return self.difference is not None and abs(self.difference) > TOLERANCE + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class RoleMix:
 
     role: str
     instructions: int
+    #: Masking instructions that iterations without a mask jump over, not counted in the mix.
+    skipped: int
     opcodes: tuple[tuple[str, int], ...]
     mix: tuple[Mix, ...]
 
@@ -116,7 +118,7 @@ def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:
         mix = tuple(
             Mix(pipe, counts[pipe], expected.get(pipe) if pipe in _COMPARED else None) for pipe in _PIPES
         )  # fmt: skip
-        out.append(RoleMix(role.name, len(loop.instructions), tuple(loop.opcodes().most_common(12)), mix))
+        out.append(RoleMix(role.name, len(loop.instructions), loop.skipped, tuple(loop.opcodes().most_common(12)), mix))
     return out
 
 
@@ -157,6 +159,7 @@ def as_dict(report: Inspection) -> dict[str, object]:
             {
                 "role": role.role,
                 "loop_instructions": role.instructions,
+                "skipped_masking_instructions": role.skipped,
                 "opcodes": dict(role.opcodes),
                 "pipes": {
                     m.pipe: {
@@ -182,7 +185,8 @@ def as_text(report: Inspection) -> str:
         f"matrix instructions {report.matrix_instructions}",
     ]
     for role in report.roles:
-        lines.append(f"\n{role.role}: steady loop of {role.instructions} instructions")
+        beside = f", and {role.skipped} of masking that most iterations jump over" if role.skipped else ""
+        lines.append(f"\n{role.role}: steady loop of {role.instructions} instructions{beside}")
         lines.append(f"  {'pipe':<8}{'compiled':>10}{'forecast':>10}{'difference':>12}")
         for m in role.mix:
             forecast = "-" if m.forecast is None else f"{m.forecast:.0f}"

@@ -44,7 +44,10 @@ class Loop:
 
     begin: int
     end: int
+    #: What every iteration executes: without stretches of masking code that a branch skips where no mask is needed.
     instructions: tuple[Instruction, ...]
+    #: Instructions of those stretches.
+    skipped: int = 0
 
     def opcodes(self) -> Counter[str]:
         """Instructions by opcode."""
@@ -91,19 +94,45 @@ def disassemble(cubin: Path) -> tuple[tuple[Instruction, ...], dict[str, int]]:
     return tuple(instructions), labels
 
 
+#: Loops shorter than this wait for a barrier; they do not make the loop around them an outer one.
+_SPIN = 16
+
+
 def inner_loops(instructions: tuple[Instruction, ...], labels: dict[str, int]) -> tuple[Loop, ...]:
-    """Loops that contain no other loop, in address order."""
+    """Loops that contain no other loop but waits, in address order."""
     spans = []
     for index, instruction in enumerate(instructions):
         target = _BRANCH.search(instruction.operands) if instruction.opcode == "BRA" else None
         if target and labels.get(target.group(1), index + 1) <= index:
-            spans.append((labels[target.group(1)], index))
+            begin = labels[target.group(1)]
+            if index - begin >= _SPIN:
+                spans.append((begin, index))
     inner = [
         (begin, end)
         for begin, end in spans
         if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in spans)
     ]
-    return tuple(Loop(begin, end, instructions[begin : end + 1]) for begin, end in sorted(set(inner)))
+    return tuple(_loop(begin, end, instructions, labels) for begin, end in sorted(set(inner)))
+
+
+#: Selects in a stretch that make it masking code, and the length from which leaving it out matters.
+_MASKING_SELECTS, _MASKING_LENGTH = 16, 48
+
+
+def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: dict[str, int]) -> Loop:
+    """The loop [begin, end] without the masking code that its branches jump over."""
+    left_out: set[int] = set()
+    for index in range(begin, end):
+        target = _BRANCH.search(instructions[index].operands) if instructions[index].opcode == "BRA" else None
+        after = labels.get(target.group(1), 0) if target else 0
+        stretch = range(index + 1, min(after, end))
+        selects = sum(instructions[i].opcode in ("FSEL", "SEL") for i in stretch)
+        if len(stretch) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and not any(
+            instructions[i].opcode == "MUFU" for i in stretch
+        ):
+            left_out.update(stretch)
+    kept = tuple(instructions[i] for i in range(begin, end + 1) if i not in left_out)
+    return Loop(begin, end, kept, len(left_out))
 
 
 def _run(program: Path, *arguments: str) -> str:

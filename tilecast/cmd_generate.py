@@ -35,12 +35,13 @@ def run_generate(work: Workload, machine: str, family: str | None, variant: str 
         return made.source.rstrip("\n")
     write_text_atomically(output, made.source)
     forecast = made.prediction
+    targets = chosen.targets(made.variant, chip)
     return (
         f"{output}: {chosen.name} for {work.label()} on {chip.name}\n"
         f"  variant   {made.header['variant']}\n"
         f"  forecast  {forecast.tflops:.0f} TFLOP/s, {forecast.time_ms:.4g} ms at {forecast.clock_mhz:.0f} MHz (sustained), "
         f"bound by {forecast.binding['name']}\n"
-        f"  targets   {', '.join(map(str, chosen.targets(chip)))}: tilecast inspect {output} --arch {chosen.targets(chip)[0]}"
+        f"  targets   {', '.join(targets)}: tilecast inspect {output} --arch {targets[0]}"
     )
 
 

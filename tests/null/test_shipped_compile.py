@@ -1,0 +1,118 @@
+"""Every shipped kernel compiles for its targets, without a GPU, under the newest Triton and under 3.6.
+
+One worker process a Triton version compiles everything: importing triton costs more than most compilations.  Triton 3.6
+lives beside the environment's own (`make test` puts it there); where it is missing those cases are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from tilecast.codegen.ship import KERNELS, read_list
+
+OLD = Path(sys.prefix) / "triton-3.6"
+MODULES = [kernel.module for kernel in read_list()]
+#: A kernel's registry capability (or minimum) as targets of the compiler.
+TARGET = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+
+WORKER = """
+import json, pathlib, sys, tempfile
+import triton
+from tilecast.codegen.compile import CompileError, compile_kernel
+from tilecast.codegen.sass import resources
+for line in sys.stdin:
+    path, target = json.loads(line)
+    try:
+        done = compile_kernel(path, target)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(done.cubin); file.flush()
+            used = resources(pathlib.Path(file.name))
+        opcodes = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in done.ptx]
+        answer = {"registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,
+                  "tmem": done.tmem_columns, "matrix": opcodes, "triton": triton.__version__}
+    except CompileError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Compiler:
+    """A process that compiles with one Triton version."""
+
+    def __init__(self, extra: Path | None) -> None:
+        environment = dict(os.environ)
+        if extra is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(extra), environment.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+
+    def __call__(self, module: str, target: str) -> dict[str, object]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        path = str(KERNELS / "generated" / f"{module}.py")
+        print(json.dumps([path, target]), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline() or '{"error": "the compiling process died"}')
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def newest():
+    compiler = Compiler(None)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="module")
+def oldest():
+    if not OLD.is_dir():
+        pytest.skip(f"no Triton 3.6 in {OLD}: make test installs it")
+    compiler = Compiler(OLD)
+    yield compiler
+    compiler.close()
+
+
+def targets(module: str) -> list[str]:
+    kernel = next(k for k in read_list() if k.module == module)
+    capability = kernel.facts["capability"]
+    if isinstance(capability, dict):
+        return [TARGET[tuple(capability["min"])]]
+    return [TARGET[tuple(pair)] for pair in capability]
+
+
+CASES = [(module, target) for module in MODULES for target in targets(module)]
+MATRIX = {"sm_80": "mma.sync", "sm_90a": "wgmma", "sm_100a": "tcgen05.mma", "sm_103a": "tcgen05.mma"}
+SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 232448}
+
+
+def check(answer: dict[str, object], module: str, target: str) -> None:
+    assert "error" not in answer, answer.get("error")
+    assert MATRIX[target] in answer["matrix"]
+    assert answer["shared"] <= SHARED[target]
+    assert answer["tmem"] <= 512
+    if module.startswith("blackwell_ws"):
+        assert answer["stack"] == 0
+
+
+@pytest.mark.parametrize(("module", "target"), CASES)
+def test_compiles_with_the_newest_triton(module, target, newest) -> None:
+    check(newest(module, target), module, target)
+
+
+@pytest.mark.parametrize(("module", "target"), CASES)
+def test_compiles_with_triton_3_6(module, target, oldest) -> None:
+    answer = oldest(module, target)
+    assert str(answer.get("triton", "3.6")).startswith("3.6")
+    check(answer, module, target)
