@@ -2,6 +2,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
+# The oldest Triton we support, beside the environment's own: tests compile under both.
+OLDEST_TRITON := 3.6.0
 CHECKED := $(VENV)/typecheck
 SOURCES := $(shell find model codegen kernels validation tilecast -name '*.py' -o -name '*.toml' -o -name '*.csv' 2>/dev/null)
 # The newest Python from 3.11 on that can make a virtual environment.
@@ -16,7 +19,7 @@ forecast: $(STAMP)
 	@echo
 	$(BIN)/tilecast validate published
 
-test: $(STAMP)
+test: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# Types are checked on the installed package: the folder names of a checkout are not its package names.
@@ -30,20 +33,27 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer with its venv module: install them (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)" >&2; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-lint: $(STAMP)
+# What tests and checks need on top: torch and triton compile and interpret kernels without a GPU.
+$(TOOLS): $(STAMP) constraints-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt -e '.[dev]'
+	@if [ "$$(uname -s)" = Linux ]; then \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-3.6 triton==$(OLDEST_TRITON); fi
+	@touch $@
+
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-golden: $(STAMP)
+golden: $(TOOLS)
 	$(BIN)/pytest tests --update-golden
 
-kernels: $(STAMP)
+kernels: $(TOOLS)
 	$(BIN)/tilecast ship
 
 bench: $(STAMP)

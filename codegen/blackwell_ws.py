@@ -33,7 +33,7 @@ _REGISTERS: dict[tuple[bool, bool, int, bool], tuple[int, int]] = {
 }
 _REGISTERS_SMALL = (200, 48)  # head_dim below 96
 _REGISTERS_DEFAULT = (192, 48)
-_REGISTERS_BY_KEYS = (176, 80)  # ours: operand addresses of 256 wide heads need more than 48
+_REGISTERS_BY_KEYS = (184, 72)  # ours: operand addresses of 256 wide heads need more than 48; 176 spills with a mask
 _REGISTER_FILE = 65536
 #: Heads whose K and V stay in L2 together (fa4.md (h)).
 _L2_MEGABYTES = 50

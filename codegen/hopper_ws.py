@@ -179,6 +179,7 @@ def _descriptors(qk: tuple[Piece, ...], v: tuple[Piece, ...], variant: Fa3Varian
     # One element tuples need their comma; longer ones do not.
     out["desc_args"] = "".join(f"{name}, " for name in names)
     out["desc_calls"] = calls
+    out["desc_tensors"] = [(name, name[0]) for name in names]
     return out
 
 

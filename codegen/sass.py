@@ -127,8 +127,10 @@ def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: d
         after = labels.get(target.group(1), 0) if target else 0
         stretch = range(index + 1, min(after, end))
         selects = sum(instructions[i].opcode in ("FSEL", "SEL") for i in stretch)
-        if len(stretch) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and not any(
-            instructions[i].opcode == "MUFU" for i in stretch
+        if (
+            len(stretch) >= _MASKING_LENGTH
+            and selects >= _MASKING_SELECTS
+            and not any(instructions[i].opcode == "MUFU" for i in stretch)
         ):
             left_out.update(stretch)
     kept = tuple(instructions[i] for i in range(begin, end + 1) if i not in left_out)

@@ -27,7 +27,16 @@ MEASURED = _ROOT / "validation" / "measured" / "h200_kernels.csv"
 #: not divide).
 _TOKENS, _HIDDEN = 16384, 2048
 _WINDOW = (1024, 0)
-_REGISTRY = ("head_dim_qk", "head_dim_v", "mask", "capability", "preference", "seqlen_q_min", "seqlen_q_max")
+_REGISTRY = (
+    "head_dim_qk",
+    "head_dim_v",
+    "mask",
+    "capability",
+    "preference",
+    "seqlen_q_min",
+    "seqlen_q_max",
+    "triton_min",
+)
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
 
 

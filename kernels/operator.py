@@ -310,7 +310,7 @@ def _find_kernels(q: Any, k: Any, v: Any, mask: str) -> _Kernels:
         )
     except ImportError as error:
         raise UnsupportedError(
-            f"attention: the kernel needs Triton 3.6 or newer, and importing it gave '{error}'; "
+            f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; "
             "pip install 'tilecast[gpu]', or use fallback='sdpa'"
         ) from error
     _kernels[(device, dtype, head_dim, head_dim_v, mask)] = found

@@ -10,6 +10,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "dtypes": ["bf16", "fp16"],
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
+     "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "preference": 10}                    higher wins
 
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
@@ -18,15 +19,20 @@ float32 (batch, heads_q, seqlen_q) or None.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
 facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.
+
+The environment variable TILECAST_FAMILY (read once) names a family to try before the others where it has a kernel, for
+instance blackwell_ws, which is not preferred until it has been measured.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +44,9 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min")
+#: Names a family whose kernels go first.
+FAMILY_VARIABLE = "TILECAST_FAMILY"
 
 
 class RegistryError(ValueError):
@@ -60,6 +68,7 @@ class Entry:
     seqlen_q_min: int
     seqlen_q_max: int
     preference: int
+    triton_min: tuple[int, int] = (0, 0)
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a device of this (major, minor) compute capability runs the kernel."""
@@ -142,8 +151,32 @@ def launcher(entry: Entry) -> Callable[..., Any]:
 
 @functools.cache
 def shipped() -> tuple[Entry, ...]:
-    """Entries of the index that ships with this package; empty when none was generated."""
-    return read_index(INDEX) if INDEX.is_file() else ()
+    """What ships with this package and the Triton at hand compiles, in the order TILECAST_FAMILY asks for."""
+    return usable(read_index(INDEX), _triton_version(), os.environ.get(FAMILY_VARIABLE, "")) if INDEX.is_file() else ()
+
+
+def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: str = "") -> tuple[Entry, ...]:
+    """The entries that a Triton release compiles (None: all), those of ``family`` with a preference above all others.
+
+    Raises RegistryError for a family that has no kernel.
+    """
+    kept = tuple(e for e in entries if triton is None or triton >= e.triton_min)
+    if not family:
+        return kept
+    families = sorted({e.family for e in entries})
+    if family not in families:
+        raise RegistryError(f"{FAMILY_VARIABLE}: expected {', '.join(families)} (or unset), got '{family}'")
+    above = max(e.preference for e in entries) + 1
+    return tuple(replace(e, preference=e.preference + above) if e.family == family else e for e in kept)
+
+
+def _triton_version() -> tuple[int, int] | None:
+    """(major, minor) of the installed Triton; None without one, and the import of a kernel will say so."""
+    try:
+        major, minor, *_ = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return int(major), int(minor)
 
 
 def read_index(path: Path) -> tuple[Entry, ...]:
@@ -194,7 +227,14 @@ def _entry(row: Any, where: str) -> Entry:
         seqlen_q_min=_whole(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
         seqlen_q_max=NO_LIMIT if last is None else _whole(row, "seqlen_q_max", where),
         preference=_whole(row, "preference", where),
+        triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
     )
+
+
+def _pair(value: Any, name: str, where: str) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int for n in value):
+        raise RegistryError(f"{where}: field '{name}': expected [major, minor], got {value!r}")
+    return value[0], value[1]
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str) -> int:

@@ -824,8 +824,6 @@ def newest_triton() -> bool:
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
-#: What --regAllocOptLevel=2, which Triton 3.9 passes to ptxas, leaves in local memory: numbers made from the thread index.
-_STACK_BYTES = 16
 
 
 @NEEDS_TRITON
@@ -854,7 +852,8 @@ def test_compiles_to_what_the_variant_says(case: str, target: str, tmp_path: Pat
     assert count["F2FP"] == 2 * (elements + workload.head_dim_v) // 2
     assert count["UTCHMMA"] == 64
     assert compiled.tmem_columns <= 512 and compiled.shared_bytes <= load_machine(machine)["smem.per_cta_bytes"]
-    assert resources(cubin).stack_bytes <= _STACK_BYTES
-    softmax = [loop for loop in inner_loops(instructions, labels) if loop.pipes()["mufu"] >= 8]
-    assert len(softmax) == 2
-    assert all(loop.opcodes()["STL"] == 0 and loop.opcodes()["LDL"] <= 1 for loop in softmax)
+    assert resources(cubin).stack_bytes == 0
+    # One a group; a path that waits may go round the same loop another way.
+    softmax = {loop.begin: loop for loop in inner_loops(instructions, labels) if loop.pipes()["mufu"] >= 8}
+    shortest = min(len(loop.instructions) for loop in softmax.values())
+    assert sum(len(loop.instructions) < 1.1 * shortest for loop in softmax.values()) == variant.stages

@@ -101,7 +101,7 @@ def test_best_by_forecast_is_the_fastest_of_its_space() -> None:
 
 
 def test_a_family_for_another_machine_is_refused_with_the_reason() -> None:
-    with pytest.raises(PredictError, match="wgmma.*use family fa4"):
+    with pytest.raises(PredictError, match=r"wgmma.*use family fa4"):
         best_expressible(HOPPER, W, B200)
 
 
@@ -162,7 +162,9 @@ def test_the_same_input_gives_the_same_file() -> None:
     assert generate(W, H200, HOPPER, variant).source == generate(W, H200, HOPPER, variant).source
 
 
-@pytest.mark.parametrize("knobs", ["rescale=conditional", "rescale=always", "overlap=false", "emulated_share=0.25,poly_degree=5"])
+@pytest.mark.parametrize(
+    "knobs", ["rescale=conditional", "rescale=always", "overlap=false", "emulated_share=0.25,poly_degree=5"]
+)
 @pytest.mark.parametrize("mask", ["none", "window"])
 def test_every_knob_renders_valid_python(knobs, mask) -> None:
     work = Workload(mask=mask, window=(5, 5) if mask == "window" else None)

@@ -93,6 +93,8 @@ def targets(module: str) -> list[str]:
 
 
 CASES = [(module, target) for module in MODULES for target in targets(module)]
+#: Triton 3.6 lacks barriers for two CTAs and tcgen05.ld.red: the list says so, and the registry passes those by.
+OLD_CASES = [(k.module, target) for k in read_list() if "triton_min" not in k.facts for target in targets(k.module)]
 MATRIX = {"sm_80": "mma.sync", "sm_90a": "wgmma", "sm_100a": "tcgen05.mma", "sm_103a": "tcgen05.mma"}
 SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 232448}
 
@@ -111,7 +113,7 @@ def test_compiles_with_the_newest_triton(module, target, newest) -> None:
     check(newest(module, target), module, target)
 
 
-@pytest.mark.parametrize(("module", "target"), CASES)
+@pytest.mark.parametrize(("module", "target"), OLD_CASES)
 def test_compiles_with_triton_3_6(module, target, oldest) -> None:
     answer = oldest(module, target)
     assert str(answer.get("triton", "3.6")).startswith("3.6")

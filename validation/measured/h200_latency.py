@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import functools
 import json
 import os
 import statistics
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 COLD = """
 import json, sys, time, torch, triton, tilecast
@@ -41,7 +44,7 @@ def cold(dims: tuple[int, int], mask: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-def host_us(run, calls: int = 200, batches: int = 15) -> float:  # type: ignore[no-untyped-def]
+def host_us(run: Callable[[], Any], calls: int = 200, batches: int = 15) -> float:
     import torch
 
     found = []
@@ -72,8 +75,8 @@ def main() -> None:
         sdpa = torch.nn.functional.scaled_dot_product_attention
         with torch.no_grad():
             for label, run in (
-                ("tilecast.attention", lambda causal=causal: tilecast.attention(q, k, v, causal=causal)),
-                ("torch SDPA", lambda causal=causal: sdpa(q, k, v, is_causal=causal)),
+                ("tilecast.attention", functools.partial(tilecast.attention, q, k, v, causal=causal)),
+                ("torch SDPA", functools.partial(sdpa, q, k, v, is_causal=causal)),
             ):
                 run()
                 rows.append((*here, "warm host time", f"{label} d128 {name}", f"{host_us(run):.1f}", "us"))
