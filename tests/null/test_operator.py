@@ -18,7 +18,7 @@ import pytest
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import AttentionError, UnsupportedError, limits
-from tilecast.kernels.registry import Entry, RegistryError, candidates, read_index, reduce_mask, select
+from tilecast.kernels.registry import Entry, RegistryError, candidates, read_index, reduce_mask, select, usable
 from tilecast.model.workload import Workload
 
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -122,6 +122,27 @@ def test_selection_by_query_length() -> None:
     assert chosen == {0: "decode", 16: "decode", 17: "k", 63: "k", 64: "long"}
 
 
+def test_a_triton_that_cannot_compile_a_kernel_does_not_get_it() -> None:
+    new = replace(KERNEL, module="new", preference=20, triton_min=(3, 9))
+    assert usable((KERNEL, new), (3, 6)) == (KERNEL,)
+    assert (
+        usable((KERNEL, new), (3, 9)) == usable((KERNEL, new), (4, 0)) == usable((KERNEL, new), None) == (KERNEL, new)
+    )
+
+
+def test_a_family_goes_first_when_asked_for() -> None:
+    slow = replace(KERNEL, module="slow", family="slow", preference=1)
+    ranked = usable((KERNEL, slow), None, "slow")
+    assert [e.module for e in candidates(HOPPER, "bf16", 64, 64, "none", ranked)] == ["slow"]
+    # Where it has no kernel the others still serve.
+    assert (
+        select(HOPPER, "bf16", 64, 64, "none", 9, usable((KERNEL, replace(slow, head_dim_qk=96)), None, "slow"))
+        == KERNEL
+    )
+    with pytest.raises(RegistryError, match=r"TILECAST_FAMILY: expected .*slow.*, got 'fast'"):
+        usable((KERNEL, slow), None, "fast")
+
+
 def test_selection_knows_nothing_of_the_batch() -> None:
     for function in (select, candidates, reduce_mask):
         assert not any("batch" in name or "heads" in name for name in inspect.signature(function).parameters)
@@ -135,11 +156,16 @@ ROW = {
 
 def test_index_is_read_as_documented(tmp_path) -> None:
     path = tmp_path / "index.json"
-    rows = [ROW, ROW | {"module": "n", "capability": {"min": [8, 0]}, "seqlen_q_min": 1, "seqlen_q_max": 8}]
+    rows = [
+        ROW,
+        ROW
+        | {"module": "n", "capability": {"min": [8, 0]}, "seqlen_q_min": 1, "seqlen_q_max": 8, "triton_min": [3, 9]},
+    ]
     path.write_text(json.dumps([*rows, ROW | {"module": "o", "capability": [10, 3], "seqlen_q_max": None}]))
     one, two, three = read_index(path)
     assert one.runs_on((9, 0)) and not one.runs_on((9, 1)) and (one.seqlen_q_min, one.seqlen_q_max) == (0, 2**62)
     assert two.runs_on((8, 0)) and two.runs_on((12, 1)) and not two.runs_on((7, 5)) and two.seqlen_q_max == 8
+    assert (one.triton_min, two.triton_min) == ((0, 0), (3, 9))
     assert three.runs_on((10, 3)) and not three.runs_on((10, 0))
 
 
@@ -149,6 +175,7 @@ def test_index_is_read_as_documented(tmp_path) -> None:
         ({}, "expected a JSON list of kernels, got dict"),
         ([3], "entry 0: expected an object, got int"),
         ([{k: v for k, v in ROW.items() if k != "mask"}], "entry 0: field 'mask' is missing"),
+        ([ROW | {"triton_min": "3.9"}], r"field 'triton_min': expected \[major, minor\], got '3.9'"),
         ([ROW | {"smem": 1}], "unknown field 'smem'"),
         ([ROW | {"mask": "alibi"}], r"entry 0 \(m\): field 'mask': expected none, causal, window, got 'alibi'"),
         ([ROW | {"dtypes": ["fp8"]}], "field 'dtypes': expected some of bf16, fp16, got"),
@@ -260,7 +287,7 @@ def test_no_kernel_for_the_query_length_or_without_triton(torch, op, monkeypatch
     op._kernels.clear()
     monkeypatch.setattr(registry, "shipped", lambda: SHIPPED)
     monkeypatch.setattr(registry, "launcher", lambda entry: __import__("triton_that_is_not_there"))
-    with pytest.raises(UnsupportedError, match="the kernel needs Triton"):
+    with pytest.raises(UnsupportedError, match="the kernels need Triton"):
         op.attention(q, k, v)
 
 
