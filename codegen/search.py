@@ -58,9 +58,9 @@ def _candidates(family: Family, workload: Workload, machine: Machine) -> Iterato
         shares = (0.0,) if machine["mufu.ex2_per_clk"] >= 32 else (0.125, 0.1875, 0.25, 0.0)
         # One CTA with a 256 wide head spills in its matrix role.
         wide = max(workload.head_dim_qk, workload.head_dim_v) > 192
-        groups = (2,) if wide else (1,) if masked else (2, 1)
-        for group, split, share, slots, max_on_load in product(groups, ("q", "k"), shares, (2, 1), (True, False)):
-            yield Fa4Variant(cta_group=group, split=split, emulated_share=share, stats_slots=slots,
+        pairs = (2,) if wide else (1,) if masked else (2, 1)
+        for pair, split, share, slots, max_on_load in product(pairs, ("q", "k"), shares, (2, 1), (True, False)):
+            yield Fa4Variant(cta_group=pair, split=split, emulated_share=share, stats_slots=slots,
                              load_max=max_on_load, scheduler=scheduler)  # fmt: skip
     else:
         scheduler = "longest-first" if masked else "grid"

@@ -6,6 +6,7 @@ lives beside the environment's own (`make test` puts it there); where it is miss
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from tilecast.codegen.ship import KERNELS, read_list
+from tilecast.model.variant import parse_variant
 
 OLD = Path(sys.prefix) / "triton-3.6"
 MODULES = [kernel.module for kernel in read_list()]
@@ -28,7 +30,7 @@ WORKER = """
 import json, pathlib, sys, tempfile
 import triton
 from tilecast.codegen.compile import CompileError, compile_kernel
-from tilecast.codegen.sass import resources
+from tilecast.codegen.sass import disassemble, inner_loops, resources
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
@@ -37,7 +39,14 @@ for line in sys.stdin:
             file.write(done.cubin); file.flush()
             used = resources(pathlib.Path(file.name))
         opcodes = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in done.ptx]
-        answer = {"registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,
+        softmax = {}
+        if "blackwell_ws" in path and not triton.__version__.startswith("3.6"):  # whose disassembler is too old
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(done.cubin); file.flush()
+                loops = inner_loops(*disassemble(pathlib.Path(file.name)))
+            loop = min((loop for loop in loops if loop.pipes()["mufu"] >= 8), key=lambda loop: len(loop.instructions))
+            softmax = {"instructions": len(loop.instructions), "mufu": loop.pipes()["mufu"]}
+        answer = {"softmax": softmax, "registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,
                   "tmem": done.tmem_columns, "matrix": opcodes, "triton": triton.__version__}
     except CompileError as error:
         answer = {"error": str(error)}
@@ -116,6 +125,30 @@ MATRIX = {"sm_80": "mma.sync", "sm_90a": "wgmma", "sm_100a": "tcgen05.mma", "sm_
 SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 232448}
 
 
+#: (head_dim, mask, CTAs that multiply together) -> warp instructions of FlashAttention-4's softmax loop for a 128x128 tile.
+with (Path(__file__).parents[2] / "validation" / "measured" / "sm100_softmax_sass.csv").open(encoding="utf-8") as table:
+    FLASH_ATTENTION_4 = {
+        (row["head_dim"], row["mask"], row["cta_group"]): int(row["count"])
+        for row in csv.DictReader(table)
+        if row["opcode"] == "all"
+    }
+
+
+def check_softmax(found: dict[str, int], module: str) -> None:
+    """The loop is no longer than FlashAttention-4's by more than a tenth, and MUFU takes what the variant leaves it."""
+    kernel = next(k for k in read_list() if k.module == module)
+    work, variant = kernel.workload, parse_variant(f"family=fa4,{kernel.variant}")
+    emulated = round(variant.emulated_share * variant.tile_n)
+    factors = 2 if variant.split == "k" else 1
+    assert found["mufu"] == variant.tile_n - emulated + factors
+    dims = str(work.head_dim_v) if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
+    theirs = FLASH_ATTENTION_4.get((dims, work.mask, str(variant.cta_group)))
+    if theirs is not None:
+        assert found["instructions"] <= 1.1 * theirs
+        if kernel.machine == "b200":
+            assert found["instructions"] >= 0.9 * theirs
+
+
 def check(answer: dict[str, object], module: str, target: str) -> None:
     assert "error" not in answer, answer.get("error")
     assert MATRIX[target] in answer["matrix"]
@@ -123,6 +156,8 @@ def check(answer: dict[str, object], module: str, target: str) -> None:
     assert answer["tmem"] <= 512
     if module.startswith("blackwell_ws"):
         assert answer["stack"] == 0
+        if answer["softmax"]:
+            check_softmax(answer["softmax"], module)
 
 
 @pytest.mark.parametrize(("module", "target"), cases(newest=True))
