@@ -91,16 +91,20 @@ def ours(family: str, dim: int, length: int, causal: bool):  # type: ignore[no-u
     return run, entry.module
 
 
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"tilecast {version('tilecast')}"
+
+
 def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ignore[no-untyped-def]
     """name -> (function of nothing, version)."""
-    from tilecast import __version__
-
     q, k, v = tensors(dim, length)
     found = {}
     for family in ("hopper_ws", "triton"):
         run, module = ours(family, dim, length, causal)
         if run is not None:
-            found[module] = ((lambda run=run: run(q, k, v)), f"tilecast {__version__}")
+            found[module] = ((lambda run=run: run(q, k, v)), _version())
 
     def sdpa(backend: SDPBackend):  # type: ignore[no-untyped-def]
         def run() -> torch.Tensor:

@@ -15,12 +15,12 @@ import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
 import torch
 import triton
 from h200_kernels import ROUNDS, Clock, measure
 
-from tilecast import __version__
 from tilecast.codegen.ship import Shipped, read_list
 from tilecast.kernels import registry
 
@@ -70,7 +70,7 @@ def main() -> None:
             work, median = group[name].workload, statistics.median(found)
             low, high = found[len(found) // 6], found[-1 - len(found) // 6]
             rows.append((torch.cuda.get_device_name(), datetime.date.today().isoformat(), clock.driver, torch.__version__,
-                         triton.__version__, name, f"tilecast {__version__}", work.dtype, work.batch, work.heads_q,
+                         triton.__version__, name, f"tilecast {version('tilecast')}", work.dtype, work.batch, work.heads_q,
                          work.seqlen_q, work.head_dim_qk, work.head_dim_v, work.mask, f"{median:.4f}", f"{low:.4f}",
                          f"{high:.4f}", f"{work.flops / median / 1e9:.1f}", f"{clock.median():.0f}", ROUNDS))  # fmt: skip
             print(*rows[-1][5:], flush=True)
