@@ -30,6 +30,9 @@ _REGISTERS: dict[tuple[bool, bool, int, bool], tuple[int, int]] = {
     (False, True, 128, True): (176, 96),
     (True, False, 192, True): (176, 96),
     (False, True, 192, True): (176, 88),
+    # Ours, where the defaults below spill.
+    (False, False, 192, False): (200, 56),
+    (True, False, 64, True): (192, 56),
 }
 _REGISTERS_SMALL = (200, 48)  # head_dim below 96
 _REGISTERS_DEFAULT = (192, 48)

@@ -800,7 +800,7 @@ def attention(
             (load_role, (q, k, v, descriptors, load_barriers, problem)),
         ],
         [4, 4, 1, 1],
-        [192, 192, 48, 48],
+        [200, 200, 56, 56],
     )
 
 

@@ -730,7 +730,7 @@ def attention(
             (load_role, (q, k, v, descriptors, load_barriers, problem)),
         ],
         [4, 4, 1, 1],
-        [200, 200, 48, 48],
+        [192, 192, 56, 56],
     )
 
 
