@@ -21,6 +21,8 @@ _PIPES = ("mufu", "fma", "alu", "tensor", "other")
 #: Pipes that the model counts instruction by instruction; "other" it only counts around matrix instructions.
 _COMPARED = ("mufu", "fma", "alu")
 _MATRIX = ("HGMMA", "HMMA", "UTCHMMA")
+#: Roles without exponentials, by what only their loops contain.
+_SIGNATURES = {"mma": "UTCHMMA", "load": "UTMALDG", "correction": "LDTM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,19 @@ def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:
     pipeline = pipeline_of(header)
     work = [loop for loop in loops if loop.pipes()["mufu"] >= 8]
     computing = [role for role in pipeline.roles if _per_warp(pipeline, role).get("mufu", 0.0) >= 8]
-    steady = _steady(work, len(computing))
-    out = []
-    for role, loop in zip(computing, steady, strict=False):
-        expected = _per_warp(pipeline, role)
-        counts = loop.pipes()
-        mix = tuple(
-            Mix(pipe, counts[pipe], expected.get(pipe) if pipe in _COMPARED else None) for pipe in _PIPES
-        )  # fmt: skip
-        out.append(RoleMix(role.name, len(loop.instructions), loop.skipped, tuple(loop.opcodes().most_common(12)), mix))
-    return out
+    found = list(zip(computing, _steady(work, len(computing)), strict=False))
+    for role in pipeline.roles:
+        mark = _SIGNATURES.get(role.name)
+        mine = [loop for loop in loops if mark and loop.opcodes()[mark] and loop not in work]
+        if mine:
+            found.append((role, min(mine, key=lambda loop: len(loop.instructions))))
+    return [_role_mix(pipeline, role, loop) for role, loop in found]
+
+
+def _role_mix(pipeline: Pipeline, role: Role, loop: Loop) -> RoleMix:
+    expected, counts = _per_warp(pipeline, role), loop.pipes()
+    mix = tuple(Mix(pipe, counts[pipe], expected.get(pipe) if pipe in _COMPARED else None) for pipe in _PIPES)
+    return RoleMix(role.name, len(loop.instructions), loop.skipped, tuple(loop.opcodes().most_common(12)), mix)
 
 
 def _steady(loops: list[Loop], roles: int) -> list[Loop]:
@@ -136,7 +141,7 @@ def _per_warp(pipeline: Pipeline, role: Role) -> dict[str, float]:
     """Warp instructions of one iteration of a role, by pipe, as one of its warps executes them."""
     if not role.warps:
         return {}
-    share = 4.0 / role.warps / pipeline.ctas_per_sm
+    share = 4.0 / role.warps
     total: dict[str, float] = {}
     for step in role.program:
         for pipe, count in pipeline.op(step.op).instructions:
@@ -186,6 +191,8 @@ def as_text(report: Inspection) -> str:
     ]
     for role in report.roles:
         beside = f", and {role.skipped} of masking that most iterations jump over" if role.skipped else ""
+        if role.role == "correction":
+            beside = "; the forecast charges the rescale of O at the share of steps that need one"
         lines.append(f"\n{role.role}: steady loop of {role.instructions} instructions{beside}")
         lines.append(f"  {'pipe':<8}{'compiled':>10}{'forecast':>10}{'difference':>12}")
         for m in role.mix:

@@ -16,6 +16,7 @@ from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
 from tilecast.codegen.families import FAMILIES, find_family
 from tilecast.codegen.generate import generate, header_text
 from tilecast.codegen.hopper_ws import context, issue_order, pieces
+from tilecast.codegen.inspection import inspect
 from tilecast.codegen.render import RenderError, format_source, render
 from tilecast.codegen.search import best_expressible, search_space
 from tilecast.model.machine import load_machine
@@ -240,13 +241,34 @@ def test_inspect_reports_the_mix_beside_the_forecast(capsys) -> None:
     code, out, _ = run(capsys, "inspect", str(file), "--arch", "sm_90a", "--json")
     report = json.loads(out)
     assert code == 0 and report["spill_bytes"] == 0 and report["matrix_instructions"] > 0
-    assert [role["role"] for role in report["roles"]] == ["consumer0", "consumer1"]
-    for role in report["roles"]:
+    assert [role["role"] for role in report["roles"]] == ["consumer0", "consumer1", "load"]
+    for role in report["roles"][:2]:
         for pipe in ("mufu", "fma"):
             assert not role["pipes"][pipe]["flagged"]
         # One exponential, one multiply-add and one add an element: 64 x 64 over 128 threads.
         assert role["pipes"]["mufu"]["compiled"] == 32
         assert role["pipes"]["fma"]["compiled"] == 64
+    assert report["roles"][2]["pipes"]["tensor"]["compiled"] == report["roles"][2]["pipes"]["mufu"]["compiled"] == 0
+
+
+def test_inspect_finds_every_role_of_a_blackwell_kernel() -> None:
+    pytest.importorskip("triton")
+    report = inspect(ship.KERNELS / "generated" / "blackwell_ws_d64_causal.py", "sm_100a")
+    roles = {role.role: dict(role.opcodes) for role in report.roles}
+    assert list(roles) == ["softmax0", "softmax1", "load", "mma", "correction"]
+    assert roles["mma"]["UTCHMMA"] > 0 and roles["load"]["UTMALDG"] == 2 and roles["correction"]["FMUL2"] == 64
+    for role in report.roles[:2]:
+        # The polynomial's share and the factor's exponential.
+        assert next(mix.compiled for mix in role.mix if mix.pipe == "mufu") == 128 - 16 + 1
+        assert not any(mix.flagged for mix in role.mix)
+
+
+def test_inspect_counts_a_portable_warp_once() -> None:
+    pytest.importorskip("triton")
+    report = inspect(ship.KERNELS / "generated" / "triton_tma_d128_causal.py", "sm_90a")
+    # 64 x 64 scores over 128 threads, and the factors of two rows.
+    assert {mix.pipe: mix.forecast for mix in report.roles[0].mix}["mufu"] == pytest.approx(32.5)
+    assert {mix.pipe: mix.compiled for mix in report.roles[0].mix}["mufu"] == 34
 
 
 @pytest.mark.parametrize(
