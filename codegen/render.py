@@ -19,6 +19,10 @@ class RenderError(RuntimeError):
     """A template that asks for a name its context lacks, or a result that is not Python: a defect, not bad input."""
 
 
+class MissingToolError(ValueError):
+    """A program that generating needs and that is not installed."""
+
+
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
@@ -57,5 +61,5 @@ def _ruff() -> str:
     beside = Path(sys.executable).with_name("ruff")
     found = str(beside) if beside.exists() else shutil.which("ruff")
     if found is None:
-        raise RenderError("ruff is needed to format generated kernels: pip install 'tilecast[codegen]'")
+        raise MissingToolError("formatting generated kernels needs ruff: pip install ruff")
     return found
