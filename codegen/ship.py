@@ -17,7 +17,7 @@ from tilecast.codegen.generate import generate
 from tilecast.codegen.render import format_source
 from tilecast.model.machine import load_machine
 from tilecast.model.predict import Prediction, predict
-from tilecast.model.variant import parse_variant
+from tilecast.model.variant import VariantError, parse_variant
 from tilecast.model.workload import Workload
 
 LIST = Path(__file__).with_name("shipped.toml")
@@ -147,7 +147,14 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 
 
 def write(version: str, root: Path = KERNELS) -> tuple[Path, ...]:
-    """Write everything that ships below ``root`` and remove generated files that no longer do; returns what changed."""
+    """Write everything that ships below ``root`` and remove generated files that no longer do; returns what changed.
+
+    Raises VariantError outside a source tree, where the measurements that the page shows are not.
+    """
+    if not (_ROOT / "pyproject.toml").is_file():
+        raise VariantError(
+            f"ship: expected a source tree of tilecast, got the installed package in {_ROOT}: clone it first"
+        )
     changed = []
     wanted = dict(files(version))
     (root / "generated").mkdir(parents=True, exist_ok=True)
