@@ -233,6 +233,45 @@ def inspect(
 
 
 @app.command()
+def measure(
+    plan: Annotated[
+        str | None, typer.Argument(help="A plan (.toml) or one kernel file (.py); default: --variant or --kernel.")
+    ] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="Table to append to.")] = "measured.csv",
+    machine: Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help="family:knob=value,...; a family alone: its best by forecast.")
+    ] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="A peer: cudnn, flash-attn-2, flash-attn-4 or flex.")
+    ] = None,
+    mode: Annotated[str, typer.Option("--mode", help="short, or sustained (settled clock and power).")] = "short",
+    rounds: Annotated[int, typer.Option("--rounds", min=3, max=1000, help="Samples a kernel, taken in turns.")] = 15,
+    role: Annotated[str | None, typer.Option("--role", help="Only a plan's items of this role.")] = None,
+    batch: opt.Batch = None,
+    heads: opt.Heads = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: opt.Seqlen = None,
+    seqlen_k: opt.SeqlenK = None,
+    head_dim: opt.HeadDim = None,
+    head_dim_v: opt.HeadDimV = None,
+    causal: opt.Causal = None,
+    window: opt.Window = None,
+    dtype: opt.Dtype = None,
+    preset: opt.PresetName = None,
+) -> None:
+    """Time kernels on the GPU here: cycles, time, clock and power, appended to a table; goes on where it stopped."""
+    from tilecast.cmd_measure import run_measure
+
+    (work,) = opt.workloads(
+        batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
+        head_dim_v=head_dim_v, causal=causal, window=window, dtype=dtype, preset=preset,
+    )  # fmt: skip
+    failed = run_measure(plan, work, machine, output, mode, rounds, kernel or [], variant or [], role)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
 def ship() -> None:
     """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
     from tilecast.cmd_generate import run_ship

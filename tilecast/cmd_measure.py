@@ -1,0 +1,126 @@
+"""``tilecast measure``: time kernels on the GPU at hand and append what was found to a table."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilecast import __version__
+from tilecast.output import OutputError, check_writable
+
+if TYPE_CHECKING:
+    from tilecast.model.machine import Machine
+    from tilecast.model.workload import Workload
+    from tilecast.validation.measure.plan import Item
+
+
+def gpu_machine(name: str | None) -> Machine:
+    """The machine file of ``name``, or of the GPU at hand; PlanError with what to do when there is none."""
+    from tilecast.model.machine import load_machine
+
+    if name is not None:
+        return load_machine(name)
+    from tilecast.validation.measure.detect import machine_here
+
+    return machine_here()
+
+
+def run_measure(
+    plan: str | None, work: Workload, machine: str | None, output: str, mode: str, rounds: int, kernels: list[str],
+    variants: list[str], role: str | None,
+) -> int:  # fmt: skip
+    """Measure; prints one line a shape on stderr and the table's new rows; returns the number of failures."""
+    from tilecast.validation.measure.plan import PlanError
+    from tilecast.validation.measure.records import MODES, read
+
+    if mode not in MODES:
+        raise PlanError(f"--mode takes {' or '.join(MODES)}, got '{mode}'")
+    table = Path(output)
+    if table.exists():
+        read(table)  # refuses a file that is something else before the GPU is touched
+    check_writable(table)
+    chip = gpu_machine(machine)
+    items, left_out = _items(plan, work, chip, kernels, variants, role)
+    from tilecast.validation.measure.run import Options, measure
+
+    command = "tilecast " + " ".join(shlex.quote(a) for a in sys.argv[1:])
+    options = Options(rounds=rounds, mode=mode, command=command, version=__version__)
+    failures = _with_progress(items, lambda progress: measure(items, table, options, progress))
+    for line in left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    for failure in failures:
+        print(f"failed: {failure.sentence()}", file=sys.stderr)
+    if not table.exists():
+        raise OutputError(f"{output}: nothing was measured: {failures[0].sentence() if failures else 'no items'}")
+    rows = read(table)
+    print(f"{table}: {len(rows)} rows ({len(items)} asked for, {len(failures)} failed, {len(left_out)} left out)")
+    if plan is None:
+        _print_rows(rows[-len(items):])
+    return len(failures)
+
+
+def _items(
+    plan: str | None, work: Workload, chip: Machine, kernels: list[str], variants: list[str], role: str | None
+) -> tuple[list[Item], tuple[str, ...]]:
+    from tilecast.codegen.families import find_family, native_kernel_family
+    from tilecast.codegen.search import best_expressible
+    from tilecast.model.variant import parse_variant, variant_text
+    from tilecast.validation.measure.plan import EXTERNAL, Item, PlanError, load_plan
+
+    if plan is not None and not plan.endswith(".py"):
+        loaded = load_plan(Path(plan), chip)
+        chosen = [item for item in loaded.items if role is None or item.role == role]
+        if not chosen:
+            raise PlanError(f"{plan}: has no items{f' of role {role}' if role else ''} for {chip.name}")
+        return chosen, loaded.left_out
+    items = [Item("file", plan, work, chip.name)] if plan is not None else []
+    for text in variants:
+        name, _, knobs = text.partition(":")
+        family = find_family(name)
+        variant = parse_variant(f"family={family.model_family},{knobs}") if knobs else best_expressible(family, work, chip)
+        items.append(Item(name, variant_text(variant), work, chip.name))
+    for name in kernels:
+        if name not in EXTERNAL:
+            raise PlanError(f"--kernel takes {', '.join(EXTERNAL)}, got '{name}'")
+        items.append(Item(name, "", work, chip.name))
+    if not items:
+        name = native_kernel_family(chip)
+        variant = best_expressible(find_family(name), work, chip)
+        items.append(Item(name, variant_text(variant), work, chip.name))
+    return [replace(item) for item in items], ()
+
+
+def _with_progress(items: list[Item], run):  # type: ignore[no-untyped-def]
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(items))
+
+        def progress(done: int, text: str) -> None:
+            bar.update(task, advance=done, description=text)
+            if not console.is_terminal:
+                print(text, file=sys.stderr, flush=True)
+
+        return run(progress)
+
+
+def _print_rows(rows) -> None:  # type: ignore[no-untyped-def]
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in ("kernel", "cycles", "95 %", "ms", "TFLOP/s", "MHz", "W", "error"):
+        table.add_column(name, justify="left" if name == "kernel" else "right")
+    for row in rows:
+        speed = row.workload().flops / row.ms / 1e9
+        table.add_row(
+            f"{row.kernel} {row.variant}", f"{row.cycles:.0f}", f"{row.cycles_low:.0f} to {row.cycles_high:.0f}",
+            f"{row.ms:.4g}", f"{speed:.0f}", f"{row.effective_mhz:.0f}", f"{row.power_w:.0f}", f"{row.error:.1e}",
+        )  # fmt: skip
+    Console(width=160).print(table)

@@ -1,0 +1,131 @@
+"""What to measure: a TOML file of shapes and kernels, turned into a list of items.  No torch, no GPU.
+
+    title = "..."
+    [[group]]
+    role = "build"                      # or "held-out": kept out of sight while the model is changed
+    kernels = ["cudnn", "flash-attn-4"] # peers
+    variants = ["hopper_ws:warpgroups=2,tile_n=64,...", "triton:tile_m=128,..."]
+    shapes = [ {seqlen = 4096, head_dim = 128, causal = true, batch = 4, heads = 16}, ... ]
+
+Variants that the family cannot write for a shape are left out and listed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilecast.model.machine import Machine
+from tilecast.model.shapes_csv import parse_window
+from tilecast.model.variant import VariantError, parse_variant, variant_text
+from tilecast.model.workload import Workload, WorkloadError
+
+#: Kernels that are not ours.
+EXTERNAL = ("cudnn", "flash-attn-2", "flash-attn-4", "flex")
+ROLES = ("build", "held-out")
+_GROUP = {"role", "kernels", "variants", "shapes"}
+_SHAPE = {"seqlen", "seqlen_k", "head_dim", "head_dim_v", "batch", "heads", "heads_kv", "causal", "window", "dtype"}
+
+
+class PlanError(ValueError):
+    """A plan that makes no sense, or an item of it that cannot be measured: one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One kernel at one shape."""
+
+    kernel: str
+    variant: str
+    workload: Workload
+    machine: str
+    role: str = "build"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Items in measuring order (a shape's items follow each other), and what was left out, with the reason."""
+
+    items: tuple[Item, ...]
+    left_out: tuple[str, ...]
+
+
+def load_plan(path: Path, machine: Machine) -> Plan:
+    """Read a plan; PlanError names file, group, field, expected and got."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: not valid TOML: {error}") from None
+    groups = raw.get("group")
+    if not isinstance(groups, list) or not groups:
+        raise PlanError(f"{path}: expected at least one [[group]] with shapes and kernels or variants")
+    items: list[Item] = []
+    left_out: list[str] = []
+    for number, group in enumerate(groups, start=1):
+        where = f"{path}: group {number}"
+        for workload in _shapes(where, group):
+            for entry in _items(where, group, workload, machine):
+                if isinstance(entry, str):
+                    left_out.append(entry)
+                elif entry not in items:
+                    items.append(entry)
+    # One shape after the other, so that its kernels can be measured in turns.
+    order = {workload: i for i, workload in enumerate(dict.fromkeys(item.workload for item in items))}
+    return Plan(tuple(sorted(items, key=lambda item: order[item.workload])), tuple(dict.fromkeys(left_out)))
+
+
+def _shapes(where: str, group: dict[str, Any]) -> Iterator[Workload]:
+    unknown = sorted(set(group) - _GROUP)
+    if unknown:
+        raise PlanError(f"{where}: unknown field '{unknown[0]}'; known: {', '.join(sorted(_GROUP))}")
+    if group.get("role", "build") not in ROLES:
+        raise PlanError(f"{where}: role takes {' or '.join(ROLES)}, got '{group['role']}'")
+    shapes = group.get("shapes")
+    if not isinstance(shapes, list) or not shapes:
+        raise PlanError(f"{where}: expected shapes, a list of tables with seqlen and head_dim")
+    for shape in shapes:
+        unknown = sorted(set(shape) - _SHAPE)
+        if unknown:
+            raise PlanError(f"{where}: unknown shape field '{unknown[0]}'; known: {', '.join(sorted(_SHAPE))}")
+        try:
+            yield _workload(shape)
+        except (WorkloadError, KeyError) as error:
+            raise PlanError(f"{where}: shape {shape}: {error}") from None
+
+
+def _workload(shape: dict[str, Any]) -> Workload:
+    length, dim = shape["seqlen"], shape["head_dim"]
+    heads = shape.get("heads", 16)
+    window = parse_window(str(shape["window"]), False) if "window" in shape else None
+    mask = "window" if window else "causal" if shape.get("causal") else "none"
+    return Workload(
+        shape.get("batch", 1), heads, shape.get("heads_kv", heads), length, shape.get("seqlen_k", length), dim,
+        shape.get("head_dim_v", dim), mask, window, shape.get("dtype", "bf16"),
+    )  # fmt: skip
+
+
+def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machine) -> Iterator[Item | str]:
+    from tilecast.codegen.families import find_family
+
+    role = group.get("role", "build")
+    for name in group.get("kernels", []):
+        if name not in EXTERNAL:
+            raise PlanError(f"{where}: unknown kernel '{name}'; known: {', '.join(EXTERNAL)}")
+        yield Item(name, "", workload, machine.name, role)
+    for text in group.get("variants", []):
+        name, _, knobs = text.partition(":")
+        try:
+            family = find_family(name)
+            variant = parse_variant(f"family={family.model_family},{knobs}" if knobs else f"family={family.model_family}")
+        except VariantError as error:
+            raise PlanError(f"{where}: variant '{text}': {error}") from None
+        verdict = family.expressible(variant, workload, machine)
+        if verdict.legal:
+            yield Item(name, variant_text(variant), workload, machine.name, role)
+        else:
+            yield f"{name} {knobs}: {workload.label()}: {verdict.sentence()}"
