@@ -1,0 +1,86 @@
+"""What instructions cost on a machine: pipe occupancy with and without a matrix product running, latencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilecast.model.machine import Machine
+
+#: Warps of a warpgroup sit on four sub-partitions; what a file says per SM is a quarter of that here.
+_PARTITIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WarpCosts:
+    """Cycles of one sub-partition."""
+
+    #: Pipe -> cycles that one warp instruction occupies it, alone and while the tensor core runs.
+    pipe: dict[str, float]
+    pipe_under_mma: dict[str, float]
+    #: Pipe -> cycles of the register ports it takes while the tensor core runs; they are shared by all pipes.
+    ports_under_mma: dict[str, float]
+    #: Extra cycles before the same warp's next instruction while the tensor core runs.
+    gap_under_mma: dict[str, float]
+    latency: dict[str, float]
+    operand_release: float
+    barrier: float
+    poll_wake: float
+    branch: float
+    mma_latency: float
+    mma_queue: int
+    tma_latency: float
+    tma_latency_hbm: float
+    tma_issue: float
+    tma_bytes_per_clk: float
+
+
+@lru_cache(maxsize=256)
+def warp_costs(machine: Machine) -> WarpCosts:
+    """The costs of ``machine``; MachineError names a fact it lacks."""
+    m = machine
+    pipe = {
+        "alu": 32 * _PARTITIONS / m["alu.lanes"],
+        "fma": 32 * _PARTITIONS / m.get("fma.achieved_lanes", m["fma.lanes"]),
+        "mufu": 32 * _PARTITIONS / m["mufu.ex2_per_clk"],
+        "lsu": 2.0,
+        "uniform": 1.0,
+        "tensor": 1.0,
+        "other": 1.0,
+    }
+    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu")}
+    return WarpCosts(
+        pipe=pipe,
+        pipe_under_mma={**pipe, **slow},
+        ports_under_mma={name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe},
+        gap_under_mma={name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe},
+        latency={
+            "fixed": 12.0,
+            "mufu": m["mufu.ex2_latency_cycles"],
+            "shuffle": m["shuffle.latency_cycles"],
+            "shared": m["smem.latency_cycles"],
+            "constant": m.get("warp.constant_latency_cycles", 40.0),
+            "special": m.get("warp.special_latency_cycles", 30.0),
+            "global": m["hbm.latency_cycles"],
+            "convert": m.get("warp.convert_latency_cycles", 14.0),
+            "vote": m.get("warp.vote_latency_cycles", 12.0),
+            "poll": m.get("sync.poll_cycles", 24.0),
+        },
+        operand_release=m.get("warp.operand_release_cycles", 8.0),
+        barrier=m.get("sync.warpgroup_barrier_cycles", 22.0),
+        poll_wake=m.get("sync.wake_cycles", 20.0),
+        branch=m.get("warp.branch_cycles", 8.0),
+        mma_latency=m["tensor.mma_latency_cycles"],
+        mma_queue=int(m.get("tensor.queue_instructions", 2)),
+        tma_latency=m["tma.latency_l2_cycles"],
+        tma_latency_hbm=m["tma.latency_hbm_cycles"],
+        tma_issue=m["tma.issue_cycles"],
+        tma_bytes_per_clk=m["tma.bytes_per_clk"],
+    )
+
+
+def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:
+    """Cycles of one m64nNk16 16-bit wgmma."""
+    from tilecast.model.tensor_core import mma_instruction_cycles
+
+    return mma_instruction_cycles(machine, 64, columns, "bf16", "register" if from_registers else "smem")

@@ -1,0 +1,98 @@
+"""How many blocks each tile of a workload takes in, by warpgroup, and in which order programs do the tiles.
+
+The formulas are those of the generated kernels (codegen/templates/hopper_ws.py.j2: key_blocks, work_tile; triton.py.j2).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from tilecast.model.compiled.program import TileCounts
+from tilecast.model.workload import Workload
+
+
+def _limits(work: Workload) -> tuple[int, int]:
+    if work.mask == "causal":
+        return -1, 0
+    return work.window if work.window is not None else (-1, -1)
+
+
+def key_blocks(work: Workload, row: int, rows: int, keys: int) -> tuple[int, int, int, int]:
+    """(first, end, first whole, end whole) block that rows [row, row + rows) see; ends are exclusive."""
+    left, right = _limits(work)
+    offset = work.seqlen_k - work.seqlen_q
+    end, whole_end = work.seqlen_k, work.seqlen_k // keys
+    first = first_whole = 0
+    if right >= 0:
+        end = max(min(row + rows + offset + right, work.seqlen_k), 1)
+        whole_end = max(min(row + 1 + offset + right, work.seqlen_k), 0) // keys
+    if left >= 0:
+        first = min(max(row + offset - left, 0) // keys, -(-end // keys) - 1)
+        first_whole = -(-max(row + rows - 1 + offset - left, 0) // keys)
+    return first, -(-end // keys), first_whole, whole_end
+
+
+@lru_cache(maxsize=65536)
+def hopper_counts(work: Workload, block: int, warpgroups: int, keys: int) -> tuple[TileCounts, ...]:
+    """What each warpgroup does for query block ``block`` of 64 x warpgroups rows."""
+    tile = 64 * warpgroups
+    cta_first, cta_end, _, _ = key_blocks(work, block * tile, tile, keys)
+    out = []
+    for w in range(warpgroups):
+        first, end, whole_first, whole_end = key_blocks(work, block * tile + 64 * w, 64, keys)
+        edge = max(min(end - 1, whole_end), first)
+        inner = max(min(edge, whole_first), first)
+        out.append(TileCounts(cta_end - end, end - 1 - edge, edge - inner, inner - first, first - cta_first))
+    return tuple(out)
+
+
+@lru_cache(maxsize=65536)
+def triton_counts(work: Workload, block: int, rows: int, keys: int) -> TileCounts:
+    """What a CTA does for query block ``block``."""
+    first, end, whole_first, whole_end = key_blocks(work, block * rows, rows, keys)
+    whole_end = max(min(whole_end, end), first)
+    whole_first = min(max(whole_first, first), end)
+    if whole_first >= whole_end:
+        # No whole block: the loops over edges share what there is.
+        return TileCounts(0, end - max(first, min(whole_first, end)), 0, max(0, min(whole_first, end) - first), 0)
+    return TileCounts(0, end - whole_end, whole_end - whole_first, whole_first - first, 0)
+
+
+Tile = tuple[int, int]
+
+
+def program_tiles(scheduler: str, blocks: int, heads: int, programs: int) -> Iterator[list[Tile]]:
+    """For each persistent program the (query block, head) of its tiles, in order."""
+    total = blocks * heads
+    for pid in range(programs):
+        tiles: list[Tile] = []
+        if scheduler == "persistent":
+            tiles = [(tile % blocks, tile // blocks) for tile in range(pid, total, programs)]
+        elif scheduler == "longest-first":
+            for turn in range(-(-total // programs)):
+                tile = turn * programs + (pid if turn % 2 == 0 else programs - 1 - pid)
+                if tile < total:
+                    tiles.append((blocks - 1 - tile // heads, tile % heads))
+        elif scheduler == "paired":
+            pairs = (blocks + 1) // 2
+            for trip in range(-(-pairs * heads // programs)):
+                pair = trip * programs + (pid if trip % 2 == 0 else programs - 1 - pid)
+                if pair // pairs < heads:
+                    short = pair % pairs
+                    tiles.append((blocks - 1 - short, pair // pairs))
+                    if short != blocks - 1 - short:
+                        tiles.append((short, pair // pairs))
+        else:
+            raise ValueError(f"a persistent scheduler is persistent, longest-first or paired, got '{scheduler}'")
+        yield tiles
+
+
+def greedy_makespan(order: Iterator[int], cost: Callable[[int], float], slots: int) -> float:
+    """Time until the last of the tiles is done when each goes to the slot that is free first, in launch order."""
+    free = [0.0] * slots
+    heapq.heapify(free)
+    for block in order:
+        heapq.heappush(free, heapq.heappop(free) + cost(block))
+    return max(free)

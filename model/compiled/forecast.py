@@ -1,0 +1,196 @@
+"""Time of a compiled kernel on a machine: tiles simulated on one SM, handed out as its scheduler does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tilecast.model.compiled.code import CodeError, KernelCode
+from tilecast.model.compiled.costs import WarpCosts, mma_cycles, warp_costs
+from tilecast.model.compiled.counts import greedy_makespan, hopper_counts, program_tiles, triton_counts
+from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
+from tilecast.model.compiled.sm import Cta, run_sm
+from tilecast.model.machine import Machine
+from tilecast.model.variant import Fa2Variant, Fa3Variant, parse_variant
+from tilecast.model.workload import Workload
+
+#: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number.
+_SAMPLES = (4, 7, 10, 13)
+_TILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledForecast:
+    """What a compiled kernel is forecast to take."""
+
+    cycles: float
+    #: Cycles a whole block of keys adds to a tile, and what a tile costs besides.
+    cycles_per_block: float
+    tile_cycles: float
+    ctas_per_sm: int
+    tiles: int
+    launch_cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """Cost of a tile: ``fixed + slope x whole blocks``."""
+
+    fixed: float
+    slope: float
+
+    def of(self, blocks: int) -> float:
+        return self.fixed + self.slope * blocks
+
+
+def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> CompiledForecast:
+    """SM cycles of one launch, launches back to back, at an SM clock of ``mhz`` (memory keeps its own pace).
+
+    Raises CodeError when code and workload do not belong together.
+    """
+    if (code.head_dim_qk, code.head_dim_v, code.mask) != (work.head_dim_qk, work.head_dim_v, work.mask):
+        raise CodeError(f"the profile is of head_dim {code.head_dim_qk}/{code.head_dim_v}, mask {code.mask}; got {work.label()}")
+    variant = parse_variant(code.variant)
+    launch = machine.get("launch.graph_kernel_us", machine["launch.kernel_us"]) * mhz
+    if isinstance(variant, Fa3Variant):
+        return _hopper(code, variant, work, machine, launch)
+    if isinstance(variant, Fa2Variant):
+        return _triton(code, variant, work, machine, launch)
+    raise CodeError(f"forecasts from machine code know hopper_ws and triton kernels, got {code.family}")
+
+
+def _mma_table(code: KernelCode, machine: Machine) -> dict[tuple[int, bool], float]:
+    kinds = {
+        (i.amount, i.from_registers)
+        for consumer in code.consumers
+        for stretch in consumer
+        for i in stretch.instructions
+        if i.kind == "mma"
+    }
+    return {kind: mma_cycles(machine, *kind) for kind in kinds}
+
+
+def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
+    """Least squares through (blocks, cycles)."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return _Affine(mean_y - slope * mean_x, slope)
+
+
+# --- hopper_ws ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _hopper_tile(
+    code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool
+) -> _Affine:
+    """Cost of tiles of a ``shape`` (whole blocks left open): one after the other, or each in a fresh CTA."""
+    costs, mma = warp_costs(machine), _mma_table(code, machine)
+    points = []
+    for blocks in _SAMPLES:
+        # Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
+        tile = [replace(counts, main=blocks + counts.main) for counts in shape]
+        tiles = 1 if cold else _TILES
+        run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold)], costs, mma)
+        if cold:
+            points.append((blocks, max(marks[0] for marks in run.marks)))
+        else:
+            points.append((blocks, max((marks[-1] - marks[0]) / (tiles - 1) for marks in run.marks)))
+    return _fit(points)
+
+
+def _shape_of(counts: tuple[TileCounts, ...]) -> tuple[tuple[TileCounts, ...], int]:
+    """(counts less the whole blocks that all warpgroups have, how many those are)."""
+    common = min(c.main for c in counts)
+    return tuple(replace(c, main=c.main - common) for c in counts), common
+
+
+def _hopper(code: KernelCode, variant: Fa3Variant, work: Workload, machine: Machine, launch: float) -> CompiledForecast:
+    sms = int(machine["chip.sm_count"])
+    blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
+    cold = variant.scheduler == "grid"
+
+    def cost(block: int) -> float:
+        shape, whole = _shape_of(hopper_counts(work, block, variant.warpgroups, variant.tile_n))
+        return _hopper_tile(code, variant, machine, shape, cold).of(whole)
+
+    by_block = [cost(block) for block in range(blocks)]
+    start = machine["launch.cta_start_cycles"]
+    if cold:
+        turnaround = machine.get("launch.cta_turnaround_cycles", start)
+        longest_first = work.mask != "none"
+        order = [blocks - 1 - b if longest_first else b for b in range(blocks)] * heads
+        span = greedy_makespan(iter(order), lambda block: by_block[block] + turnaround, sms) - turnaround + start
+    else:
+        span = start + max(
+            sum(by_block[block] for block, _ in tiles)
+            for tiles in program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
+        )
+    shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
+    tile = _hopper_tile(code, variant, machine, shape, cold)
+    return CompiledForecast(span + launch, tile.slope, tile.fixed, 1, blocks * heads, launch)
+
+
+# --- triton ---------------------------------------------------------------------------------------------------
+
+
+def ctas_per_sm(code: KernelCode, machine: Machine) -> int:
+    """CTAs of a compiled kernel that fit an SM: shared memory, registers, warps."""
+    registers = -(-code.registers // 8) * 8 * 32 * code.warps * 4
+    return max(
+        1,
+        min(
+            int(machine["smem.per_sm_bytes"] // (code.shared_bytes + 1024)),
+            int(machine["reg.file_bytes"] // registers),
+            int(machine["sm.max_warps"] // code.warps),
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _triton_tile(
+    code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float
+) -> _Affine:
+    """Cost of a CTA while ``together`` of them share the SM, the pause before the next included."""
+    costs, mma = warp_costs(machine), _mma_table(code, machine)
+    points = []
+    for blocks in _SAMPLES:
+        counts = replace(shape, main=blocks)
+        slots: list[Cta] = []
+        for slot in range(together):
+            # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
+            begins = slot * 0.5 * blocks * 400.0 / together
+            slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins))
+        run = run_sm(slots, costs, mma)
+        groups = len(code.consumers)
+        spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[::groups]]
+        points.append((blocks, sum(spans) / len(spans)))
+    return _fit(points)
+
+
+def _triton(code: KernelCode, variant: Fa2Variant, work: Workload, machine: Machine, launch: float) -> CompiledForecast:
+    sms = int(machine["chip.sm_count"])
+    blocks, heads = -(-work.seqlen_q // variant.tile_m), work.batch * work.heads_q
+    fit = ctas_per_sm(code, machine)
+    turnaround = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
+    total = blocks * heads
+    counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
+
+    def cost(block: int, together: int) -> float:
+        shape = replace(counts[block], main=0)
+        return _triton_tile(code, variant, machine, shape, together, turnaround).of(counts[block].main)
+
+    by_block = [cost(block, fit) for block in range(blocks)]
+    order = [blocks - 1 - b if variant.scheduler == "longest-first" else b for b in range(blocks)] * heads
+    full = total - total % (sms * fit) if work.mask == "none" else total
+    span = greedy_makespan(iter(order[:full]), by_block.__getitem__, sms * fit) if full else 0.0
+    if full < total:
+        # The last wave has the SM more to itself.
+        together = math.ceil((total - full) / sms)
+        span += max(cost(block, together) for block in set(order[full:]))
+    start = machine["launch.cta_start_cycles"]
+    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround)
+    return CompiledForecast(span + start - turnaround + launch, tile.slope, tile.fixed, fit, total, launch)

@@ -1,0 +1,209 @@
+"""Programs for `sm.run_sm`: a kernel's stretches repeated as a tile needs them, every wait and arrival given its meaning.
+
+Which barrier an instruction is about follows from the order the templates write them in (codegen/templates):
+`hopper_ws` polls K of the next block, then V of this one, and releases in the same order; `triton` issues its own copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
+from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
+from tilecast.model.variant import Fa2Variant, Fa3Variant
+
+_SIZE = 2  # bytes of an element; the profiles are of 16-bit kernels
+
+
+@dataclass(frozen=True, slots=True)
+class TileCounts:
+    """Blocks of keys one warpgroup takes in for one tile: passed over before, on the right edge, whole, on the left edge,
+    passed over after.  The first block counts to none of them: it is in the code before the loops (`hopper_ws`)."""
+
+    passed: int = 0
+    edge: int = 0
+    main: int = 0
+    left: int = 0
+    passed_after: int = 0
+
+    def blocks(self, first: int) -> int:
+        """Blocks of the ring the tile uses; ``first`` is 1 where the first block stands before the loops."""
+        return self.passed + self.edge + self.main + self.left + self.passed_after + first
+
+
+def _tagged(code: Sequence[WarpInstruction], tags: dict[str, list[Tag | None]]) -> list[Step]:
+    """Instructions with the tags of their kind in order; instructions beyond the list carry none."""
+    taken = dict.fromkeys(tags, 0)
+    out: list[Step] = []
+    for instruction in code:
+        tag = None
+        if instruction.kind in tags:
+            number = taken[instruction.kind]
+            taken[instruction.kind] += 1
+            tag = tags[instruction.kind][number] if number < len(tags[instruction.kind]) else None
+        out.append((instruction, tag))
+    return out
+
+
+def _count(code: Sequence[WarpInstruction], kind: str) -> int:
+    return sum(i.kind == kind for i in code)
+
+
+# --- hopper_ws ------------------------------------------------------------------------------------------------
+
+
+def hopper_cta(
+    code: KernelCode, variant: Fa3Variant, tiles: Sequence[Sequence[TileCounts]], costs: WarpCosts, cold: bool
+) -> Cta:
+    """A CTA that does ``tiles`` one after the other; ``tiles[i][w]`` is what warpgroup w does in tile i."""
+    programs = tuple(
+        tuple(_hopper_program(code.consumers[w], variant, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
+    )
+    k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
+    v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
+    q_bytes = float(64 * variant.warpgroups * code.head_dim_qk * _SIZE)
+    copies: list[tuple[Tag, float, int, float]] = []
+    block = 0
+    for number, tile in enumerate(tiles):
+        for step in range(tile[0].blocks(1)):
+            latency = costs.tma_latency_hbm if cold and number == 0 and step == 0 else costs.tma_latency
+            copies.append((("K", block), k_bytes, variant.kv_stages, latency))
+            if step == 0:
+                copies.append((("Q", number), q_bytes, variant.q_stages, costs.tma_latency_hbm))
+            copies.append((("V", block), v_bytes, variant.kv_stages, latency))
+            block += 1
+    return Cta(programs, tuple(copies))
+
+
+def _hopper_program(stretches: tuple[Stretch, ...], variant: Fa3Variant, tiles: Sequence[TileCounts]) -> list[Step]:
+    turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []
+    steps: list[Step] = []
+    block = 0
+    for number, counts in enumerate(tiles):
+        begun = False  # the tile's first block has been seen
+        looped = False
+        gave_q = False
+        left = counts.edge + counts.main + counts.left
+        for role, code in stretches:
+            if role == "pass":
+                times = counts.passed_after if looped else counts.passed if not begun else 0
+                for _ in range(times):
+                    ring: list[Tag | None] = [("K", block), ("V", block)]
+                    steps += _tagged(code, {"wait": ring + turn, "arrive": ring + turn})
+                    block += 1
+            elif role in ("edge", "main", "left"):
+                looped = True
+                for _ in range(getattr(counts, role)):
+                    left -= 1
+                    steps += _tagged(code, _loop_tags(code, variant, block, turn, ("Q", number) if left == 0 else None))
+                    gave_q = gave_q or (left == 0 and _gives_q(code, variant, turn))
+                    block += 1
+            elif not looped:
+                waits = _count(code, "wait")
+                if waits:
+                    begun = True
+                first: list[Tag | None] = [("Q", number), ("K", block)]
+                steps += _tagged(code, {"wait": first[-waits:] if waits < 2 else first, "arrive": [("K", block)]})
+            else:
+                last: list[Tag | None] = [("V", block)]
+                if _count(code, "arrive") > _count(code, "wait"):
+                    last = [None if gave_q else ("Q", number), *last]
+                    gave_q = True
+                steps += _tagged(code, {"wait": [("V", block)], "arrive": last})
+                if _count(code, "wait"):
+                    block += 1
+        steps.append((MARK, None))
+    return steps
+
+
+def _gives_q(code: Sequence[WarpInstruction], variant: Fa3Variant, turn: list[Tag | None]) -> bool:
+    """Whether a loop body holds the release of Q, which takes effect in the tile's last block."""
+    return _count(code, "arrive") > 2 + len(turn)
+
+
+def _loop_tags(
+    code: Sequence[WarpInstruction], variant: Fa3Variant, block: int, turn: list[Tag | None], query: Tag | None
+) -> dict[str, list[Tag | None]]:
+    following: Tag = ("K", block + 1)
+    mine: Tag = ("V", block)
+    let_go: list[Tag | None] = [*turn, following, mine] if variant.overlap else [following, mine, *turn]
+    if _gives_q(code, variant, turn):
+        at = let_go.index(following) + 1 if variant.overlap else len(let_go)
+        let_go = [*let_go[:at], query, *let_go[at:]]
+    return {"wait": [*turn, following, mine], "arrive": let_go}
+
+
+# --- triton ---------------------------------------------------------------------------------------------------
+
+
+def triton_cta(
+    code: KernelCode, variant: Fa2Variant, counts: TileCounts, tiles: int, pause: float, costs: WarpCosts, begins: float
+) -> Cta:
+    """A slot of the SM that runs ``tiles`` CTAs after each other with ``pause`` cycles between them."""
+    program: list[Step] = []
+    stretches = code.consumers[0]
+    block = 0
+    for number in range(tiles):
+        block = _triton_tile(stretches, counts, number, block, program)
+        program.append((MARK, None))
+        if pause:
+            program += _pauses(pause)
+    k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
+    v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
+    q_bytes = float(variant.tile_m * code.head_dim_qk * _SIZE)
+    groups = len(code.consumers)
+    # Every warpgroup runs the same code; one thread of the CTA issues the copies.
+    quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program)
+    own = {
+        "K": (k_bytes, costs.tma_latency), "V": (v_bytes, costs.tma_latency), "Q": (q_bytes, costs.tma_latency_hbm),
+    }  # fmt: skip
+    return Cta((tuple(program), *[quiet] * (groups - 1)), (), own, begins=begins)
+
+
+def _pauses(cycles: float) -> list[Step]:
+    """Instructions that do nothing for ``cycles``."""
+    return [(WarpInstruction("other", max(1, int(cycles)), 0, 7, 7, "fixed", "plain"), None)]
+
+
+def _triton_tile(
+    stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: list[Step]
+) -> int:
+    """Append one tile; returns the number of its last block plus one."""
+    pieces = list(stretches)
+    for i, (role, code) in enumerate(pieces):
+        if role == "once":
+            loads = _count(code, "load")
+            following = next((r for r, _ in pieces[i + 1 :] if r != "once"), None)
+            times = getattr(counts, following) if following else 0
+            tags: list[Tag | None] = []
+            if i == 0:
+                tags.append(("Q", number))
+                loads -= 1
+            ahead = loads // 2
+            for j in range(ahead):
+                there = j < times
+                tags += [("K", block + j) if there else None, ("V", block + j) if there else None]
+            program += _tagged(code, {"load": tags, "wait": [("Q", number)] if i == 0 else []})
+            depth = ahead
+        elif role in ("main", "edge", "left"):
+            times = getattr(counts, role)
+            pipelined = _count(code, "load") and code[_first(code, "wait")] is not None and depth > 0
+            for j in range(times):
+                if pipelined:
+                    next_block = block + j + depth if j + depth < times else None
+                    load: list[Tag | None] = [None, None] if next_block is None else [("K", next_block), ("V", next_block)]
+                else:
+                    load = [("K", block + j), ("V", block + j)]
+                ring: list[Tag | None] = [("K", block + j), ("V", block + j)]
+                program += _tagged(code, {"wait": ring, "load": load})
+            block += times
+            depth = 0
+        else:
+            raise CodeError(f"a kernel of the triton family has no stretch '{role}'")
+    return block
+
+
+def _first(code: Sequence[WarpInstruction], kind: str) -> int:
+    return next(i for i, instruction in enumerate(code) if instruction.kind == kind)
