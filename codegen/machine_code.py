@@ -26,7 +26,8 @@ _PIPES = {
     "fma": ("FFMA", "FADD", "FMUL", "IMAD", "HFMA2"),
     "alu": ("FMNMX", "FSEL", "FSETP", "LOP3", "ISETP", "SEL", "F2FP", "PRMT", "SHF", "VIADD", "LEA", "PLOP3", "IADD3", "MOV",
             "IABS", "VIMNMX", "I2FP", "VOTE", "VOTEU", "P2R", "R2P"),
-    "lsu": ("SHFL", "LDS", "STS", "LDC", "S2R", "S2UR", "SYNCS", "BAR", "REDUX", "LDG", "STG", "LDSM", "STSM", "LDL", "STL", "CS2R"),
+    "shared": ("SHFL", "LDS", "STS", "SYNCS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG"),
+    "control": ("LDC", "S2R", "S2UR", "BAR", "REDUX", "CS2R"),
     "tensor": ("HGMMA",),
 }  # fmt: skip
 _PIPE = {opcode: pipe for pipe, opcodes in _PIPES.items() for opcode in opcodes}
@@ -96,6 +97,8 @@ def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
         kind = "arrive"
     elif opcode == "UTMALDG":
         kind = "load"
+    elif opcode == "STG":
+        kind, amount = "store", 16 if ".128" in text else 8 if ".64" in text else 4
     elif opcode == "BAR":
         # With a thread count the barrier is one warpgroup's own; without, all warps of the CTA meet.
         kind, amount = "barrier", 0 if re.search(r",\s*0x80\s*$", text) else cta_warpgroups
@@ -225,7 +228,8 @@ def kernel_code(
         consumers = [_triton_program(flow, mask, warps // 4)] * (warps // 4)
     else:
         raise CodeError(f"reading machine code knows hopper_ws and triton on sm_90a, got {family}")
+    inits = sum(line.opcode == "SYNCS" and "EXCH" in line.text for line in lines)
     return KernelCode(
         family, variant, head_dims[0], head_dims[1], mask, dtype, arch, compiler, warps, registers, shared_bytes,
-        stack_bytes, tuple(consumers),
+        stack_bytes, inits, tuple(consumers),
     )  # fmt: skip

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 #: Pipes of an SM sub-partition that an instruction can occupy.
-PIPES = ("alu", "fma", "mufu", "lsu", "uniform", "tensor", "other")
+PIPES = ("alu", "fma", "mufu", "shared", "control", "uniform", "tensor", "other")
 #: What the simulator does with an instruction beyond occupying a pipe.
-KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "barrier", "mark")
+KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "store", "barrier", "mark")
 #: Latency classes of instructions whose results take a varying time; "fixed" ones are in the stall counts.
 LATENCIES = ("fixed", "mufu", "shuffle", "shared", "constant", "special", "global", "convert", "vote", "poll")
 
@@ -33,7 +33,8 @@ class WarpInstruction(NamedTuple):
     read_counter: int
     latency: str
     kind: str
-    #: mma: columns N; mma_wait: groups that may stay in flight; barrier: warpgroups that meet (0: the warp's own).
+    #: mma: columns N; mma_wait: groups that may stay in flight; barrier: warpgroups that meet (0: the warp's own);
+    #: store: bytes a lane.
     amount: int = 0
     #: mma: A comes from registers.
     from_registers: bool = False
@@ -66,6 +67,8 @@ class KernelCode:
     registers: int
     shared_bytes: int
     stack_bytes: int
+    #: mbarriers a CTA sets up before it starts.
+    barriers: int
     consumers: tuple[tuple[Stretch, ...], ...]
 
     def key(self) -> tuple[str, str, int, int, str, str]:
@@ -78,7 +81,7 @@ class CodeError(ValueError):
 
 
 _HEAD = ("family", "variant", "head_dim_qk", "head_dim_v", "mask", "dtype", "arch", "compiler", "warps", "registers",
-         "shared_bytes", "stack_bytes")  # fmt: skip
+         "shared_bytes", "stack_bytes", "barriers")  # fmt: skip
 
 
 def dump_codes(codes: list[KernelCode]) -> str:

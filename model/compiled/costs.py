@@ -25,7 +25,8 @@ class WarpCosts:
     latency: dict[str, float]
     operand_release: float
     barrier: float
-    poll_wake: float
+    barrier_spread: float
+    handover: float
     branch: float
     mma_latency: float
     mma_queue: int
@@ -33,22 +34,30 @@ class WarpCosts:
     tma_latency_hbm: float
     tma_issue: float
     tma_bytes_per_clk: float
+    #: Rates of one SM while all do the same: first reads from memory, and stores.
+    memory_bytes_per_clk: float
+    store_bytes_per_clk: float
+    #: CTA: what one mbarrier costs to set up, and everything else before its warps start.
+    barrier_setup: float
+    cta_setup: float
 
 
 @lru_cache(maxsize=256)
-def warp_costs(machine: Machine) -> WarpCosts:
-    """The costs of ``machine``; MachineError names a fact it lacks."""
+def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
+    """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
     m = machine
+    per_clk = 1e12 / (m["chip.sm_count"] * mhz * 1e6)  # TB/s of the chip -> bytes per clock of one SM
     pipe = {
         "alu": 32 * _PARTITIONS / m["alu.lanes"],
         "fma": 32 * _PARTITIONS / m.get("fma.achieved_lanes", m["fma.lanes"]),
         "mufu": 32 * _PARTITIONS / m["mufu.ex2_per_clk"],
-        "lsu": 2.0,
+        "shared": 32 * _PARTITIONS / m["shuffle.lanes"],
+        "control": 2.0,
         "uniform": 1.0,
         "tensor": 1.0,
         "other": 1.0,
     }
-    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu")}
+    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
     return WarpCosts(
         pipe=pipe,
         pipe_under_mma={**pipe, **slow},
@@ -68,14 +77,19 @@ def warp_costs(machine: Machine) -> WarpCosts:
         },
         operand_release=m.get("warp.operand_release_cycles", 8.0),
         barrier=m.get("sync.warpgroup_barrier_cycles", 22.0),
-        poll_wake=m.get("sync.wake_cycles", 20.0),
+        barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
+        handover=m["sync.mbarrier_roundtrip_cycles"],
         branch=m.get("warp.branch_cycles", 8.0),
         mma_latency=m["tensor.mma_latency_cycles"],
-        mma_queue=int(m.get("tensor.queue_instructions", 2)),
+        mma_queue=int(m.get("tensor.queue_instructions", 6)),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
         tma_issue=m["tma.issue_cycles"],
         tma_bytes_per_clk=m["tma.bytes_per_clk"],
+        memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
+        store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
+        barrier_setup=m.get("launch.barrier_setup_cycles", 42.0),
+        cta_setup=m.get("launch.cta_setup_cycles", m["launch.cta_start_cycles"]),
     )
 
 

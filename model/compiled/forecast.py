@@ -17,8 +17,8 @@ from tilecast.model.variant import Fa2Variant, Fa3Variant, parse_variant
 from tilecast.model.workload import Workload
 
 #: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number.
-_SAMPLES = (4, 7, 10, 13)
-_TILES = 4
+_SAMPLES = (4, 8, 12)
+_TILES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,12 @@ def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> 
     if (code.head_dim_qk, code.head_dim_v, code.mask) != (work.head_dim_qk, work.head_dim_v, work.mask):
         raise CodeError(f"the profile is of head_dim {code.head_dim_qk}/{code.head_dim_v}, mask {code.mask}; got {work.label()}")
     variant = parse_variant(code.variant)
+    pace = 100.0 * max(1, round(mhz / 100.0))  # tiles are simulated once for clocks this close
     launch = machine.get("launch.graph_kernel_us", machine["launch.kernel_us"]) * mhz
     if isinstance(variant, Fa3Variant):
-        return _hopper(code, variant, work, machine, launch)
+        return _hopper(code, variant, work, machine, launch, pace)
     if isinstance(variant, Fa2Variant):
-        return _triton(code, variant, work, machine, launch)
+        return _triton(code, variant, work, machine, launch, pace)
     raise CodeError(f"forecasts from machine code know hopper_ws and triton kernels, got {code.family}")
 
 
@@ -85,10 +86,10 @@ def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
 
 @lru_cache(maxsize=4096)
 def _hopper_tile(
-    code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool
+    code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool, mhz: float
 ) -> _Affine:
     """Cost of tiles of a ``shape`` (whole blocks left open): one after the other, or each in a fresh CTA."""
-    costs, mma = warp_costs(machine), _mma_table(code, machine)
+    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
     points = []
     for blocks in _SAMPLES:
         # Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
@@ -108,19 +109,22 @@ def _shape_of(counts: tuple[TileCounts, ...]) -> tuple[tuple[TileCounts, ...], i
     return tuple(replace(c, main=c.main - common) for c in counts), common
 
 
-def _hopper(code: KernelCode, variant: Fa3Variant, work: Workload, machine: Machine, launch: float) -> CompiledForecast:
+def _hopper(
+    code: KernelCode, variant: Fa3Variant, work: Workload, machine: Machine, launch: float, mhz: float
+) -> CompiledForecast:
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
     cold = variant.scheduler == "grid"
 
     def cost(block: int) -> float:
         shape, whole = _shape_of(hopper_counts(work, block, variant.warpgroups, variant.tile_n))
-        return _hopper_tile(code, variant, machine, shape, cold).of(whole)
+        return _hopper_tile(code, variant, machine, shape, cold, mhz).of(whole)
 
     by_block = [cost(block) for block in range(blocks)]
-    start = machine["launch.cta_start_cycles"]
+    costs = warp_costs(machine, mhz)
+    start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
-        turnaround = machine.get("launch.cta_turnaround_cycles", start)
+        turnaround = start + machine["launch.cta_start_cycles"]
         longest_first = work.mask != "none"
         order = [blocks - 1 - b if longest_first else b for b in range(blocks)] * heads
         span = greedy_makespan(iter(order), lambda block: by_block[block] + turnaround, sms) - turnaround + start
@@ -130,7 +134,7 @@ def _hopper(code: KernelCode, variant: Fa3Variant, work: Workload, machine: Mach
             for tiles in program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
         )
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
-    tile = _hopper_tile(code, variant, machine, shape, cold)
+    tile = _hopper_tile(code, variant, machine, shape, cold, mhz)
     return CompiledForecast(span + launch, tile.slope, tile.fixed, 1, blocks * heads, launch)
 
 
@@ -152,10 +156,10 @@ def ctas_per_sm(code: KernelCode, machine: Machine) -> int:
 
 @lru_cache(maxsize=4096)
 def _triton_tile(
-    code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float
+    code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float, mhz: float
 ) -> _Affine:
     """Cost of a CTA while ``together`` of them share the SM, the pause before the next included."""
-    costs, mma = warp_costs(machine), _mma_table(code, machine)
+    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
     points = []
     for blocks in _SAMPLES:
         counts = replace(shape, main=blocks)
@@ -171,17 +175,23 @@ def _triton_tile(
     return _fit(points)
 
 
-def _triton(code: KernelCode, variant: Fa2Variant, work: Workload, machine: Machine, launch: float) -> CompiledForecast:
+def _triton(
+    code: KernelCode, variant: Fa2Variant, work: Workload, machine: Machine, launch: float, mhz: float
+) -> CompiledForecast:
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // variant.tile_m), work.batch * work.heads_q
     fit = ctas_per_sm(code, machine)
-    turnaround = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
+    costs = warp_costs(machine, mhz)
+    # O leaves through shared memory by a bulk copy that the CTA waits for before it ends.
+    drain = variant.tile_m * work.head_dim_v * work.dtype_bytes / costs.store_bytes_per_clk + costs.tma_latency
+    start = machine["launch.cta_start_cycles"]
+    turnaround = start + drain
     total = blocks * heads
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 
     def cost(block: int, together: int) -> float:
         shape = replace(counts[block], main=0)
-        return _triton_tile(code, variant, machine, shape, together, turnaround).of(counts[block].main)
+        return _triton_tile(code, variant, machine, shape, together, turnaround, mhz).of(counts[block].main)
 
     by_block = [cost(block, fit) for block in range(blocks)]
     order = [blocks - 1 - b if variant.scheduler == "longest-first" else b for b in range(blocks)] * heads
@@ -191,6 +201,5 @@ def _triton(code: KernelCode, variant: Fa2Variant, work: Workload, machine: Mach
         # The last wave has the SM more to itself.
         together = math.ceil((total - full) / sms)
         span += max(cost(block, together) for block in set(order[full:]))
-    start = machine["launch.cta_start_cycles"]
-    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround)
+    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround, mhz)
     return CompiledForecast(span + start - turnaround + launch, tile.slope, tile.fixed, fit, total, launch)

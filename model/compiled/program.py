@@ -59,25 +59,29 @@ def hopper_cta(
 ) -> Cta:
     """A CTA that does ``tiles`` one after the other; ``tiles[i][w]`` is what warpgroup w does in tile i."""
     programs = tuple(
-        tuple(_hopper_program(code.consumers[w], variant, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
+        tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
     )
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
-    q_bytes = float(64 * variant.warpgroups * code.head_dim_qk * _SIZE)
-    copies: list[tuple[Tag, float, int, float]] = []
+    q_bytes = float(64 * code.head_dim_qk * _SIZE)  # every warpgroup's part has a barrier of its own
+    copies: list[tuple[Tag, float, int, float, bool]] = []
     block = 0
     for number, tile in enumerate(tiles):
         for step in range(tile[0].blocks(1)):
             latency = costs.tma_latency_hbm if cold and number == 0 and step == 0 else costs.tma_latency
-            copies.append((("K", block), k_bytes, variant.kv_stages, latency))
+            copies.append((("K", block), k_bytes, variant.kv_stages, latency, False))
             if step == 0:
-                copies.append((("Q", number), q_bytes, variant.q_stages, costs.tma_latency_hbm))
-            copies.append((("V", block), v_bytes, variant.kv_stages, latency))
+                for w in range(variant.warpgroups):
+                    copies.append(((f"Q{w}", number), q_bytes, variant.q_stages, costs.tma_latency_hbm, True))
+            copies.append((("V", block), v_bytes, variant.kv_stages, latency, False))
             block += 1
     return Cta(programs, tuple(copies))
 
 
-def _hopper_program(stretches: tuple[Stretch, ...], variant: Fa3Variant, tiles: Sequence[TileCounts]) -> list[Step]:
+def _hopper_program(
+    stretches: tuple[Stretch, ...], variant: Fa3Variant, warpgroup: int, tiles: Sequence[TileCounts]
+) -> list[Step]:
+    query = f"Q{warpgroup}"
     turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []
     steps: list[Step] = []
     block = 0
@@ -97,19 +101,19 @@ def _hopper_program(stretches: tuple[Stretch, ...], variant: Fa3Variant, tiles: 
                 looped = True
                 for _ in range(getattr(counts, role)):
                     left -= 1
-                    steps += _tagged(code, _loop_tags(code, variant, block, turn, ("Q", number) if left == 0 else None))
+                    steps += _tagged(code, _loop_tags(code, variant, block, turn, (query, number) if left == 0 else None))
                     gave_q = gave_q or (left == 0 and _gives_q(code, variant, turn))
                     block += 1
             elif not looped:
                 waits = _count(code, "wait")
                 if waits:
                     begun = True
-                first: list[Tag | None] = [("Q", number), ("K", block)]
+                first: list[Tag | None] = [(query, number), ("K", block)]
                 steps += _tagged(code, {"wait": first[-waits:] if waits < 2 else first, "arrive": [("K", block)]})
             else:
                 last: list[Tag | None] = [("V", block)]
                 if _count(code, "arrive") > _count(code, "wait"):
-                    last = [None if gave_q else ("Q", number), *last]
+                    last = [None if gave_q else (query, number), *last]
                     gave_q = True
                 steps += _tagged(code, {"wait": [("V", block)], "arrive": last})
                 if _count(code, "wait"):
@@ -157,7 +161,8 @@ def triton_cta(
     # Every warpgroup runs the same code; one thread of the CTA issues the copies.
     quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program)
     own = {
-        "K": (k_bytes, costs.tma_latency), "V": (v_bytes, costs.tma_latency), "Q": (q_bytes, costs.tma_latency_hbm),
+        "K": (k_bytes, costs.tma_latency, False), "V": (v_bytes, costs.tma_latency, False),
+        "Q": (q_bytes, costs.tma_latency_hbm, True),
     }  # fmt: skip
     return Cta((tuple(program), *[quiet] * (groups - 1)), (), own, begins=begins)
 

@@ -7,13 +7,17 @@ every warpgroup stands for the SM.  The rules:
   wait mask, as the compiler wrote them;
 - a pipe is occupied for `WarpCosts.pipe` cycles; while a matrix product runs, arithmetic takes longer and shares the
   register ports (`ports_under_mma`), as measured in validation/measured/h200_corun.csv;
-- the tensor core runs matrix instructions in the order they are issued; a warp has at most `mma_queue` of them waiting;
+- the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
+  warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
+  and wgmma_latency);
 - barriers, copies and turn-taking are events: a full barrier opens when its copy has landed, a slot is free when every
   warpgroup has let it go.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,10 +36,10 @@ class Cta:
     """A CTA on the SM: a program for each warpgroup, and the copies that its producer issues, in order."""
 
     programs: tuple[tuple[Step, ...], ...]
-    #: (tag, bytes, slots of its ring, latency in cycles); empty where consumers issue their own copies.
-    copies: tuple[tuple[Tag, float, int, float], ...]
-    #: tag name -> (bytes, latency) of copies that consumers issue.
-    own_copies: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: (tag, bytes, slots of its ring, latency in cycles, from memory); empty where consumers issue their own copies.
+    copies: tuple[tuple[Tag, float, int, float, bool], ...]
+    #: tag name -> (bytes, latency, from memory) of copies that consumers issue.
+    own_copies: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
     turns: bool = False
     begins: float = 0.0
 
@@ -54,13 +58,16 @@ class SmRun:
 
 
 class _Warp:
-    __slots__ = ("barriers_passed", "code", "counters", "cta", "free", "groups", "issued", "last", "number", "pc", "turns_taken")
+    __slots__ = (
+        "barriers_passed", "code", "counters", "cta", "free", "groups_committed", "groups_done", "index", "last", "number",
+        "pc", "turns_taken",
+    )  # fmt: skip
 
-    def __init__(self, cta: int, number: int, code: tuple[Step, ...], begins: float) -> None:
-        self.cta, self.number, self.code, self.pc, self.free = cta, number, code, 0, begins
+    def __init__(self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float) -> None:
+        self.index, self.cta, self.number, self.code, self.pc, self.free = index, cta, number, code, 0, begins
         self.counters = [0.0] * 6
-        self.groups: list[float] = []
-        self.issued: list[float] = []
+        self.groups_committed = 0
+        self.groups_done: list[float] = []
         self.last = 0
         self.turns_taken = 0
         self.barriers_passed = 0
@@ -71,18 +78,22 @@ class _State:
 
     def __init__(self, ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> None:
         self.ctas, self.costs, self.mma = ctas, costs, mma
-        self.warps = [
-            _Warp(i, w, code, cta.begins) for i, cta in enumerate(ctas) for w, code in enumerate(cta.programs)
-        ]
+        programs = [(i, w, code, cta.begins) for i, cta in enumerate(ctas) for w, code in enumerate(cta.programs)]
+        self.warps = [_Warp(index, *program) for index, program in enumerate(programs)]
         self.full: list[dict[Tag, float]] = [{} for _ in ctas]
         self.released: list[dict[Tag, list[float]]] = [{} for _ in ctas]
         self.turns: list[list[list[float]]] = [[[] for _ in cta.programs] for cta in ctas]
         self.met: list[dict[int, dict[int, float]]] = [{} for _ in ctas]
         self.next_copy = [0] * len(ctas)
         self.producer_free = [cta.begins for cta in ctas]
+        self.seed = 1
         self.engine_free = 0.0
+        self.memory_free = 0.0
+        #: End of the matrix instruction in service, and those that wait: (issue time, cycles, last of its group).
         self.tensor_free = 0.0
-        self.tensor_begin = self.tensor_end = 0.0
+        self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
+        self.queued = 0
+        self.served = 0
         self.intervals: list[tuple[float, float]] = []
         for i in range(len(ctas)):
             self.produce(i)
@@ -91,19 +102,27 @@ class _State:
         """Let a producer issue every copy whose slot is known to be free."""
         cta, costs = self.ctas[index], self.costs
         while self.next_copy[index] < len(cta.copies):
-            (name, number), size, slots, latency = cta.copies[self.next_copy[index]]
+            (name, number), size, slots, latency, memory = cta.copies[self.next_copy[index]]
             at = self.producer_free[index]
             if number >= slots:
                 let_go = self.released[index].get((name, number - slots), [])
-                if len(let_go) < len(cta.programs):
+                # Q has a ring for each warpgroup; K and V are everybody's.
+                if len(let_go) < (1 if name.startswith("Q") else len(cta.programs)):
                     return
-                at = max(at, *(t + costs.poll_wake for t in let_go))
+                at = max(at, *(t + costs.handover for t in let_go))
             self.producer_free[index] = at + costs.tma_issue
-            self.full[index][(name, number)] = self.copy(at, size) + latency
+            self.full[index][(name, number)] = self.copy(at, size, memory) + latency
             self.next_copy[index] += 1
 
-    def copy(self, at: float, size: float) -> float:
-        """When the copy engine has moved ``size`` bytes asked for at ``at`` (without latency)."""
+    def copy(self, at: float, size: float, memory: bool) -> float:
+        """When ``size`` bytes asked for at ``at`` have moved (without latency).
+
+        Tiles that every SM reads for the first time come at its share of the memory's rate, which stores also take from;
+        the others come from L2 through the engine, one after the other.
+        """
+        if memory:
+            self.memory_free = max(self.memory_free, at) + size / self.costs.memory_bytes_per_clk
+            return self.memory_free
         self.engine_free = max(self.engine_free, at) + size / self.costs.tma_bytes_per_clk
         return self.engine_free
 
@@ -116,6 +135,32 @@ class _State:
         if needed == 0:
             return 0.0
         return before[needed - 1] if len(before) >= needed else None
+
+    def jitter(self) -> float:
+        """Cycles a barrier waits for the slowest of its warps beyond the usual, evenly spread, always the same sequence."""
+        self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
+        return self.costs.barrier_spread * (self.seed >> 8) / 0x7FFFFF
+
+    def next_service(self) -> float:
+        """When the tensor core can take up its next instruction; infinity when none waits."""
+        if not self.queued:
+            return math.inf
+        return max(self.tensor_free, min(queue[0][0] for queue in self.queues if queue))
+
+    def serve(self, at: float) -> None:
+        """Start the next instruction at ``at``: that of the next warp in turn that has one."""
+        for step in range(1, len(self.queues) + 1):
+            turn = (self.served + step) % len(self.queues)
+            queue = self.queues[turn]
+            if queue and queue[0][0] <= at:
+                break
+        _, cycles, last = queue.popleft()
+        self.queued -= 1
+        self.served = turn
+        self.tensor_free = at + cycles
+        self.intervals.append((at, self.tensor_free))
+        if last:
+            self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
 
     def under_mma(self, at: float) -> bool:
         """Whether the tensor core runs at ``at``."""
@@ -152,9 +197,16 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
                 chosen, best, order = warp, ready, warp.last
         if not waiting:
             break
+        if chosen is None and state.queued:
+            state.serve(state.next_service())
+            continue
         if chosen is None:
             where = ", ".join(f"{w.code[w.pc][1]}" for w in warps if w.pc < len(w.code))
             raise CodeError(f"the compiled warps wait for each other: {where}; the reading of the code is wrong")
+        service = state.next_service()
+        if service <= best:
+            state.serve(service)
+            continue
         count += 1
         now, warp = best, chosen
         warp.last = count
@@ -186,15 +238,18 @@ def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: 
                 at = counters[bit]
     kind = instruction.kind
     if kind == "mma":
-        depth = state.costs.mma_queue
-        issued = warp.issued
-        if depth and len(issued) >= depth and issued[-depth] > at:
-            at = issued[-depth]
-        return at
+        # The queue in front of the tensor core is shared by the warps of a sub-partition.
+        room = state.costs.mma_queue - state.queued
+        if room <= 0:
+            return None
+        return max(at, state.tensor_free) if room == 1 else at
     if kind == "mma_wait":
-        groups = warp.groups
-        if len(groups) > instruction.amount:
-            at = max(at, groups[len(groups) - instruction.amount - 1])
+        # Groups end in the order they were committed.
+        needed = warp.groups_committed - instruction.amount
+        if needed > 0:
+            if len(warp.groups_done) < needed:
+                return None
+            at = max(at, warp.groups_done[needed - 1])
     elif kind == "wait" and tag is not None:
         if state.opens(warp, tag) is None:
             return None
@@ -204,6 +259,8 @@ def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: 
         if len(arrivals) < instruction.amount:
             return None
         at = max(at, *arrivals.values())
+    elif kind == "store" and state.memory_free > at:
+        at = state.memory_free
     if pipe_free[instruction.pipe] > at:
         at = pipe_free[instruction.pipe]
     if state.costs.ports_under_mma[instruction.pipe] and ports_free > at:
@@ -219,36 +276,34 @@ def _issue(warp: _Warp, state: _State, now: float, loaded: bool, marks: list[lis
     result = now + costs.latency[instruction.latency]
     kind = instruction.kind
     if kind == "mma":
-        begin = max(state.tensor_free, now)
-        state.tensor_free = begin + state.mma[instruction.amount, instruction.from_registers]
-        state.intervals.append((begin, state.tensor_free))
-        warp.issued.append(begin)
-        if instruction.commits:
-            warp.groups.append(state.tensor_free + costs.mma_latency)
-    elif kind == "mma_wait":
-        left = instruction.amount
-        warp.groups = warp.groups[-left:] if left else []
+        cycles = state.mma[instruction.amount, instruction.from_registers]
+        state.queues[warp.index].append((now, cycles, instruction.commits))
+        state.queued += 1
+        warp.groups_committed += instruction.commits
     elif kind == "wait" and tag is not None:
         opened = state.opens(warp, tag)
         assert opened is not None
-        result = max(result, opened + costs.poll_wake)
+        result = max(result, opened)
         if tag[0] == "turn":
             warp.turns_taken += 1
     elif kind == "arrive" and tag is not None:
         if tag[0] == "turn":
-            state.turns[warp.cta][warp.number].append(now + costs.poll_wake)
+            state.turns[warp.cta][warp.number].append(now + costs.handover)
         else:
             state.released[warp.cta].setdefault(tag, []).append(now)
             state.produce(warp.cta)
     elif kind == "load" and tag is not None:
-        size, latency = state.ctas[warp.cta].own_copies[tag[0]]
-        state.full[warp.cta][tag] = state.copy(now, size) + latency
+        size, latency, memory = state.ctas[warp.cta].own_copies[tag[0]]
+        state.full[warp.cta][tag] = state.copy(now, size, memory) + latency
+    elif kind == "store":
+        # The four warps of the warpgroup store the same at the same time.
+        state.memory_free = max(state.memory_free, now) + 128.0 * instruction.amount / costs.store_bytes_per_clk
     elif kind == "barrier":
-        after = max(after, now + costs.barrier)
+        after = max(after, now + costs.barrier + state.jitter())
         if instruction.amount > 1:
             warp.barriers_passed += 1
     elif kind == "mark":
-        marks[state.warps.index(warp)].append(now)
+        marks[warp.index].append(now)
     if instruction.write_counter < 6:
         counter = instruction.write_counter
         warp.counters[counter] = max(warp.counters[counter], result)
