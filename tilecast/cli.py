@@ -272,6 +272,19 @@ def measure(
 
 
 @app.command()
+def profile(
+    plan: Annotated[str, typer.Argument(help="A plan of tilecast measure.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="File to write.")],
+    machine: Annotated[str, typer.Option("--machine", help="Machine name or file.")] = "h200-sxm",
+    workers: Annotated[int, typer.Option("--workers", min=1, max=256, help="Compilers that run at a time.")] = 2,
+) -> None:
+    """Compile a plan's kernels without a GPU and keep what forecasts from machine code read."""
+    from tilecast.cmd_measure import run_profile
+
+    typer.echo(run_profile(plan, output, machine, workers))
+
+
+@app.command()
 def ship() -> None:
     """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
     from tilecast.cmd_generate import run_ship
@@ -348,6 +361,21 @@ def validate_published(
     from tilecast.validation.cmd_published import run
 
     typer.echo(run(as_json=as_json, rows=rows, picture=picture, clock=clock))
+
+
+@validate_app.command("measured")
+def validate_measured(
+    table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
+    codes: Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row, worst first.")] = False,
+    picture: Annotated[str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")] = None,
+) -> None:
+    """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
+    from tilecast.validation.cmd_measured import run
+
+    typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

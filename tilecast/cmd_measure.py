@@ -124,3 +124,24 @@ def _print_rows(rows) -> None:  # type: ignore[no-untyped-def]
             f"{row.ms:.4g}", f"{speed:.0f}", f"{row.effective_mhz:.0f}", f"{row.power_w:.0f}", f"{row.error:.1e}",
         )  # fmt: skip
     Console(width=160).print(table)
+
+
+def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
+    """Profile the generated kernels of a plan; returns what to print."""
+    from tilecast.codegen.profile import profile_all
+    from tilecast.model.compiled.code import dump_codes
+    from tilecast.model.machine import load_machine
+    from tilecast.output import write_text_atomically
+    from tilecast.validation.measure.plan import EXTERNAL, load_plan
+
+    check_writable(output)
+    items = load_plan(Path(plan), load_machine(machine)).items
+    jobs = [(i.kernel, i.variant, i.workload, i.machine) for i in items if i.kernel not in EXTERNAL]
+    codes, failures = profile_all(
+        jobs, workers, lambda done, of: print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True)
+    )
+    print(file=sys.stderr)
+    for line in failures:
+        print(f"failed: {line}", file=sys.stderr)
+    write_text_atomically(output, dump_codes(codes))
+    return f"{output}: {len(codes)} kernels, {len(failures)} failed"

@@ -1,0 +1,63 @@
+"""What a compiled kernel executes in all, by pipe, and which share of each unit's time that is: what counters can check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tilecast.model.compiled.code import KernelCode
+from tilecast.model.compiled.costs import mma_cycles, warp_costs
+from tilecast.model.compiled.counts import hopper_counts, triton_counts
+from tilecast.model.compiled.program import TileCounts
+from tilecast.model.machine import Machine
+from tilecast.model.variant import Fa3Variant, parse_variant
+from tilecast.model.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """Totals of one launch over the chip: warp instructions by pipe, and cycles of the tensor cores of all SMs."""
+
+    instructions: dict[str, float]
+    tensor_cycles: float
+
+    def shares(self, machine: Machine, cycles: float) -> dict[str, float]:
+        """Busy share (0..1) of tensor cores, MUFU ("xu"), FMA, ALU and issue slots over ``cycles`` of every SM."""
+        sms = machine["chip.sm_count"]
+        pipe = warp_costs(machine, 1700.0).pipe
+        slots = 4.0 * sms * cycles
+        return {
+            "tensor": self.tensor_cycles / (sms * cycles),
+            "xu": self.instructions.get("mufu", 0.0) * pipe["mufu"] / slots,
+            "fma": self.instructions.get("fma", 0.0) / slots,
+            "alu": self.instructions.get("alu", 0.0) * pipe["alu"] / slots,
+            "issue": sum(self.instructions.values()) / slots,
+        }
+
+
+def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
+    """Instructions of the warpgroups that multiply (a producer warp adds about a hundredth)."""
+    variant = parse_variant(code.variant)
+    heads = work.batch * work.heads_q
+    counts: Counter[str] = Counter()
+    tensor = 0.0
+    rows = 64 * variant.warpgroups if isinstance(variant, Fa3Variant) else getattr(variant, "tile_m", 128)
+    keys = variant.tile_n
+    for block in range(-(-work.seqlen_q // rows)):
+        if isinstance(variant, Fa3Variant):
+            mine: tuple[TileCounts, ...] = hopper_counts(work, block, variant.warpgroups, keys)
+        else:
+            mine = (triton_counts(work, block, rows, keys),) * len(code.consumers)
+        for consumer, tile in zip(code.consumers, mine, strict=True):
+            looped = False
+            for role, instructions in consumer:
+                times = 1
+                if role == "pass":
+                    times = tile.passed_after if looped else tile.passed
+                elif role != "once":
+                    looped, times = True, getattr(tile, role)
+                for i in instructions:
+                    counts[i.pipe] += times * 4  # the four warps of the warpgroup
+                    if i.kind == "mma":
+                        tensor += times * mma_cycles(machine, i.amount, i.from_registers)
+    return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads)

@@ -1,0 +1,108 @@
+"""The report of `validate measured` as text, JSON and picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tilecast.validation.measured_run import LEVELS, MeasuredReport
+from tilecast.validation.statistics import ErrorSummary
+
+_HEAD = f"{'':<44}{'n':>5}{'mean':>8}{'median':>8}{'p90':>8}{'max':>8}{'bias':>8}"
+
+
+def _line(name: str, s: ErrorSummary) -> str:
+    return f"{name:<44}{s.count:>5}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
+
+
+def report_text(report: MeasuredReport, rows: bool) -> str:
+    """Tables for people; every number is computed from the rows of ``report.table``."""
+    gpus = sorted({row.point.gpu for row in report.rows})
+    lines = [
+        f"{len(report.rows)} measured points of generated kernels ({', '.join(gpus)}; {Path(report.table).name}), errors of "
+        "cycles per launch, predicted over measured less one.",
+        "",
+        _HEAD,
+    ]
+    for level, roles in report.headline.items():
+        for role, summary in roles.items():
+            lines.append(_line(f"forecast {level}, {role}", summary))
+    lines += ["", "Choice between the variants of a shape (3 or more measured):"]
+    for level, by_role in report.choices.items():
+        for role, found in by_role.items():
+            if found.shapes:
+                lines.append(
+                    f"  {level}, {role}: {len(found.shapes)} shapes, Kendall tau {found.median_tau:.2f} (median); "
+                    f"first pick behind the best by {found.median_regret:.1%} (median), {found.worst_regret:.1%} (worst)"
+                )
+    for title, groups in report.groups.items():
+        lines += ["", f"By {title} (from machine code, all roles):", _HEAD]
+        lines += [_line(name, summary) for name, summary in groups.items()]
+    if report.refused:
+        lines += ["", f"{len(report.refused)} rows without a forecast, for example: {report.refused[0].refused}"]
+    if rows:
+        lines += ["", f"{'measured':>12}{'from code':>11}{'error':>8}{'before':>11}{'error':>8}  kernel, shape"]
+        for row in sorted(report.rows, key=lambda r: -abs(r.compiled_error)):
+            lines.append(
+                f"{row.point.cycles:>12.0f}{row.compiled_cycles:>11.0f}{row.compiled_error:>+8.1%}{row.analytical_cycles:>11.0f}"
+                f"{row.analytical_error:>+8.1%}  {row.point.kernel} {row.point.variant} {row.point.workload().label()}"
+            )
+    return "\n".join(lines)
+
+
+def _summary(s: ErrorSummary) -> dict[str, float]:
+    return {"n": s.count, "mean": s.mean, "median": s.median, "p90": s.p90, "max": s.worst, "bias": s.bias}
+
+
+def report_dict(report: MeasuredReport) -> dict[str, Any]:
+    """The report with stable keys."""
+    return {
+        "table": report.table,
+        "headline": {level: {role: _summary(s) for role, s in roles.items()} for level, roles in report.headline.items()},
+        "choices": {
+            level: {
+                role: {
+                    "shapes": len(found.shapes), "median_tau": found.median_tau, "median_regret": found.median_regret,
+                    "worst_regret": found.worst_regret,
+                }
+                for role, found in by_role.items()
+            }
+            for level, by_role in report.choices.items()
+        },
+        "groups": {title: {name: _summary(s) for name, s in groups.items()} for title, groups in report.groups.items()},
+        "rows": [
+            {
+                "kernel": r.point.kernel, "variant": r.point.variant, "workload": r.point.workload().as_dict(),
+                "role": r.point.role, "measured_cycles": r.point.cycles, "compiled_cycles": r.compiled_cycles,
+                "analytical_cycles": r.analytical_cycles,
+            }
+            for r in report.rows
+        ],
+        "refused": [{"kernel": r.point.kernel, "variant": r.point.variant, "reason": r.refused} for r in report.refused],
+    }  # fmt: skip
+
+
+def write_scatter(report: MeasuredReport, path: str) -> None:
+    """Predicted over measured cycles for both levels, one dot a point."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    for axis, (level, (_, error)) in zip(axes, LEVELS.items(), strict=True):
+        for kernel, colour in (("hopper_ws", "#0072b2"), ("triton", "#d55e00")):
+            for role, marker in (("build", "o"), ("held-out", "^")):
+                mine = [r for r in report.rows if r.point.kernel == kernel and r.point.role == role]
+                axis.scatter(
+                    [r.point.cycles for r in mine], [100 * error(r) for r in mine], s=10, marker=marker, color=colour,
+                    alpha=0.6, linewidths=0, label=f"{kernel}, {role}",
+                )  # fmt: skip
+        axis.axhspan(-5, 5, color="0.9", zorder=0)
+        axis.axhline(0, color="0.4", linewidth=0.8)
+        axis.set(xscale="log", xlabel="measured cycles per launch", title=f"forecast {level}")
+    axes[0].set_ylabel("predicted over measured, percent")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
