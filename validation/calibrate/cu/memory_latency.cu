@@ -1,0 +1,28 @@
+// A dependent chain of loads past the L1, one lane an SM.  SM b walks its own `size` bytes in steps of STEP.
+// Every load's cycles follow the records.
+BENCH(32) {
+  extern __shared__ u32 times[];
+  char* mine = data + (i64)blockIdx.x * SPACE;
+  i64* tail = out + RECORD * (i64)gridDim.x + (i64)blockIdx.x * rounds;
+  if (threadIdx.x == 0) {
+#if WARM
+    for (i64 at = 0; at < size; at += STEP) asm volatile("{ .reg .u32 t; ld.volatile.global.u32 t, [%0]; }" ::"l"(mine + at) : "memory");
+    spin(20000);
+#endif
+    i64 at = 0;
+    for (int r = 0; r < rounds; r++) {
+      u32 value;
+      u32 t0 = clk32();
+      asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(value) : "l"(mine + at) : "memory");
+      // The memory holds zeros: the branch makes the second clock read wait for the value.
+      if (value) return;
+      u32 t1 = clk32();
+      at += STEP;
+      if (at >= size) at = 0;
+      times[r] = t1 - t0;
+    }
+    for (int r = 0; r < rounds; r++) tail[r] = times[r];
+  }
+  __syncwarp();
+  record(out, 0, 1);
+}

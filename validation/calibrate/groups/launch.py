@@ -1,0 +1,105 @@
+"""Around a kernel: launches back to back, CTA after CTA on an SM, first instructions across the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilecast.validation.calibrate.cases import Case, Reading, repeats
+from tilecast.validation.calibrate.gpu import Gpu, Launch, Records
+
+#: Dynamic shared memory of an attention kernel, bytes; devices with less use what they have.
+_SMEM = 200 << 10
+_BODY_CYCLES = 6000
+
+
+def _smem(gpu: Gpu, wanted: int) -> int:
+    return min(wanted, gpu.identity.smem_per_cta - 1024)
+
+
+def _graph(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    threads, smem = int(str(case.params["threads"])), _smem(gpu, int(str(case.params["smem_bytes"])))
+    grid = gpu.identity.sm_count if case.params["ctas"] == "one per SM" else 1
+    count = 200
+    run = gpu.graph(case, Launch(grid, threads, smem), count)
+
+    def once() -> dict[str, float]:
+        return {"kernel_us": gpu.milliseconds(run) * 1e3 / count}
+
+    return repeats(9, once, {"kernel_us": "us"})
+
+
+def turnarounds(found: Records) -> list[float]:
+    """Cycles from a CTA's last clock to its successor's first on the same SM; records of shape (CTAs, warps, 8).
+
+    A CTA's first clock is its earliest warp's, its last its latest warp's.  SMs whose CTAs overlap give nothing.
+    """
+    first, last, sm = found[:, :, 0].min(axis=1), found[:, :, 1].max(axis=1), found[:, 0, 4]
+    gaps: list[float] = []
+    for one in np.unique(sm):
+        mine = np.flatnonzero(sm == one)
+        order = mine[np.argsort(first[mine])]
+        steps = first[order][1:] - last[order][:-1]
+        if len(steps) and steps.min() > 0:
+            gaps += [float(x) for x in steps]
+    return gaps
+
+
+def _turnaround(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    threads = int(str(case.params["threads"]))
+    smem = _smem(gpu, _SMEM)
+    launch = Launch(gpu.identity.sm_count * 12, threads, smem, size=_BODY_CYCLES)
+
+    def once() -> dict[str, float]:
+        found, _ = gpu.records(case, launch)
+        gaps = turnarounds(found)
+        # Warps of one CTA do not start together: the spread belongs to the start.
+        ramp = found[:, :, 0].max(axis=1) - found[:, :, 0].min(axis=1)
+        return {
+            "turnaround_cycles": float(np.median(gaps)),
+            "turnaround_p90_cycles": float(np.percentile(gaps, 90)),
+            "warp_ramp_cycles": float(np.median(ramp)),
+        }
+
+    names = ("turnaround_cycles", "turnaround_p90_cycles", "warp_ramp_cycles")
+    return repeats(7, once, dict.fromkeys(names, "cycles"))
+
+
+def _spread(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    threads = int(str(case.params["threads"]))
+    launch = Launch(gpu.identity.sm_count, threads, _smem(gpu, _SMEM), size=_BODY_CYCLES)
+
+    def once() -> dict[str, float]:
+        found, _ = gpu.records(case, launch)
+        first = found[:, :, 2].min(axis=1).astype(float)
+        first -= first.min()
+        return {"first_instruction_p50_ns": float(np.median(first)), "first_instruction_max_ns": float(first.max())}
+
+    return repeats(9, once, dict.fromkeys(("first_instruction_p50_ns", "first_instruction_max_ns"), "ns"))
+
+
+def cases() -> list[Case]:
+    """Empty kernels in a graph, CTA turnaround by threads and register moves, start spread."""
+    found = [
+        Case(
+            "launch", "graph_kernel", {"ctas": ctas, "threads": threads, "smem_bytes": smem}, "empty.cu", _graph,
+            defines={"THREADS": threads}, quick=True, seconds=0.05,
+        )
+        for ctas, threads, smem in (("one", 32, 0), ("one per SM", 384, 0), ("one per SM", 384, _SMEM))
+    ]  # fmt: skip
+    for threads, moves in ((128, 0), (256, 0), (384, 0), (384, 1)):
+        found.append(
+            Case(
+                "launch", "cta_turnaround", {"threads": threads, "setmaxnreg": bool(moves)}, "cta_turnaround.cu",
+                _turnaround, defines={"THREADS": threads, "SETMAXNREG": moves},
+                chips=(90, 100, 103) if moves else (80, 86, 89, 90, 100, 103, 120), quick=threads == 384,
+            )
+        )  # fmt: skip
+    found.append(
+        Case(
+            "launch", "start_spread", {"threads": 384}, "cta_turnaround.cu", _spread,
+            defines={"THREADS": 384, "SETMAXNREG": 0}, quick=True,
+        )
+    )  # fmt: skip
+    return found

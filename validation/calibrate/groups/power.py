@@ -1,0 +1,151 @@
+"""Board power, energy and executed clock under loads that are not attention.
+
+The NVML clock is a set point; what an SM executes is its cycle counter over the global timer, read by the load itself.
+Energy comes from NVML's energy counter over the second half of a load, less nothing: idle power is its own row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast.validation.calibrate.cases import CalibrateError, Case, Reading
+from tilecast.validation.calibrate.gpu import Gpu, Launch
+from tilecast.validation.calibrate.groups.corun import FILL_BYTES, FILL_FLIGHT
+from tilecast.validation.calibrate.preludes import STREAMS, wgmma_prelude
+
+SECONDS = 2.0
+_KERNEL_MS = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How to launch a load and what one round of one CTA does."""
+
+    block: int
+    smem: int
+    #: Operations of a round of one CTA, in ``unit``.
+    per_round: float
+    unit: str
+    offset: int = 0
+    size: int = 0
+
+
+def _telemetry(gpu: Gpu):  # type: ignore[no-untyped-def]
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception as error:
+        raise CalibrateError(f"the power group needs NVML ({error}): pip install nvidia-ml-py") from None
+
+
+def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
+    """Back-to-back launches of about 25 ms for SECONDS; the second half counts."""
+    nvml, device = _telemetry(gpu)
+    grid = int(str(case.params["active_sms"])) or gpu.identity.sm_count
+    idle = case.source == "idle.cu"
+    launch = Launch(grid, load.block, load.smem, load.size, 2000, offset=load.offset)
+    if idle:
+        launch = Launch(grid, load.block, 0, int(_KERNEL_MS * 1e6), 1)
+    else:
+        gpu.records(case, launch)
+        found, _ = gpu.records(case, launch)
+        took_ms = float(np.median(found[:, 0, 3] - found[:, 0, 2])) * 1e-6
+        if took_ms <= 0:  # kernels that note no time: their cycles at the top clock
+            took_ms = float(np.median(found[:, 0, 1] - found[:, 0, 0])) / gpu.identity.clock_mhz * 1e-3
+        rounds = max(1, int(2000 * _KERNEL_MS / took_ms))
+        launch = Launch(grid, load.block, load.smem, load.size, rounds, offset=load.offset)
+    rows = []
+    begin = time.perf_counter()
+    joule0 = at0 = work = 0.0
+    half = False
+    while time.perf_counter() - begin < SECONDS:
+        if not half and time.perf_counter() - begin > SECONDS / 2:
+            half, work, rows = True, 0.0, []
+            joule0, at0 = nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3, time.perf_counter()
+        gpu.start(gpu.kernel(case), launch)
+        time.sleep(_KERNEL_MS * 0.4e-3)
+        clock = float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))
+        power = nvml.nvmlDeviceGetPowerUsage(device) * 1e-3
+        reasons = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
+        gpu.wait()
+        cycles, nanoseconds = gpu.last_span()
+        rows.append((clock, power, reasons, cycles / nanoseconds * 1e3 if nanoseconds else 0.0))
+        work += launch.rounds * load.per_round * grid
+    joule = nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3 - joule0
+    seconds = time.perf_counter() - at0
+    clocks, powers, reasons_, effective = zip(*rows, strict=True)
+    # The counter ticks about every 100 ms: the sampled power says how much that matters.
+    readings = {
+        "power_w": Reading((joule / seconds,), "W"),
+        "sampled_power_w": Reading(tuple(powers), "W"),
+        "nvml_clock_mhz": Reading(tuple(clocks), "MHz"),
+        "throttle_reasons": Reading((float(np.bitwise_or.reduce(np.array(reasons_))),), "mask"),
+    }
+    if any(effective):
+        readings["effective_clock_mhz"] = Reading(tuple(x for x in effective if x), "MHz")
+    if load.per_round:
+        readings["work_per_second"] = Reading((work / seconds,), f"{load.unit}/s")
+    return readings
+
+
+def _stream(name: str, quick: bool = False) -> Case:
+    stream, warps = STREAMS[name], 4
+    # Lanes of four sub-partitions' warps, 32 chains-steps a round.
+    load = _Load(128 * warps, 0, 32 * 4 * warps * 32 * stream.per_step, "op")
+    return Case(
+        "power", "load", {"load": name, "active_sms": 0}, "arithmetic.cu", lambda gpu, case: _run(gpu, case, load),
+        stream.prelude(), {"CHAINS": 16, "UNROLL": 2, "THREADS": 128 * warps}, quick=quick, seconds=SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _wgmma(n: int, a: str, dtype: str = "bf16", zeros: bool = False, sms: int = 0, quick: bool = False) -> Case:
+    k = 32 if dtype == "fp8" else 16
+    groups = 2
+    load = _Load(128 * groups, 131072, 2.0 * 64 * n * k * 8 * groups, "FLOP")
+    name = f"wgmma {dtype} n{n} A in {a}{' zeros' if zeros else ''}"
+    return Case(
+        "power", "load", {"load": name, "active_sms": sms}, "wgmma_rate.cu", lambda gpu, case: _run(gpu, case, load),
+        wgmma_prelude(n, a, dtype, zeros=zeros), {"GROUPS": groups, "STEPS": 8}, (90,), quick, SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
+    unroll, chunk = 4, 16384
+    load = _Load(1024, 0, unroll * chunk * (2.0 if copy else 1.0), "B", 64 << 20, (2 << 30) if copy else 0)
+    defines = {"PRIVATE": 1, "REGION": f"{region}ll", "UNROLL": unroll, "COPY": int(copy), "STRIDE": 0}
+    return Case(
+        "power", "load", {"load": name, "active_sms": 0}, "memory_bandwidth.cu",
+        lambda gpu, case: _run(gpu, case, load), "", defines, quick=quick, seconds=SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _shared(name: str) -> Case:
+    streams, warps = 2, 8
+    load = _Load(128 * streams, 131072 + 16384 + FILL_BYTES * FILL_FLIGHT, 16 * warps * 512.0, "B", 1 << 20)
+    defines = {"MMA_GROUPS": 0, "STREAM_GROUPS": streams, "FILL": 0, "FILL_BYTES": FILL_BYTES, "FILL_SCALE": 1}
+    return Case(
+        "power", "load", {"load": name, "active_sms": 0}, "corun.cu", lambda gpu, case: _run(gpu, case, load),
+        wgmma_prelude(128, "smem") + STREAMS[name].prelude(), defines, (90,), seconds=SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def cases() -> list[Case]:
+    """Idle, one stream of each kind, shared memory, L2, HBM, and matrix work by shape, data and active SMs."""
+    found = [
+        Case("power", "load", {"load": "idle", "active_sms": 0}, "idle.cu",
+             lambda gpu, case: _run(gpu, case, _Load(32, 0, 0.0, "op")), quick=True, seconds=SECONDS)
+    ]  # fmt: skip
+    found += [_stream(name, name in ("ex2", "ffma_3src")) for name in ("ffma_3src", "max2", "ex2", "pack_bf16x2", "lop3")]
+    found.append(_shared("ld_shared"))
+    found += [_memory("l2 read", 131072, False), _memory("hbm read", 12 << 20, False), _memory("hbm copy", 12 << 20, True)]
+    found += [_wgmma(256, "smem", quick=True), _wgmma(128, "smem"), _wgmma(64, "smem"), _wgmma(128, "register")]
+    found += [_wgmma(128, "smem", "fp8"), _wgmma(256, "smem", "fp8"), _wgmma(256, "smem", zeros=True)]
+    # Fewer SMs leave the power limit room: the same work at a higher clock.
+    found += [_wgmma(256, "smem", sms=sms) for sms in (110, 90, 66)]
+    return found
