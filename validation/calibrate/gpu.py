@@ -18,6 +18,7 @@ from tilecast.validation.calibrate.nvrtc import ARCHES, compile_cubin
 RECORD = 8
 _DATA_BYTES = 6 << 30
 _OUT_BYTES = 32 << 20
+_ALIGN = 1 << 20
 Records = npt.NDArray[np.int64]
 
 
@@ -73,6 +74,7 @@ class Gpu:
         self.fill(0, (rng.standard_normal(1 << 18) * 0.5).astype(np.float32).tobytes())
         self.out = int(self._do(self._cu.cuMemAlloc(_OUT_BYTES)))
         self._modules: dict[str, Any] = {}
+        self._fresh = 0
 
     def _do(self, answer: Any) -> Any:
         error, *rest = answer
@@ -114,7 +116,8 @@ class Gpu:
     def start(self, function: Any, launch: Launch, stream: Any = 0) -> None:
         """Launch without waiting."""
         which = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        if launch.smem > 48 << 10:
+        # Static shared memory counts towards the 48 KB that need no permission.
+        if launch.smem > 32 << 10:
             self._do(self._cu.cuFuncSetAttribute(function, which, launch.smem))
         # The driver copies the arguments before the call returns; alignment of the map is the driver's concern.
         held = (
@@ -178,11 +181,20 @@ class Gpu:
         ready = self._do(self._cu.cuGraphInstantiate(graph, 0))
         return lambda: self._do(self._cu.cuGraphLaunch(ready, 0))
 
-    def flush_l2(self) -> None:
-        """Write more than the L2 holds, at the end of the big buffer."""
-        size = min(4 * self.identity.l2_bytes, self.data_bytes // 4)
-        self._do(self._cu.cuMemsetD8(self.data + self.data_bytes - size, 0, size))
-        self.wait()
+    def fresh(self, size: int) -> int:
+        """Offset of ``size`` bytes in the buffer's second half that have not been read for gigabytes: not in L2.
+
+        A flush by writing would not do: reads would then wait for dirty lines to leave.
+        """
+        size = -(-size // _ALIGN) * _ALIGN
+        half = self.data_bytes // 2 // _ALIGN * _ALIGN
+        if size > half:
+            raise CalibrateError(f"{size >> 20} MB of untouched memory asked, the device lends {half >> 20}")
+        if self._fresh + size > half:
+            self._fresh = 0
+        at = half + self._fresh
+        self._fresh += size
+        return at
 
     def tensor_map(self, rows: int, box_rows: int, offset: int = 0) -> bytes:
         """A map of (rows, 64) bf16 from ``offset`` of the big buffer, boxes of ``box_rows`` x 128 bytes, 128 B swizzle."""

@@ -70,7 +70,7 @@ def run_cases(
             try:
                 gpu.kernel(case, built[case.text()].result())
                 readings = case.measure(gpu, case)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, IndexError) as error:
                 failed.append((case.label(), str(error)))
                 continue
             except GpuFault as error:

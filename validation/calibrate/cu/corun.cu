@@ -28,7 +28,7 @@ BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
     u32 a[4];
     wgmma_start(c, a, smem);
     for (int r = 0; r < (int)size; r++) {
-      wgmma_group<8>(c, a, base, group);
+      wgmma_group<8>(c, a, base, group, rounds >> 30);
       wgmma_wait<1>();
       if (threadIdx.x % 128 == 0) log[group][r] = clk32();
     }

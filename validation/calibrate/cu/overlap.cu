@@ -22,7 +22,7 @@ BENCH(128 * GROUPS) {
   for (int r = 0; r < rounds; r++) {
     u32 t0 = clk32();
 #if STEPS
-    wgmma_group<STEPS>(c, a, base, group);
+    wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
 #endif
     u32 t1 = clk32();
 #pragma unroll 1

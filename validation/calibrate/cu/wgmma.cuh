@@ -44,10 +44,12 @@ __device__ __forceinline__ u64 b_step(u32 base, int u) {
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-template <int COUNT> __device__ __forceinline__ void wgmma_group(float (&c)[REGS], const u32 (&a)[4], u32 base, int group) {
+// One group of COUNT k-steps.  `first` is 0, so that a tile starts afresh, but a run-time 0: the assembler deletes
+// matrix work whose accumulators it knows to be overwritten unread, which made wgmma look four times too fast.
+template <int COUNT> __device__ __forceinline__ void wgmma_group(float (&c)[REGS], const u32 (&a)[4], u32 base, int group, int first) {
   wgmma_fence();
 #pragma unroll
-  for (int u = 0; u < COUNT; u++) wgmma(c, a, a_step(base, group, u), b_step(base, u), u > 0);
+  for (int u = 0; u < COUNT; u++) wgmma(c, a, a_step(base, group, u), b_step(base, u), u > 0 ? 1 : first);
   wgmma_commit();
 }
 __device__ __forceinline__ void wgmma_start(float (&c)[REGS], u32 (&a)[4], const unsigned char* smem) {

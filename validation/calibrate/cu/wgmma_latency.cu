@@ -11,7 +11,7 @@ BENCH(128 * GROUPS) {
   u32 issued = 0, waited = 0, empty = 0;
   for (int r = 0; r < rounds; r++) {
     u32 t0 = clk32();
-    wgmma_group<STEPS>(c, a, base, group);
+    wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
     u32 t1 = clk32();
     wgmma_wait<0>();
     u32 t2 = clk32();

@@ -18,7 +18,7 @@ BENCH(256) {
     while ((int)(clk32() - mine) < 0) {}
     __syncwarp();
     u32 t0 = clk32();
-    wgmma_group<STEPS>(c, a, base, group);
+    wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
     u32 t1 = clk32();
     wgmma_wait<0>();
     u32 t2 = clk32();

@@ -10,7 +10,7 @@ BENCH(128 * GROUPS) {
   __syncthreads();
   i64 n0 = ns(), t0 = clk();
   for (int r = 0; r < rounds; r++) {
-    wgmma_group<STEPS>(c, a, base, group);
+    wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
     wgmma_wait<1>();
   }
   wgmma_wait<0>();

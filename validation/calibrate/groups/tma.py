@@ -21,21 +21,15 @@ _TILES = ((1, 64), (1, 128), (1, 256), (2, 128), (2, 256))
 def _latency(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     boxes, box_rows = int(str(case.defines["BOXES"])), int(str(case.defines["BOX_ROWS"]))
     rounds, from_l2 = 48, case.params["source"] == "l2"
-    tile_rows = boxes * box_rows
-    rows = (gpu.data_bytes - _BASE) // ROW_BYTES // 2
-    encoded = gpu.tensor_map(rows, box_rows, _BASE)
-    turn = [0]
+    walked = rounds * boxes * box_rows * ROW_BYTES
+    smem = boxes * box_rows * ROW_BYTES
 
     def once() -> dict[str, float]:
+        at = _BASE if from_l2 else gpu.fresh(walked)
+        launch = Launch(1, 32, smem, 0, rounds, gpu.tensor_map(walked // ROW_BYTES, box_rows, at))
         if from_l2:
-            first = 0
-            gpu.records(case, Launch(1, 32, tile_rows * ROW_BYTES, first, rounds, encoded))
-        else:
-            gpu.flush_l2()
-            # New tiles every time, so that nothing is left of the last round.
-            first = (turn[0] * rounds) % (rows // tile_rows - rounds)
-            turn[0] += 1
-        _, tail = gpu.records(case, Launch(1, 32, tile_rows * ROW_BYTES, first, rounds, encoded), 2 * rounds)
+            gpu.records(case, launch)
+        _, tail = gpu.records(case, launch, 2 * rounds)
         waits, issues = tail.reshape(rounds, 2).T.astype(float)
         # The first tile also fetches the map.
         waits, issues = waits[4:], issues[4:]
@@ -58,8 +52,6 @@ def _bandwidth(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     encoded = gpu.tensor_map((gpu.data_bytes - _BASE) // ROW_BYTES, box_rows, _BASE)
 
     def once() -> dict[str, float]:
-        if case.params["source"] == "hbm" and not int(str(case.defines["STORE"])):
-            gpu.flush_l2()
         found, _ = gpu.records(case, Launch(grid, 32, flight * box_bytes, 0, rounds, encoded))
         each = (found[:, 0, 1] - found[:, 0, 0]).astype(float)
         seconds = float(found[:, 0, 3].max() - found[:, 0, 2].min()) * 1e-9
