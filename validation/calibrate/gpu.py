@@ -79,7 +79,7 @@ class Gpu:
     def _do(self, answer: Any) -> Any:
         error, *rest = answer
         if int(error) != 0:
-            raise GpuFault(f"CUDA driver: {error.name if hasattr(error, 'name') else error}")
+            raise GpuError(f"CUDA driver: {error.name if hasattr(error, 'name') else error}")
         return rest[0] if len(rest) == 1 else tuple(rest)
 
     def _identify(self) -> Identity:
@@ -135,7 +135,7 @@ class Gpu:
         )
 
     def wait(self) -> None:
-        """Until everything launched has finished; GpuFault when a kernel failed."""
+        """Until everything launched has finished; GpuError when a kernel failed."""
         self._do(self._cu.cuCtxSynchronize())
 
     def alive(self) -> bool:
@@ -213,7 +213,7 @@ class Gpu:
         return ctypes.string_at(answer.getPtr(), 128)
 
 
-class GpuFault(RuntimeError):
+class GpuError(RuntimeError):
     """A CUDA call that failed while a benchmark ran; the context may be lost."""
 
 

@@ -79,9 +79,9 @@ _PACK_PAIR = (
     " x[i] = __uint_as_float(y[i]); }"
 )
 
-# Four registers of the chains in turn, so that eight accesses are in flight before one is overwritten.
-_AT = '"r"(at + ((i) & 7) * 2048)'
-_QUAD = ", ".join(f'"{{0}}r"(y[(((i) & 3) * 4 + {j})])' for j in range(4))
+# Every step has its own four registers: the assembler would drop a load whose registers the next one overwrites.
+_AT = '"r"(at + (flip ^ (((i) & 8) << 11)) + ((i) & 7) * 2048)'
+_QUAD = ", ".join(f'"{{0}}r"(w[(i) * 4 + {j}])' for j in range(4))
 _SMEM_LOAD = (
     'asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : ' + _QUAD.format("=") + f" : {_AT});"
 )

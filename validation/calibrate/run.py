@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.validation.calibrate.cases import CalibrateError, Case, Reading
-from tilecast.validation.calibrate.gpu import Gpu, GpuFault, Identity, today
+from tilecast.validation.calibrate.gpu import Gpu, GpuError, Identity, today
 from tilecast.validation.calibrate.nvrtc import compile_cubin, source_sha
 from tilecast.validation.calibrate.store import Row, append_rows, params_text, read_rows, rows_of
 
@@ -70,15 +70,15 @@ def run_cases(
             try:
                 gpu.kernel(case, built[case.text()].result())
                 readings = case.measure(gpu, case)
-            except (ValueError, ArithmeticError, IndexError) as error:
-                failed.append((case.label(), str(error)))
-                continue
-            except GpuFault as error:
+            except GpuError as error:
                 failed.append((case.label(), str(error)))
                 if not gpu.alive():
                     raise CalibrateError(
                         f"the GPU was lost in {case.label()} ({error}); {index} results are in {store}: run again to go on"
                     ) from None
+                continue
+            except Exception as error:  # one broken benchmark must not lose the others
+                failed.append((case.label(), f"{type(error).__name__}: {error}"))
                 continue
             append_rows(store, _rows(gpu.identity, case, readings, command, keys[id(case)][-1]))
     mine = tuple(r for r in read_rows(store) if (r.gpu, r.driver) == (gpu.identity.name, gpu.identity.driver))

@@ -3,6 +3,7 @@
 // a further warp keeps FILL bulk copies of FILL_BYTES in flight.  The log of the matrix and copy sides is read inside
 // the window in which the streams ran.  `size` is the number of logged groups, `rounds` the length of the streams.
 #define LOG 1024
+#define STREAM_END (WGMMA_SMEM + 32768)
 #define WARPGROUPS (MMA_GROUPS + STREAM_GROUPS)
 BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -39,25 +40,35 @@ BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
 #if STREAM_GROUPS
     const float* in = (const float*)data;
     float x[16], s[4] = {0.f, 0.f, 0.f, 0.f}, h[4] = {0.f, 0.f, 0.f, 0.f};
-    u32 y[16];
+    u32 y[16], w[64];
     const float k = in[threadIdx.x], m = in[threadIdx.x + 1024];
     const u32 ku = __float_as_uint(in[threadIdx.x + 7]), mu = __float_as_uint(in[threadIdx.x + 11]);
     // Shared-memory streams: 16 bytes a lane, 512 a warp, so no two lanes meet in a bank.
     const u32 at = base + WGMMA_SMEM + (threadIdx.x % 128) * 16;
 #pragma unroll
     for (int i = 0; i < 16; i++) { x[i] = in[threadIdx.x + 32 * i]; y[i] = __float_as_uint(x[i]); }
+#pragma unroll
+    for (int i = 0; i < 64; i++) w[i] = ku + i;
     spin(3000);
+    u32 flip = 0;
     t0 = clk();
 #pragma unroll 1
     for (int r = 0; r < rounds; r++) {
 #pragma unroll
-      for (int i = 0; i < 16; i++) { BODY(i) }
+      for (int v = 0; v < UNROLL; v++) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) { BODY(i) }
+      }
+      // Other addresses every round, so that no load is taken out of the loop.
+      flip ^= 16384;
     }
     t1 = clk();
     float t = k + m + s[0] + s[1] + s[2] + s[3] + h[0] + h[1] + h[2] + h[3];
-    u32 z = ku + mu + at;
+    u32 z = ku + mu + at + flip;
 #pragma unroll
     for (int i = 0; i < 16; i++) { t += x[i]; z += y[i]; }
+#pragma unroll
+    for (int i = 0; i < 64; i++) z += w[i];
     keep(out, t);
     keep(out, z);
 #endif
@@ -68,7 +79,7 @@ BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
       const int copies = (int)size * FILL_SCALE;
       for (int i = 0; i < FILL; i++) {
         mbar_expect(address(&bars[i]), FILL_BYTES);
-        bulk_load(base + WGMMA_SMEM + 16384 + i * FILL_BYTES, from + i * FILL_BYTES, FILL_BYTES, address(&bars[i]));
+        bulk_load(base + STREAM_END + i * FILL_BYTES, from + i * FILL_BYTES, FILL_BYTES, address(&bars[i]));
       }
       for (int i = 0; i < copies; i++) {
         const int slot = i % FILL;
@@ -76,7 +87,7 @@ BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
         if (i < LOG) log[2][i] = clk32();
         if (i + FILL < copies) {
           mbar_expect(address(&bars[slot]), FILL_BYTES);
-          bulk_load(base + WGMMA_SMEM + 16384 + slot * FILL_BYTES, from + ((i + FILL) % 4) * FILL_BYTES, FILL_BYTES, address(&bars[slot]));
+          bulk_load(base + STREAM_END + slot * FILL_BYTES, from + ((i + FILL) % 4) * FILL_BYTES, FILL_BYTES, address(&bars[slot]));
         }
       }
     }

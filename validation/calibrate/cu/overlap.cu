@@ -1,5 +1,6 @@
 // The attention kernel's own case: a warpgroup issues an asynchronous group of STEPS wgmma, computes on other
-// registers while it runs, then waits.  `size` rounds of BODY x 16; STEPS 0 or size 0 give either side alone.
+// registers while it runs, then waits.  BODIES x 16 steps, written out as a kernel writes a row of scores; STEPS 0 or
+// BODIES 0 give either side alone.
 // start: cycles until the commit has issued, end: until the wait returned, extra: until the arithmetic was done.
 BENCH(128 * GROUPS) {
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -15,18 +16,18 @@ BENCH(128 * GROUPS) {
   const float k = in[threadIdx.x], m = in[threadIdx.x + 1024];
 #pragma unroll
   for (int i = 0; i < 16; i++) { x[i] = in[threadIdx.x + 32 * i]; y[i] = __float_as_uint(x[i]); }
-  const int body = (int)size;
   i64 issued = 0, computed = 0;
   __syncthreads();
   i64 begin = clk();
+#pragma unroll 1
   for (int r = 0; r < rounds; r++) {
     u32 t0 = clk32();
 #if STEPS
     wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
 #endif
     u32 t1 = clk32();
-#pragma unroll 1
-    for (int b = 0; b < body; b++) {
+#pragma unroll
+    for (int b = 0; b < BODIES; b++) {
 #pragma unroll
       for (int i = 0; i < 16; i++) { BODY(i) }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from tilecast.validation.calibrate.preludes import MIXES, SMEM_STREAMS, STREAMS,
 HOPPER = (90,)
 #: Entries of the kernel's log, k-steps of a logged group, bytes of one bulk copy and copies in flight.
 LOG, STEPS, FILL_BYTES, FILL_FLIGHT = 1024, 8, 16384, 3
-_SMEM = 131072 + 16384 + FILL_BYTES * FILL_FLIGHT
+SMEM = 131072 + 32768 + FILL_BYTES * FILL_FLIGHT
 #: Expected cycles of a step on one warp a sub-partition, only to choose loop lengths.
 _GUESS = {
     "ex2": 8.2, "ffma_3src": 1.2, "ffma_2src": 1.2, "fadd": 1.2, "fmul": 1.2, "max2": 2.2, "pack_bf16x2": 2.2, "lop3": 2.2,
@@ -50,8 +51,9 @@ def _sample(gpu: Gpu, case: Case, rounds: int, groups: int) -> dict[str, float]:
     """One launch: the rates of every side inside the common window."""
     mma, streams, fill = (int(str(case.defines[key])) for key in ("MMA_GROUPS", "STREAM_GROUPS", "FILL"))
     block = 128 * (mma + streams) + (32 if fill else 0)
-    grid = gpu.identity.sm_count
-    found, tail = gpu.records(case, Launch(grid, block, _SMEM, size=groups, rounds=rounds, offset=1 << 20), 3 * LOG)
+    # Copies are measured on one SM: all of them would share the L2's bandwidth, not the SM's.
+    grid = 1 if fill else gpu.identity.sm_count
+    found, tail = gpu.records(case, Launch(grid, block, SMEM, size=groups, rounds=rounds, offset=1 << 20), 3 * LOG)
     logs = tail.reshape(3, LOG)
     active = [logs[i] for i in range(mma)] + ([logs[2]] if fill else [])
     out: dict[str, float] = {}
@@ -60,27 +62,27 @@ def _sample(gpu: Gpu, case: Case, rounds: int, groups: int) -> dict[str, float]:
         begin, end = int(sides[:, 0].min()), int(sides[:, 1].max())
         for log in active:
             if not _lasts(log, begin & 0xFFFFFFFF, end & 0xFFFFFFFF):
-                raise _TooShort
+                raise _TooShortError
         # Steps of one sub-partition: its warps share the pipes.
-        out["cycles_per_step"] = (end - begin) / (rounds * 16 * streams)
+        out["cycles_per_step"] = (end - begin) / (rounds * 16 * int(str(case.defines["UNROLL"])) * streams)
     else:
         begin = max(int(log[log != 0][0]) for log in active)
         end = min(int(log[log != 0][-1]) for log in active)
     if mma:
         rates = [inside(logs[i], begin & 0xFFFFFFFF, end & 0xFFFFFFFF) for i in range(mma)]
         if any(events < 4 for events, _ in rates):
-            raise _TooShort
+            raise _TooShortError
         # Matrix instructions of all warpgroups in the same time.
         out["cycles_per_mma"] = 1.0 / sum(events * STEPS / cycles for events, cycles in rates)
     if fill:
         events, cycles = inside(logs[2], begin & 0xFFFFFFFF, end & 0xFFFFFFFF)
         if events < 4:
-            raise _TooShort
+            raise _TooShortError
         out["fill_bytes_per_clk"] = events * FILL_BYTES / cycles
     return out
 
 
-class _TooShort(Exception):
+class _TooShortError(Exception):
     """A side ended before the other: the loop lengths must change."""
 
 
@@ -88,8 +90,8 @@ def _measure(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     mma, streams, fill = (int(str(case.defines[key])) for key in ("MMA_GROUPS", "STREAM_GROUPS", "FILL"))
     name = str(case.params["stream"])
     n = int(str(case.params["n"]))
-    step = _GUESS.get(name, 4.0) * (1.0 if name not in SMEM_STREAMS else 1.0)
-    rounds = max(4, math.ceil(20000 / (16 * step)))
+    steps = 16 * int(str(case.defines["UNROLL"]))
+    rounds = max(4, math.ceil(20000 / (steps * _GUESS.get(name, 4.0))))
     group_cycles = STEPS * max(n / 2, 32) * max(1, mma)
     groups = min(LOG - 24, math.ceil(120000 / group_cycles)) if mma else 64
     units = {}
@@ -101,8 +103,8 @@ def _measure(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
         units["fill_bytes_per_clk"] = "B/clk/SM"
     for _ in range(6):
         try:
-            readings = repeats(5, lambda: _sample(gpu, case, rounds, groups), units)
-        except _TooShort:
+            readings = repeats(5, partial(_sample, gpu, case, rounds, groups), units)
+        except _TooShortError:
             # Shorter streams first; they were the longer side.
             rounds, groups = max(4, rounds // 2), min(LOG - 24, groups * 3 // 2)
             continue
@@ -124,6 +126,8 @@ def corun_case(
     defines = {
         "MMA_GROUPS": mma, "STREAM_GROUPS": streams, "FILL": FILL_FLIGHT if fill else 0, "FILL_BYTES": FILL_BYTES,
         "FILL_SCALE": 4 if mma == 0 else 1,
+        # The loop's branch must not show; a mix is written out for 64 elements, as a kernel's row is.
+        "UNROLL": 1 if name in SMEM_STREAMS else 4 if name in MIXES else 8,
     }  # fmt: skip
     params: dict[str, int | str | float | bool] = {
         "stream": name if streams else "none", "mma_warpgroups": mma, "stream_warpgroups": streams, "n": n, "a": a,
@@ -133,11 +137,11 @@ def corun_case(
 
 
 def _overlap(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
-    groups, body = int(str(case.params["warpgroups"])), int(str(case.params["steps_of_16"]))
+    groups = int(str(case.params["warpgroups"]))
     rounds = 60
 
     def once() -> dict[str, float]:
-        found, _ = gpu.records(case, Launch(gpu.identity.sm_count, 128 * groups, 131072, size=body, rounds=rounds))
+        found, _ = gpu.records(case, Launch(gpu.identity.sm_count, 128 * groups, 131072, rounds=rounds))
         per = np.median(found.astype(float).mean(axis=1), axis=0) / rounds
         return {"iteration_cycles": float(per[1]), "issued_cycles": float(per[0]), "computed_cycles": float(per[5])}
 
@@ -162,7 +166,7 @@ def _overlap_cases() -> list[Case]:
                                     "corun", "inside_warpgroup",
                                     {"stream": name, "steps_of_16": body, "k_steps": steps, "n": n, "a": a, "warpgroups": groups},
                                     "overlap.cu", _overlap, wgmma_prelude(n, a) + STREAMS[name].prelude(),
-                                    {"GROUPS": groups, "STEPS": steps}, HOPPER,
+                                    {"GROUPS": groups, "STEPS": steps, "BODIES": body}, HOPPER,
                                     quick=n == 128 and name == "softmax_online" and share == 1.0, seconds=0.03,
                                 )
                             )  # fmt: skip

@@ -45,14 +45,13 @@ def _bandwidth_case(sms: str, source: str, region: int, private: bool, copy: boo
 
 def _latency(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     from_l2, rounds = case.params["source"] == "l2", 1000
-    walked = 98304 if from_l2 else 4 << 20
-    # The loads expect zeros: everything before _BASE may hold data.
-    launch = Launch(gpu.identity.sm_count, 32, rounds * 4, walked, rounds, offset=_BASE)
+    walked = 98304 if from_l2 else _WALK_BYTES
+    sms = gpu.identity.sm_count
 
     def once() -> dict[str, float]:
-        if not from_l2:
-            gpu.flush_l2()
-        _, tail = gpu.records(case, launch, gpu.identity.sm_count * rounds)
+        at = _BASE if from_l2 else gpu.fresh(sms * _WALK_BYTES)
+        launch = Launch(sms, 32, rounds * 4, walked, rounds, offset=at)
+        _, tail = gpu.records(case, launch, sms * rounds)
         each = tail.astype(float)
         each = each[each > 0]
         return {

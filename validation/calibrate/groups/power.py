@@ -1,23 +1,25 @@
 """Board power, energy and executed clock under loads that are not attention.
 
 The NVML clock is a set point; what an SM executes is its cycle counter over the global timer, read by the load itself.
-Energy comes from NVML's energy counter over the second half of a load, less nothing: idle power is its own row.
+Power comes from NVML's energy counter between two of its ticks; idle power is a row of its own and nothing is taken off.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from tilecast.validation.calibrate.cases import CalibrateError, Case, Reading
 from tilecast.validation.calibrate.gpu import Gpu, Launch
-from tilecast.validation.calibrate.groups.corun import FILL_BYTES, FILL_FLIGHT
+from tilecast.validation.calibrate.groups.corun import FILL_BYTES, SMEM
 from tilecast.validation.calibrate.preludes import STREAMS, wgmma_prelude
 
-SECONDS = 2.0
+#: Length of a load, and what is left out at its start while power and clock settle.
+SECONDS, SETTLE_SECONDS = 2.4, 1.0
 _KERNEL_MS = 25.0
 
 
@@ -34,7 +36,18 @@ class _Load:
     size: int = 0
 
 
-def _telemetry(gpu: Gpu):  # type: ignore[no-untyped-def]
+def power_between_ticks(samples: Sequence[tuple[float, float]]) -> float:
+    """Watt from samples (seconds, joule) of a counter that moves in steps, between its first and last step.
+
+    CalibrateError when it stepped less than twice.
+    """
+    steps = [b for a, b in pairwise(samples) if b[1] != a[1]]
+    if len(steps) < 2:
+        raise CalibrateError("NVML's energy counter did not move during the load")
+    return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+
+
+def _telemetry():  # type: ignore[no-untyped-def]
     try:
         import pynvml
 
@@ -45,8 +58,8 @@ def _telemetry(gpu: Gpu):  # type: ignore[no-untyped-def]
 
 
 def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
-    """Back-to-back launches of about 25 ms for SECONDS; the second half counts."""
-    nvml, device = _telemetry(gpu)
+    """Back-to-back launches of about 25 ms for SECONDS; what comes after SETTLE_SECONDS counts."""
+    nvml, device = _telemetry()
     grid = int(str(case.params["active_sms"])) or gpu.identity.sm_count
     idle = case.source == "idle.cu"
     launch = Launch(grid, load.block, load.smem, load.size, 2000, offset=load.offset)
@@ -60,29 +73,28 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
             took_ms = float(np.median(found[:, 0, 1] - found[:, 0, 0])) / gpu.identity.clock_mhz * 1e-3
         rounds = max(1, int(2000 * _KERNEL_MS / took_ms))
         launch = Launch(grid, load.block, load.smem, load.size, rounds, offset=load.offset)
-    rows = []
+    samples: list[tuple[float, float]] = []
+    rows: list[tuple[float, float, int, float]] = []
+    counted: list[float] = []
     begin = time.perf_counter()
-    joule0 = at0 = work = 0.0
-    half = False
-    while time.perf_counter() - begin < SECONDS:
-        if not half and time.perf_counter() - begin > SECONDS / 2:
-            half, work, rows = True, 0.0, []
-            joule0, at0 = nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3, time.perf_counter()
+    while (now := time.perf_counter() - begin) < SECONDS:
         gpu.start(gpu.kernel(case), launch)
-        time.sleep(_KERNEL_MS * 0.4e-3)
+        while (at := time.perf_counter() - begin) < now + _KERNEL_MS * 0.8e-3:
+            samples.append((at, nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3))
+            time.sleep(0.001)
         clock = float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))
         power = nvml.nvmlDeviceGetPowerUsage(device) * 1e-3
         reasons = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
         gpu.wait()
         cycles, nanoseconds = gpu.last_span()
-        rows.append((clock, power, reasons, cycles / nanoseconds * 1e3 if nanoseconds else 0.0))
-        work += launch.rounds * load.per_round * grid
-    joule = nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3 - joule0
-    seconds = time.perf_counter() - at0
+        if now > SETTLE_SECONDS:
+            rows.append((clock, power, reasons, cycles / nanoseconds * 1e3 if nanoseconds else 0.0))
+            counted.append(time.perf_counter() - begin - now)
+    watt = power_between_ticks([s for s in samples if s[0] > SETTLE_SECONDS])
+    work = launch.rounds * load.per_round * grid
     clocks, powers, reasons_, effective = zip(*rows, strict=True)
-    # The counter ticks about every 100 ms: the sampled power says how much that matters.
     readings = {
-        "power_w": Reading((joule / seconds,), "W"),
+        "power_w": Reading((watt,), "W"),
         "sampled_power_w": Reading(tuple(powers), "W"),
         "nvml_clock_mhz": Reading(tuple(clocks), "MHz"),
         "throttle_reasons": Reading((float(np.bitwise_or.reduce(np.array(reasons_))),), "mask"),
@@ -90,7 +102,7 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
     if any(effective):
         readings["effective_clock_mhz"] = Reading(tuple(x for x in effective if x), "MHz")
     if load.per_round:
-        readings["work_per_second"] = Reading((work / seconds,), f"{load.unit}/s")
+        readings["work_per_second"] = Reading(tuple(work / x for x in counted), f"{load.unit}/s")
     return readings
 
 
@@ -127,8 +139,8 @@ def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
 
 def _shared(name: str) -> Case:
     streams, warps = 2, 8
-    load = _Load(128 * streams, 131072 + 16384 + FILL_BYTES * FILL_FLIGHT, 16 * warps * 512.0, "B", 1 << 20)
-    defines = {"MMA_GROUPS": 0, "STREAM_GROUPS": streams, "FILL": 0, "FILL_BYTES": FILL_BYTES, "FILL_SCALE": 1}
+    load = _Load(128 * streams, SMEM, 16 * warps * 512.0, "B", 1 << 20)
+    defines = {"MMA_GROUPS": 0, "STREAM_GROUPS": streams, "FILL": 0, "FILL_BYTES": FILL_BYTES, "FILL_SCALE": 1, "UNROLL": 1}
     return Case(
         "power", "load", {"load": name, "active_sms": 0}, "corun.cu", lambda gpu, case: _run(gpu, case, load),
         wgmma_prelude(128, "smem") + STREAMS[name].prelude(), defines, (90,), seconds=SECONDS + 0.3,
