@@ -15,7 +15,7 @@ def run(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
 
     CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups.
     """
-    from tilecast.output import check_writable
+    from tilecast.output import check_writable, write_text_atomically
 
     wanted = all_cases(only)
     for path in (output, store):
@@ -30,8 +30,7 @@ def run(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
     begin = time.perf_counter()
     with _Progress() as progress:
         outcome = run_cases(gpu, cases, store, command, progress.tell)
-    text = machine_text(outcome.rows, gpu.identity, Path(output).stem)
-    Path(output).write_text(text, encoding="utf-8")
+    write_text_atomically(output, machine_text(outcome.rows, gpu.identity, Path(output).stem))
     lines = [report_text(outcome.rows, gpu.identity, output)]
     if outcome.failed:
         lines.append(f"{len(outcome.failed)} benchmarks failed:")

@@ -104,6 +104,21 @@ class Gpu:
         """Copy ``content`` to the big buffer."""
         self._do(self._cu.cuMemcpyHtoD(self.data + offset, content, len(content)))
 
+    def randomize(self, offset: int, size: int) -> None:
+        """Fill ``size`` bytes of the big buffer from ``offset`` with about normal bf16 numbers."""
+        seed = (np.random.default_rng(1).standard_normal(8 << 20).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        self.fill(offset, seed.tobytes())
+        done = seed.nbytes
+        while done < size:
+            more = min(done, size - done)
+            self._do(self._cu.cuMemcpyDtoD(self.data + offset + done, self.data + offset, more))
+            done += more
+        self.wait()
+
+    def copy(self, to: int, offset: int, size: int) -> None:
+        """Start the driver's own copy inside the big buffer."""
+        self._do(self._cu.cuMemcpyDtoDAsync(self.data + to, self.data + offset, size, 0))
+
     def kernel(self, case: Case, cubin: bytes | None = None) -> Any:
         """The case's kernel, compiled (unless ``cubin`` is given) and loaded once."""
         text = case.text()

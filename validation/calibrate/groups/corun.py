@@ -71,19 +71,23 @@ def _sample(gpu: Gpu, case: Case, rounds: int, groups: int) -> dict[str, float]:
     if mma:
         rates = [inside(logs[i], begin & 0xFFFFFFFF, end & 0xFFFFFFFF) for i in range(mma)]
         if any(events < 4 for events, _ in rates):
-            raise _TooShortError
+            raise _StarvedError
         # Matrix instructions of all warpgroups in the same time.
         out["cycles_per_mma"] = 1.0 / sum(events * STEPS / cycles for events, cycles in rates)
     if fill:
         events, cycles = inside(logs[2], begin & 0xFFFFFFFF, end & 0xFFFFFFFF)
         if events < 4:
-            raise _TooShortError
+            raise _StarvedError
         out["fill_bytes_per_clk"] = events * FILL_BYTES / cycles
     return out
 
 
 class _TooShortError(Exception):
-    """A side ended before the other: the loop lengths must change."""
+    """The matrix or copy side ended before the streams did."""
+
+
+class _StarvedError(Exception):
+    """The matrix or copy side got almost nothing done while the streams ran."""
 
 
 def _measure(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
@@ -101,12 +105,15 @@ def _measure(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
         units["cycles_per_mma"] = "cycles"
     if fill:
         units["fill_bytes_per_clk"] = "B/clk/SM"
-    for _ in range(6):
+    for _ in range(8):
         try:
             readings = repeats(5, partial(_sample, gpu, case, rounds, groups), units)
         except _TooShortError:
             # Shorter streams first; they were the longer side.
             rounds, groups = max(4, rounds // 2), min(LOG - 24, groups * 3 // 2)
+            continue
+        except _StarvedError:
+            rounds *= 4
             continue
         bytes_per_step = STREAMS[name].smem_bytes if streams else 0
         if bytes_per_step:
@@ -114,7 +121,7 @@ def _measure(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
             samples = tuple(4 * bytes_per_step / x for x in readings["cycles_per_step"].samples)
             readings["stream_bytes_per_clk"] = Reading(samples, "B/clk/SM")
         return readings
-    raise CalibrateError(f"{case.label()}: one side always ends first")
+    raise CalibrateError(f"{case.label()}: no loop lengths at which both sides run side by side")
 
 
 def corun_case(

@@ -43,6 +43,16 @@ def _bandwidth_case(sms: str, source: str, region: int, private: bool, copy: boo
     return Case("memory", "bandwidth", params, "memory_bandwidth.cu", _bandwidth, "", defines, quick=True, seconds=0.05)
 
 
+def _driver_copy(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    size = 1 << 30
+
+    def once() -> dict[str, float]:
+        took = gpu.milliseconds(lambda: gpu.copy(size + _BASE, _BASE, size))
+        return {"chip_tbps": 2 * size / took * 1e-9}
+
+    return repeats(7, once, {"chip_tbps": "TB/s"})
+
+
 def _latency(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     from_l2, rounds = case.params["source"] == "l2", 1000
     walked = 98304 if from_l2 else _WALK_BYTES
@@ -71,6 +81,7 @@ def cases() -> list[Case]:
         _bandwidth_case("one", "l2_private", 131072, True),
         _bandwidth_case("all", "hbm", 16 << 20, True),
         _bandwidth_case("all", "hbm", 12 << 20, True, copy=True),
+        Case("memory", "driver_copy", {"bytes": 1 << 30}, "idle.cu", _driver_copy, quick=True, seconds=0.05),
         Case(
             "memory", "latency", {"source": "l2"}, "memory_latency.cu", _latency,
             defines={"SPACE": "131072ll", "STEP": 1152, "WARM": 1}, quick=True,

@@ -20,7 +20,9 @@ from tilecast.validation.calibrate.preludes import STREAMS, wgmma_prelude
 
 #: Length of a load, and what is left out at its start while power and clock settle.
 SECONDS, SETTLE_SECONDS = 2.4, 1.0
-_KERNEL_MS = 25.0
+_KERNEL_MS = 40.0
+#: Bytes that the memory loads read; random, because zeros take a third less power.
+_MEMORY_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,13 @@ def _telemetry():  # type: ignore[no-untyped-def]
 
 
 def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
-    """Back-to-back launches of about 25 ms for SECONDS; what comes after SETTLE_SECONDS counts."""
+    """Back-to-back launches of about 40 ms for SECONDS; what comes after SETTLE_SECONDS counts."""
     nvml, device = _telemetry()
     grid = int(str(case.params["active_sms"])) or gpu.identity.sm_count
     idle = case.source == "idle.cu"
     launch = Launch(grid, load.block, load.smem, load.size, 2000, offset=load.offset)
+    if case.source == "memory_bandwidth.cu":
+        gpu.randomize(load.offset, _MEMORY_BYTES)
     if idle:
         launch = Launch(grid, load.block, 0, int(_KERNEL_MS * 1e6), 1)
     else:
@@ -79,7 +83,7 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
     begin = time.perf_counter()
     while (now := time.perf_counter() - begin) < SECONDS:
         gpu.start(gpu.kernel(case), launch)
-        while (at := time.perf_counter() - begin) < now + _KERNEL_MS * 0.8e-3:
+        while (at := time.perf_counter() - begin) < now + _KERNEL_MS * 0.7e-3:
             samples.append((at, nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3))
             time.sleep(0.001)
         clock = float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))
@@ -102,7 +106,8 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
     if any(effective):
         readings["effective_clock_mhz"] = Reading(tuple(x for x in effective if x), "MHz")
     if load.per_round:
-        readings["work_per_second"] = Reading(tuple(work / x for x in counted), f"{load.unit}/s")
+        # All work over all time: gaps between launches lower power and work alike.
+        readings["work_per_second"] = Reading((work * len(counted) / sum(counted),), f"{load.unit}/s")
     return readings
 
 
@@ -129,7 +134,7 @@ def _wgmma(n: int, a: str, dtype: str = "bf16", zeros: bool = False, sms: int = 
 
 def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
     unroll, chunk = 4, 16384
-    load = _Load(1024, 0, unroll * chunk * (2.0 if copy else 1.0), "B", 64 << 20, (2 << 30) if copy else 0)
+    load = _Load(1024, 0, unroll * chunk * (2.0 if copy else 1.0), "B", 64 << 20, _MEMORY_BYTES if copy else 0)
     defines = {"PRIVATE": 1, "REGION": f"{region}ll", "UNROLL": unroll, "COPY": int(copy), "STRIDE": 0}
     return Case(
         "power", "load", {"load": name, "active_sms": 0}, "memory_bandwidth.cu",
