@@ -252,9 +252,9 @@ def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="The main facts only, in under a minute.")] = False,
 ) -> None:
     """Measure the GPU at hand with microbenchmarks and write its machine file."""
-    from tilecast.validation.calibrate.cmd import run
+    from tilecast.cmd_calibrate import run_calibrate
 
-    typer.echo(run(output=output, store=store, only=tuple(only or ()), quick=quick))
+    typer.echo(run_calibrate(output=output, store=store, only=tuple(only or ()), quick=quick))
 
 
 @app.command()

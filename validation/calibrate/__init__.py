@@ -5,7 +5,7 @@
     cu/           one CUDA file a question
     nvrtc.py      source -> machine code, no GPU needed     gpu.py      launching and telemetry, GPU needed
     store.py      one tidy CSV row a result                 run.py      cases -> rows, resumable
-    facts.py      rows -> facts of the machine file         report.py   machine file, table and holes
+    facts*.py     rows -> facts of the machine file         report.py   machine file, table and holes
 
 No attention kernel takes part: the numbers may be used to forecast attention kernels.
 """

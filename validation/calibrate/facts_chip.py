@@ -8,6 +8,11 @@ from tilecast.validation.calibrate.facts import Found, Rule, Table, line, spread
 from tilecast.validation.calibrate.store import Row
 
 
+def by_value(rows: list[Row]) -> list[Row]:
+    """Highest first."""
+    return sorted(rows, key=lambda row: -row.value)
+
+
 def _tile_latencies(table: Table, source: str) -> list[Row]:
     return table.all("tma/load_latency", "latency_cycles", source=source)
 
@@ -33,7 +38,8 @@ def _tma_rate(table: Table) -> Found | None:
         return None
     rate = 1 / line(points)[1]
     flights = [
-        row.value for row in table.all("tma/load_bandwidth", "bytes_per_clk", sms="one", source="l2_private", in_flight=(3, 4))
+        row.value
+        for row in table.all("tma/load_bandwidth", "bytes_per_clk", sms="one", source="l2_private", in_flight=(3, 4))
     ]
     return Found(rate, min([rate, *flights]), max([rate, *flights]), tuple(rows))
 
@@ -50,7 +56,7 @@ def _tma_issue(table: Table) -> Found | None:
 
 def _store_rate(table: Table) -> Found | None:
     rows = table.all("tma/store_bandwidth", "bytes_per_clk", sms="one", source="l2_private")
-    return spread(sorted(rows, key=lambda row: -row.value)) if rows else None
+    return spread(by_value(rows)) if rows else None
 
 
 def _walk(table: Table, source: str) -> Found | None:
@@ -63,7 +69,7 @@ def _walk(table: Table, source: str) -> Found | None:
 
 
 def _l2_rate(table: Table) -> Found | None:
-    """All SMs streaming from L2, each its own data or all the same at different times; the lesser of loads and copies."""
+    """All SMs streaming from L2, each its own data or all the same at different times: mean of loads and tile copies."""
     rows = [
         *table.all("memory/bandwidth", "bytes_per_clk", sms="all", source=("l2_private", "l2_shared")),
         *table.all("tma/load_bandwidth", "bytes_per_clk", sms="all", source=("l2_private", "l2_shared"), in_flight=4),
@@ -76,7 +82,7 @@ def _l2_rate(table: Table) -> Found | None:
 
 def _l2_lockstep(table: Table) -> Found | None:
     rows = table.all("tma/load_bandwidth", "bytes_per_clk", sms="all", source="l2_lockstep", in_flight=4)
-    return spread(sorted(rows, key=lambda row: -row.value)) if rows else None
+    return spread(by_value(rows)) if rows else None
 
 
 def _hbm(table: Table) -> Found | None:
@@ -99,7 +105,9 @@ def _turnaround(table: Table) -> Found | None:
         return None
     usual = [row for row in rows if table.params(row)["setmaxnreg"]] or rows
     found = spread([*usual, *rows, *tails])
-    return found and Found(found.value, found.low, found.high, tuple(rows), "last clock of a CTA to the first of its successor")
+    return found and Found(
+        found.value, found.low, found.high, tuple(rows), "last clock of a CTA to the first of its successor"
+    )
 
 
 #: Key of the machine file -> how it follows from the rows.

@@ -39,7 +39,9 @@ def _exponent(table: Table) -> Found | None:
         return None
     # Clocks too close to the full chip's say nothing about a slope.
     slopes = [
-        (ghz, math.log(joule / full[0]) / math.log(ghz / full[1]), rows) for joule, ghz, rows in fewer if ghz > 1.05 * full[1]
+        (ghz, math.log(joule / full[0]) / math.log(ghz / full[1]), rows)
+        for joule, ghz, rows in fewer
+        if ghz > 1.05 * full[1]
     ]
     if not slopes:
         return None
@@ -60,13 +62,32 @@ def _at_1ghz(table: Table, *names: str) -> Found | None:
     return Found(values[0], min(values), max(values), rows, f"at 1 GHz by exponent {exponent.value:.2f}")
 
 
+def _short_run(table: Table) -> Found | None:
+    """Power of matrix work at the clock it runs at 10 to 50 ms after a rest: no meter is that fast, so by its energy."""
+    exponent, full = _exponent(table), _energy(table, _SWEEP)
+    clock = table.one("power/burst", "10_to_50ms_mhz", load=_SWEEP)
+    work, idle = _load(table, _SWEEP, "work_per_second"), _load(table, "idle", "power_w")
+    if exponent is None or full is None or clock is None or work is None or idle is None:
+        return None
+
+    def watt(mhz: float) -> float:
+        ratio = mhz / 1e3 / full[1]
+        return float(idle.value + full[0] * work.value * ratio ** (1 + exponent.value))
+
+    return Found(
+        watt(clock.value), watt(clock.low), watt(clock.high), (clock, *full[2]), "clock measured, power from its energy"
+    )
+
+
 def _hbm_energy(table: Table) -> Found | None:
     """Memory bytes do not follow the SM clock; what their L2 share takes comes off."""
     read, l2 = _energy(table, "hbm read"), _energy(table, "l2 read")
     if read is None or l2 is None:
         return None
     value = (read[0] - l2[0]) * 1e12
-    return Found(value, min(value, read[0] * 1e12), max(value, read[0] * 1e12), (*read[2], *l2[2]), "high: with its L2 share")
+    return Found(
+        value, min(value, read[0] * 1e12), max(value, read[0] * 1e12), (*read[2], *l2[2]), "high: with its L2 share"
+    )
 
 
 def _clock_share(table: Table) -> Found | None:
@@ -84,6 +105,7 @@ def _clock_share(table: Table) -> Found | None:
 #: Key of the machine file -> how it follows from the rows.
 RULES: dict[str, Rule] = {
     "power.idle_w": lambda t: spread([_load(t, "idle", "power_w"), _load(t, "idle", "sampled_power_w")]),
+    "power.short_run_w": _short_run,
     "power.energy_exponent": _exponent,
     "power.tensor_pj_per_flop_bf16": lambda t: _at_1ghz(
         t, "wgmma bf16 n128 A in smem", _SWEEP, "wgmma bf16 n64 A in smem", "wgmma bf16 n128 A in register"

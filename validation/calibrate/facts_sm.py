@@ -22,9 +22,18 @@ def _tensor_rate(table: Table, dtype: str) -> Found | None:
     k = 32 if dtype == "fp8" else 16
     best = _wgmma_rate(table, 256, "smem", dtype)
     if best is None:
-        return _mma_sync_rate(table) if dtype == "bf16" and not table.all("tensor/tcgen05_latency", "wait_cycles") else None
+        return (
+            _mma_sync_rate(table)
+            if dtype == "bf16" and not table.all("tensor/tcgen05_latency", "wait_cycles")
+            else None
+        )
     work = 2.0 * 64 * k
-    rates = [work * n / row.value for n in (128, 256) for a in ("smem", "register") if (row := _wgmma_rate(table, n, a, dtype))]
+    rates = [
+        work * n / row.value
+        for n in (128, 256)
+        for a in ("smem", "register")
+        if (row := _wgmma_rate(table, n, a, dtype))
+    ]
     return Found(work * 256 / best.value, min(rates), max(rates), (best,))
 
 
@@ -48,7 +57,9 @@ def _mma_latency(table: Table, a: str) -> Found | None:
     if not chosen:
         return _mma_sync_latency(table) if a == "smem" else None
     values = [value for value, _, _ in found]
-    return Found(chosen[0], min(values), max(values), tuple(row for _, row, usual in found if usual), "range over N and k-steps")
+    return Found(
+        chosen[0], min(values), max(values), tuple(row for _, row, usual in found if usual), "range over N and k-steps"
+    )
 
 
 def _mma_sync_latency(table: Table) -> Found | None:
@@ -108,6 +119,14 @@ def _achieved_fma(table: Table) -> Found | None:
     return _lanes(table, "ffma_3src") if _rate(table, "ffma_3src") else None
 
 
+def _emulation(table: Table) -> Found | None:
+    """A degree-3 polynomial exponential's time in FMAs' time: its adds, FMAs and what its ALU work does not hide."""
+    poly, fma = _rate(table, "ex2_poly3"), _rate(table, "ffma_3src")
+    if poly is None or fma is None:
+        return None
+    return spread([poly], lambda cycles: cycles / fma.value)
+
+
 def _fresh_sources(table: Table) -> Found | None:
     return spread([_rate(table, "ffma_3src_own")])
 
@@ -154,7 +173,9 @@ def _port_share(table: Table) -> Found | None:
         return None
     two = _beside(table, "softmax_online")
     shares = [1 - alone.value / row.value for row in under]
-    return Found(1 - alone.value / _mean(two), min(shares), max(shares), (alone, *two), "two warps; the range includes one")
+    return Found(
+        1 - alone.value / _mean(two), min(shares), max(shares), (alone, *two), "two warps; the range includes one"
+    )
 
 
 def _port_cycles(table: Table, stream: str) -> Found | None:
@@ -208,7 +229,9 @@ def _mbarrier(table: Table) -> Found | None:
     every = _handover(table, "mbarrier_all_threads", (1, 4))
     if elected is None or every is None:
         return elected
-    return Found(elected.value, min(elected.low, every.low), elected.high, elected.rows, "range over warps and who arrives")
+    return Found(
+        elected.value, min(elected.low, every.low), elected.high, elected.rows, "range over warps and who arrives"
+    )
 
 
 def _cost(table: Table, operation: str) -> Found | None:
@@ -234,6 +257,7 @@ RULES: dict[str, Rule] = {
     "tensor.mma_queue_depth": _queue_depth,
     "mufu.ex2_per_clk": lambda t: _lanes(t, "ex2"),
     "mufu.ex2_latency_cycles": lambda t: _latency(t, "ex2"),
+    "mufu.ex2_emulation_fma_slots": _emulation,
     "fma.achieved_lanes": _achieved_fma,
     "fma.fresh_sources_cycles": _fresh_sources,
     "fma.latency_cycles": lambda t: _latency(t, "ffma_3src", "fadd", "fmul"),
@@ -259,6 +283,8 @@ RULES: dict[str, Rule] = {
     "sync.wait_done_cycles": partial(_cost, operation="mbarrier_wait_done"),
     "sync.arrive_cycles": partial(_cost, operation="mbarrier_arrive_elected"),
     "sync.fence_async_cycles": partial(_cost, operation="fence_proxy_async"),
+    "sync.cluster_arrive_cycles": lambda t: spread([t.one("sync/cluster", "cycles", operation="handover")]),
+    "dsmem.latency_cycles": lambda t: spread([t.one("sync/cluster", "cycles", operation="load")]),
     "tmem.read_bytes_per_clk": partial(_tmem, access="load", quantity="bytes_per_clk", one_at_a_time=False),
     "tmem.write_bytes_per_clk": partial(_tmem, access="store", quantity="bytes_per_clk", one_at_a_time=False),
     "tmem.load_latency_cycles": partial(_tmem, access="load", quantity="cycles_per_access", one_at_a_time=True),

@@ -106,7 +106,9 @@ class Gpu:
 
     def randomize(self, offset: int, size: int) -> None:
         """Fill ``size`` bytes of the big buffer from ``offset`` with about normal bf16 numbers."""
-        seed = (np.random.default_rng(1).standard_normal(8 << 20).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        seed = (np.random.default_rng(1).standard_normal(8 << 20).astype(np.float32).view(np.uint32) >> 16).astype(
+            np.uint16
+        )
         self.fill(offset, seed.tobytes())
         done = seed.nbytes
         while done < size:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 _CU = Path(__file__).parent / "cu"
 #: Compute capability -> architecture name; matrix instructions need the ones ending in a.
@@ -19,13 +20,13 @@ class CompileError(ValueError):
 def available() -> bool:
     """Whether NVRTC can be loaded on this machine."""
     try:
-        return _api().nvrtcVersion()[0] == 0
+        return bool(_api().nvrtcVersion()[0] == 0)
     except CompileError:
         return False
 
 
 @lru_cache(maxsize=1)
-def _api():  # type: ignore[no-untyped-def]
+def _api() -> Any:
     """The binding's module, or CompileError that says what to install."""
     try:
         from cuda.bindings import nvrtc
@@ -76,4 +77,4 @@ def compile_cubin(text: str, arch: str) -> bytes:
     api.nvrtcDestroyProgram(program)
     if error != 0 or size == 0:
         raise CompileError(f"NVRTC gave no machine code for {arch}: {error}")
-    return cubin
+    return bytes(cubin)

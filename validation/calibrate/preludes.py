@@ -36,7 +36,7 @@ def wgmma_prelude(n: int, a_home: str, dtype: str = "bf16", trans_b: bool = Fals
         f"#define ZERO_DATA {int(zeros)}\n"
         "__device__ __forceinline__ void wgmma(float (&c)[REGS], const u32 (&a)[4], u64 da, u64 db, int accumulate) {\n"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{next_operand + 1}, 0;'
-        f' wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{accumulators}}}, {a}, %{next_operand},'
+        f" wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{accumulators}}}, {a}, %{next_operand},"
         f' p, 1, 1{flags}; }}"\n'
         f'               : {outputs} : {a_inputs}, "l"(db), "r"(accumulate));\n}}\n'
     )
@@ -82,9 +82,7 @@ _PACK_PAIR = (
 # Every step has its own four registers: the assembler would drop a load whose registers the next one overwrites.
 _AT = '"r"(at + (flip ^ (((i) & 8) << 11)) + ((i) & 7) * 2048)'
 _QUAD = ", ".join(f'"{{0}}r"(w[(i) * 4 + {j}])' for j in range(4))
-_SMEM_LOAD = (
-    'asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : ' + _QUAD.format("=") + f" : {_AT});"
-)
+_SMEM_LOAD = 'asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : ' + _QUAD.format("=") + f" : {_AT});"
 _SMEM_STORE = 'asm volatile("st.volatile.shared.v4.u32 [%4], {%0, %1, %2, %3};" :: ' + _QUAD.format("") + f", {_AT});"
 _LDMATRIX = (
     'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : '
@@ -108,6 +106,14 @@ _FFMA2 = (
     ' fma.rn.f32x2 a, a, b, c; mov.b64 {%0, %1}, a; }" : "+f"(x[i]), "+f"(kk[i]) : "f"(k), "f"(m));'
 )
 
+# 2**x on the FMA pipe: round to an integer by a large constant, a degree-3 polynomial of the rest, exponent added.
+_POLY3 = (
+    'asm volatile("{ .reg .f32 t, r, f, p; .reg .b32 e, q; add.rn.f32 t, %0, 0f4B400000; sub.rn.f32 r, t, 0f4B400000;'
+    " sub.rn.f32 f, %0, r; fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4; fma.rn.f32 p, p, f, 0f3F31F519;"
+    ' fma.rn.f32 p, p, f, 0f3F800000; mov.b32 e, t; shl.b32 e, e, 23; mov.b32 q, p; add.s32 q, q, e; mov.b32 %0, q; }"'
+    ' : "+f"(x[i]));'
+)
+
 #: Streams by name.  A step counts its instructions; in the mixes, score elements.
 STREAMS: dict[str, Stream] = {
     "ex2": Stream(_EX2, 1),
@@ -129,6 +135,8 @@ STREAMS: dict[str, Stream] = {
     "lop3": Stream(_u("lop3.b32 %0, %0, %1, %2, 0x96;", "ku", "mu"), 1),
     "prmt": Stream(_u("prmt.b32 %0, %0, %1, 0x5410;", "ku"), 1),
     "imad": Stream(_u("mad.lo.u32 %0, %0, %1, %2;", "ku", "mu"), 1),
+    # An element, not an instruction.
+    "ex2_poly3": Stream(_POLY3, 1),
     # Two pipes in turn: what one warp and one scheduler issue.
     "ex2+ffma": Stream(_EX2 + _FFMA, 1),
     "ex2+2ffma": Stream(_EX2 + _FFMA + _FFMA, 1),

@@ -82,9 +82,14 @@ def read_rows(path: str | Path) -> list[Row]:
         for line in reader:
             if any(line[name] is None for name in COLUMNS):
                 continue
-            number = {name: float(line.pop(name)) for name in ("value", "low", "high", "clock_mhz")}
-            count = int(line.pop("repeats"))
-            found.append(Row(**line, **number, repeats=count))
+            text = {name: line[name] for name in COLUMNS}
+            found.append(
+                Row(
+                    text["group"], text["benchmark"], text["params"], text["quantity"], float(text["value"]), text["unit"],
+                    float(text["low"]), float(text["high"]), int(text["repeats"]), text["gpu"], text["driver"],
+                    float(text["clock_mhz"]), text["date"], text["command"], text["source_sha"],
+                )
+            )  # fmt: skip
     return found
 
 

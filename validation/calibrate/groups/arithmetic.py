@@ -42,7 +42,7 @@ def cases() -> list[Case]:
             continue
         chips = tuple(chip for chip in _CHIPS if chip >= stream.since)
         # Long enough that the loop's branch costs under two percent; mixes as long as a row of scores.
-        unroll = 4 if name in MIXES or "+" in name else 8
+        unroll = 4 if name in MIXES or "+" in name or name == "ex2_poly3" else 8
         for warps in (1, 2, 4):
             found.append(
                 Case(
@@ -51,7 +51,7 @@ def cases() -> list[Case]:
                     quick=name in _QUICK and warps < 4,
                 )
             )  # fmt: skip
-        if name not in MIXES and "+" not in name:
+        if name not in MIXES and "+" not in name and name != "ex2_poly3":
             found.append(
                 Case(
                     "arithmetic", "latency", {"stream": name, "warps_per_partition": 1}, "arithmetic.cu", _measure,

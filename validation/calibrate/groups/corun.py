@@ -20,11 +20,11 @@ SMEM = 131072 + 32768 + FILL_BYTES * FILL_FLIGHT
 #: Expected cycles of a step on one warp a sub-partition, only to choose loop lengths.
 _GUESS = {
     "ex2": 8.2, "ffma_3src": 1.2, "ffma_2src": 1.2, "fadd": 1.2, "fmul": 1.2, "max2": 2.2, "pack_bf16x2": 2.2, "lop3": 2.2,
-    "iadd3": 2.2, "shuffle": 2.2, "softmax_online": 10.4, "softmax_anchored": 9.5, "ld_shared": 16.0, "st_shared": 16.0,
+    "iadd3": 2.2, "ex2_poly3": 7.5, "shuffle": 2.2, "softmax_online": 10.4, "softmax_anchored": 9.5, "ld_shared": 16.0, "st_shared": 16.0,
     "ldmatrix": 16.0, "stmatrix": 16.0,
 }  # fmt: skip
 ARITHMETIC = (
-    "ex2", "ffma_3src", "ffma_2src", "fadd", "max2", "pack_bf16x2", "lop3", "shuffle", "softmax_online",
+    "ex2", "ffma_3src", "ffma_2src", "fadd", "max2", "pack_bf16x2", "lop3", "shuffle", "ex2_poly3", "softmax_online",
     "softmax_anchored",
 )  # fmt: skip
 _QUICK = ("ex2", "softmax_online", "softmax_anchored")
@@ -158,26 +158,29 @@ def _overlap(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
 def _overlap_cases() -> list[Case]:
     cases = []
     for n in (64, 128, 256):
-        for a in ("smem", "register"):
-            for groups in (1, 2):
-                for name in ("softmax_online", "softmax_anchored", "ex2", "ffma_3src"):
-                    if name == "ffma_3src" and (n != 128 or groups == 2):
-                        continue
-                    for share in (0.0, 0.5, 1.0, 1.5):
-                        body = round(share * STEPS * n / 2 * groups / (16 * _GUESS[name]))
-                        for steps in (STEPS, 0):
-                            if (share == 0.0 and (steps == 0 or name != "ex2")) or (steps == 0 and a == "register"):
-                                continue
-                            cases.append(
-                                Case(
-                                    "corun", "inside_warpgroup",
-                                    {"stream": name, "steps_of_16": body, "k_steps": steps, "n": n, "a": a, "warpgroups": groups},
-                                    "overlap.cu", _overlap, wgmma_prelude(n, a) + STREAMS[name].prelude(),
-                                    {"GROUPS": groups, "STEPS": steps, "BODIES": body}, HOPPER,
-                                    quick=n == 128 and name == "softmax_online" and share == 1.0, seconds=0.03,
-                                )
-                            )  # fmt: skip
+        for groups in (1, 2):
+            for name in ("softmax_online", "softmax_anchored", "ex2", "ffma_3src"):
+                if name == "ffma_3src" and (n != 128 or groups == 2):
+                    continue
+                # Half, one and one and a half times the matrix work, and what a 64 x n tile of scores brings.
+                matrix = STEPS * n / 2 * groups
+                bodies = {max(1, round(share * matrix / (16 * _GUESS[name]))) for share in (0.5, 1.0, 1.5)} | {n // 32}
+                for body in sorted(bodies | ({0} if name == "ex2" else set())):
+                    for steps, a in ((STEPS, "smem"), (STEPS, "register"), (0, "smem")):
+                        if steps or body:
+                            cases.append(_overlap_case(name, body, steps, n, a, groups))
     return cases
+
+
+def _overlap_case(name: str, body: int, steps: int, n: int, a: str, groups: int) -> Case:
+    params: dict[str, int | float | str | bool] = {
+        "stream": name, "steps_of_16": body, "k_steps": steps, "n": n, "a": a, "warpgroups": groups,
+    }  # fmt: skip
+    return Case(
+        "corun", "inside_warpgroup", params, "overlap.cu", _overlap, wgmma_prelude(n, a) + STREAMS[name].prelude(),
+        {"GROUPS": groups, "STEPS": steps, "BODIES": body}, HOPPER,
+        quick=n == 128 and name == "softmax_online" and body == n // 32, seconds=0.03,
+    )  # fmt: skip
 
 
 def cases() -> list[Case]:

@@ -73,8 +73,8 @@ def start_offsets(ticks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     The timer ticks coarsely; launches fall anywhere between two ticks, so their mean resolves what one cannot.
     """
-    mean = (ticks - ticks.mean(axis=1, keepdims=True)).mean(axis=0)
-    return mean - mean.min()
+    mean: npt.NDArray[np.float64] = (ticks - ticks.mean(axis=1, keepdims=True)).mean(axis=0)
+    return np.asarray(mean - mean.min(), dtype=np.float64)
 
 
 def _spread(gpu: Gpu, case: Case) -> Mapping[str, Reading]:

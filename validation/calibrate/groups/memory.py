@@ -13,7 +13,7 @@ _CHUNK, _UNROLL = 16384, 4
 #: The walks start behind the data of the arithmetic streams.
 _BASE = 64 << 20
 #: What one SM's chain of memory loads walks over.
-_WALK_BYTES = 5 << 20
+_WALK_BYTES = 5 << 19
 
 
 def _bandwidth(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
@@ -36,7 +36,7 @@ def _bandwidth(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
 
 def _bandwidth_case(sms: str, source: str, region: int, private: bool, copy: bool = False) -> Case:
     # Shared readers start 1/8 of a megabyte apart, as CTAs of different heads do.
-    defines = {
+    defines: dict[str, int | str] = {
         "PRIVATE": int(private), "REGION": f"{region}ll", "UNROLL": _UNROLL, "COPY": int(copy), "STRIDE": 131072,
     }  # fmt: skip
     params: dict[str, int | float | str | bool] = {"sms": sms, "source": source, "region_bytes": region, "copy": copy}
@@ -88,6 +88,6 @@ def cases() -> list[Case]:
         ),
         Case(
             "memory", "latency", {"source": "hbm"}, "memory_latency.cu", _latency,
-            defines={"SPACE": f"{_WALK_BYTES}ll", "STEP": 4224, "WARM": 0}, quick=True, seconds=0.1,
+            defines={"SPACE": f"{_WALK_BYTES}ll", "STEP": 2176, "WARM": 0}, quick=True, seconds=0.1,
         ),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def power_between_ticks(samples: Sequence[tuple[float, float]]) -> float:
     return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
 
 
-def _telemetry():  # type: ignore[no-untyped-def]
+def _telemetry() -> Any:
     try:
         import pynvml
 
@@ -111,6 +112,25 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
     return readings
 
 
+def _burst(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    """Executed clock of launches of about 5 ms in the first tenth of a second after a second of rest."""
+    launch = Launch(gpu.identity.sm_count, 256, 131072, 0, 500)
+    found, _ = gpu.records(case, launch)
+    rounds = int(500 * 5e6 / float(np.median(found[:, 0, 3] - found[:, 0, 2])))
+    launch = Launch(gpu.identity.sm_count, 256, 131072, 0, rounds)
+    windows: dict[str, list[float]] = {"first_10ms_mhz": [], "10_to_50ms_mhz": [], "50_to_100ms_mhz": []}
+    for _ in range(3):
+        time.sleep(1.0)
+        begin = time.perf_counter()
+        while (at := time.perf_counter() - begin) < 0.1:
+            gpu.start(gpu.kernel(case), launch)
+            gpu.wait()
+            cycles, nanoseconds = gpu.last_span()
+            name = "first_10ms_mhz" if at < 0.01 else "10_to_50ms_mhz" if at < 0.05 else "50_to_100ms_mhz"
+            windows[name].append(cycles / nanoseconds * 1e3)
+    return {name: Reading(tuple(values), "MHz") for name, values in windows.items()}
+
+
 def _stream(name: str, quick: bool = False) -> Case:
     stream, warps = STREAMS[name], 4
     # Lanes of four sub-partitions' warps, 32 chains-steps a round.
@@ -135,7 +155,13 @@ def _wgmma(n: int, a: str, dtype: str = "bf16", zeros: bool = False, sms: int = 
 def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
     unroll, chunk = 4, 16384
     load = _Load(1024, 0, unroll * chunk * (2.0 if copy else 1.0), "B", 64 << 20, _MEMORY_BYTES if copy else 0)
-    defines = {"PRIVATE": 1, "REGION": f"{region}ll", "UNROLL": unroll, "COPY": int(copy), "STRIDE": 0}
+    defines: dict[str, int | str] = {
+        "PRIVATE": 1,
+        "REGION": f"{region}ll",
+        "UNROLL": unroll,
+        "COPY": int(copy),
+        "STRIDE": 0,
+    }
     return Case(
         "power", "load", {"load": name, "active_sms": 0}, "memory_bandwidth.cu",
         lambda gpu, case: _run(gpu, case, load), "", defines, quick=quick, seconds=SECONDS + 0.3,
@@ -145,7 +171,14 @@ def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
 def _shared(name: str) -> Case:
     streams, warps = 2, 8
     load = _Load(128 * streams, SMEM, 16 * warps * 512.0, "B", 1 << 20)
-    defines = {"MMA_GROUPS": 0, "STREAM_GROUPS": streams, "FILL": 0, "FILL_BYTES": FILL_BYTES, "FILL_SCALE": 1, "UNROLL": 1}
+    defines = {
+        "MMA_GROUPS": 0,
+        "STREAM_GROUPS": streams,
+        "FILL": 0,
+        "FILL_BYTES": FILL_BYTES,
+        "FILL_SCALE": 1,
+        "UNROLL": 1,
+    }
     return Case(
         "power", "load", {"load": name, "active_sms": 0}, "corun.cu", lambda gpu, case: _run(gpu, case, load),
         wgmma_prelude(128, "smem") + STREAMS[name].prelude(), defines, (90,), seconds=SECONDS + 0.3,
@@ -158,11 +191,21 @@ def cases() -> list[Case]:
         Case("power", "load", {"load": "idle", "active_sms": 0}, "idle.cu",
              lambda gpu, case: _run(gpu, case, _Load(32, 0, 0.0, "op")), quick=True, seconds=SECONDS)
     ]  # fmt: skip
-    found += [_stream(name, name in ("ex2", "ffma_3src")) for name in ("ffma_3src", "max2", "ex2", "pack_bf16x2", "lop3")]
+    found += [
+        _stream(name, name in ("ex2", "ffma_3src")) for name in ("ffma_3src", "max2", "ex2", "pack_bf16x2", "lop3")
+    ]
     found.append(_shared("ld_shared"))
-    found += [_memory("l2 read", 131072, False), _memory("hbm read", 12 << 20, False), _memory("hbm copy", 12 << 20, True)]
+    found += [
+        _memory("l2 read", 131072, False),
+        _memory("hbm read", 12 << 20, False),
+        _memory("hbm copy", 12 << 20, True),
+    ]
     found += [_wgmma(256, "smem", quick=True), _wgmma(128, "smem"), _wgmma(64, "smem"), _wgmma(128, "register")]
     found += [_wgmma(128, "smem", "fp8"), _wgmma(256, "smem", "fp8"), _wgmma(256, "smem", zeros=True)]
+    found.append(
+        Case("power", "burst", {"load": "wgmma bf16 n256 A in smem"}, "wgmma_rate.cu", _burst,
+             wgmma_prelude(256, "smem"), {"GROUPS": 2, "STEPS": 8}, (90,), seconds=3.5)
+    )  # fmt: skip
     # Fewer SMs leave the power limit room: the same work at a higher clock.
     found += [_wgmma(256, "smem", sms=sms) for sms in (110, 90, 66)]
     return found

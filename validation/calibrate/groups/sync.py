@@ -47,6 +47,18 @@ def _handover(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     return repeats(7, once, {"handover_cycles": "cycles"})
 
 
+def _cluster(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    rounds, loads = 300, case.params["operation"] == "load"
+
+    def once() -> dict[str, float]:
+        found, _ = gpu.records(case, Launch(2, 32, rounds=rounds))
+        span = float((found[:, 0, 1] - found[:, 0, 0]).max())
+        # A round is eight loads, or a hand-over there and back.
+        return {"cycles": span / (rounds * (8 if loads else 2))}
+
+    return repeats(7, once, {"cycles": "cycles"})
+
+
 def cases() -> list[Case]:
     """Ping-pongs by mechanism and number of warps, and single costs."""
     ways = ("mbarrier_elected", "mbarrier_all_threads", "named_barrier")
@@ -64,4 +76,11 @@ def cases() -> list[Case]:
                 defines={"OP": statement, "THREADS": threads}, chips=chips or _ALL, quick=True,
             )
         )  # fmt: skip
+    found += [
+        Case(
+            "sync", "cluster", {"operation": name}, "cluster.cu", _cluster, defines={"KIND": kind},
+            chips=(90, 100, 103), quick=True,
+        )
+        for kind, name in enumerate(("handover", "load"))
+    ]  # fmt: skip
     return found

@@ -61,7 +61,9 @@ def _wgmma_order(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
             "first_start": first[0], "first_done": first[1], "second_start": second[0], "second_done": second[1],
         }  # fmt: skip
 
-    return repeats(_REPEATS, once, dict.fromkeys(("first_start", "first_done", "second_start", "second_done"), "cycles"))
+    return repeats(
+        _REPEATS, once, dict.fromkeys(("first_start", "first_done", "second_start", "second_done"), "cycles")
+    )
 
 
 def _rate_cases() -> list[Case]:

@@ -63,7 +63,9 @@ def _bandwidth(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     return repeats(5, once, {"bytes_per_clk": "B/clk/SM", "chip_tbps": "TB/s"})
 
 
-def _bandwidth_case(sms: str, source: str, box_rows: int, flight: int, store: bool = False, quick: bool = False) -> Case:
+def _bandwidth_case(
+    sms: str, source: str, box_rows: int, flight: int, store: bool = False, quick: bool = False
+) -> Case:
     box_bytes = box_rows * ROW_BYTES
     l2_tiles = _L2_BYTES // box_bytes
     # Shared: every SM walks all tiles, from the same tile ("lockstep") or from its own.  Private: its own slice.

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tilecast.validation.calibrate.cases import CalibrateError, Case
-from tilecast.validation.calibrate.groups import all_cases
+from tilecast.output import check_writable, write_text_atomically
+
+if TYPE_CHECKING:
+    from tilecast.validation.calibrate.cases import Case
 
 
-def run(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
+def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
     """Run the benchmarks (progress on stderr), write ``output`` and ``store``; the report as text.
 
     CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups.
     """
-    from tilecast.output import check_writable, write_text_atomically
+    from tilecast.validation.calibrate.groups import all_cases
 
     wanted = all_cases(only)
     for path in (output, store):
@@ -69,6 +72,3 @@ class _Progress:
         if not self._terminal and case.group != self._group:
             self._group = case.group
             print(f"calibrate: {case.group} ({done} of {count} done)", file=sys.stderr, flush=True)
-
-
-__all__ = ["CalibrateError", "run"]
