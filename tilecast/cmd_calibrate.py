@@ -28,7 +28,7 @@ def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool
     from tilecast.validation.calibrate.run import chosen, run_cases
 
     gpu = Gpu()
-    cases = chosen(wanted, gpu.identity.compute_capability, quick)
+    cases = chosen(wanted, gpu.identity.compute_capability, quick, gpu.identity.smem_per_cta)
     command = " ".join(["tilecast calibrate", *(["--quick"] if quick else []), *(f"--only {name}" for name in only)])
     begin = time.perf_counter()
     with _Progress() as progress:

@@ -10,8 +10,10 @@ from tilecast.model.machine import load_machine
 from tilecast.validation.calibrate.cases import Reading
 from tilecast.validation.calibrate.facts import Table, derive, holes, line, source_text
 from tilecast.validation.calibrate.gpu import Identity
+from tilecast.validation.calibrate.groups import all_cases
 from tilecast.validation.calibrate.report import all_facts, base_machine, machine_text, report_text
-from tilecast.validation.calibrate.store import Row, read_rows, rows_of
+from tilecast.validation.calibrate.run import chosen
+from tilecast.validation.calibrate.store import Row, params_text, read_rows, rows_of
 
 RECORDED = Path(__file__).parents[2] / "validation" / "measured" / "h200_calibrate.csv"
 H200 = Identity("NVIDIA H200", "580.159.04", 90, 132, 62914560, 232448, 1980.0)
@@ -174,3 +176,13 @@ def test_sources_name_the_command_and_the_rows() -> None:
     text = source_text(rows)
     assert text.startswith("tilecast calibrate (NVIDIA H200, driver 580, 2026-01-01): sync/cost {operation:a} cycles")
     assert text.endswith("and 1 rows more")
+
+
+def test_the_short_list_gives_the_same_facts_it_only_gives_fewer(recorded: list[Row]) -> None:
+    short = {(c.group, c.benchmark, params_text(c.params)) for c in chosen(all_cases(), 90, quick=True)}
+    full = derive(recorded)
+    quick = derive(r for r in recorded if (r.group, r.benchmark, r.params) in short)
+    assert len(quick) > 30
+    for key, fact in quick.items():
+        # The short list's range of conditions is narrower, so medians over conditions may sit elsewhere in it.
+        assert fact.value == pytest.approx(full[key].value, rel=0.06), key

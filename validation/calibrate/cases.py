@@ -44,6 +44,8 @@ class Case:
     chips: tuple[int, ...] = (80, 86, 89, 90, 100, 103, 120)
     #: Part of ``--quick``.
     quick: bool = False
+    #: Dynamic shared memory a CTA takes, where a chip may have too little of it.
+    smem_bytes: int = 0
     #: Rough duration on the GPU, for the progress bar.
     seconds: float = 0.02
 

@@ -11,7 +11,13 @@ import math
 from tilecast.validation.calibrate.facts import Found, Rule, Table, spread
 from tilecast.validation.calibrate.store import Row
 
-_SWEEP = "wgmma bf16 n256 A in smem"
+#: Loads of which some run on fewer SMs, one for each kind of matrix instruction.
+_SWEEPS = ("wgmma bf16 n256 A in smem", "tcgen05 bf16 n256 A in smem", "mma.sync bf16")
+#: The 16-bit matrix loads whose energy is the fact, the usual one first; the range is over all that were run.
+_BF16_LOADS = (
+    "wgmma bf16 n128 A in smem", "tcgen05 bf16 n256 A in smem", "mma.sync bf16", "wgmma bf16 n256 A in smem",
+    "wgmma bf16 n64 A in smem", "wgmma bf16 n128 A in register", "tcgen05 bf16 n128 A in smem", "tcgen05 bf16 n256 A in tmem",
+)  # fmt: skip
 
 
 def _load(table: Table, name: str, quantity: str, active: int = 0) -> Row | None:
@@ -28,12 +34,18 @@ def _energy(table: Table, name: str, active: int = 0) -> tuple[float, float, tup
     return (watt.value - idle.value) / work.value, clock.value / 1e3, (idle, watt, work, clock)
 
 
+def _sweep(table: Table) -> str:
+    """The matrix load that this chip ran on fewer SMs too."""
+    return next((name for name in _SWEEPS if _energy(table, name)), _SWEEPS[0])
+
+
 def _exponent(table: Table) -> Found | None:
-    full = _energy(table, _SWEEP)
+    sweep = _sweep(table)
+    full = _energy(table, sweep)
     fewer = [
         found
-        for row in table.all("power/load", "power_w", load=_SWEEP)
-        if (active := int(str(table.params(row)["active_sms"]))) and (found := _energy(table, _SWEEP, active))
+        for row in table.all("power/load", "power_w", load=sweep)
+        if (active := int(str(table.params(row)["active_sms"]))) and (found := _energy(table, sweep, active))
     ]
     if full is None:
         return None
@@ -52,21 +64,22 @@ def _exponent(table: Table) -> Found | None:
 
 
 def _at_1ghz(table: Table, *names: str) -> Found | None:
-    """pJ an operation of the first load brought to 1 GHz; the range over all of them."""
+    """pJ an operation of the first load that was run, brought to 1 GHz; the range over all that were."""
     exponent = _exponent(table)
-    found = [_energy(table, name) for name in names]
-    if exponent is None or any(one is None for one in found):
+    found = [one for name in names if (one := _energy(table, name))]
+    if exponent is None or not found:
         return None
-    values = [joule * 1e12 / ghz**exponent.value for joule, ghz, _ in (one for one in found if one)]
-    rows = tuple(row for one in found if one for row in one[2])
+    values = [joule * 1e12 / ghz**exponent.value for joule, ghz, _ in found]
+    rows = tuple(row for one in found for row in one[2])
     return Found(values[0], min(values), max(values), rows, f"at 1 GHz by exponent {exponent.value:.2f}")
 
 
 def _short_run(table: Table) -> Found | None:
     """Power of matrix work at the clock it runs at 10 to 50 ms after a rest: no meter is that fast, so by its energy."""
-    exponent, full = _exponent(table), _energy(table, _SWEEP)
-    clock = table.one("power/burst", "10_to_50ms_mhz", load=_SWEEP)
-    work, idle = _load(table, _SWEEP, "work_per_second"), _load(table, "idle", "power_w")
+    sweep = _sweep(table)
+    exponent, full = _exponent(table), _energy(table, sweep)
+    clock = table.one("power/burst", "10_to_50ms_mhz", load=sweep)
+    work, idle = _load(table, sweep, "work_per_second"), _load(table, "idle", "power_w")
     if exponent is None or full is None or clock is None or work is None or idle is None:
         return None
 
@@ -96,7 +109,7 @@ def _clock_share(table: Table) -> Found | None:
         params = table.params(row)
         name, active = str(params["load"]), int(str(params["active_sms"]))
         reported = _load(table, name, "nvml_clock_mhz", active)
-        if name.startswith("wgmma") and reported is not None:
+        if name.split()[0] in ("wgmma", "tcgen05", "mma.sync") and reported is not None:
             shares.append(row.value / reported.value)
             rows += [row, reported]
     return Found(sorted(shares)[len(shares) // 2], min(shares), max(shares), tuple(rows)) if shares else None
@@ -107,9 +120,7 @@ RULES: dict[str, Rule] = {
     "power.idle_w": lambda t: spread([_load(t, "idle", "power_w"), _load(t, "idle", "sampled_power_w")]),
     "power.short_run_w": _short_run,
     "power.energy_exponent": _exponent,
-    "power.tensor_pj_per_flop_bf16": lambda t: _at_1ghz(
-        t, "wgmma bf16 n128 A in smem", _SWEEP, "wgmma bf16 n64 A in smem", "wgmma bf16 n128 A in register"
-    ),
+    "power.tensor_pj_per_flop_bf16": lambda t: _at_1ghz(t, *_BF16_LOADS),
     "power.tensor_pj_per_flop_fp8": lambda t: _at_1ghz(t, "wgmma fp8 n128 A in smem", "wgmma fp8 n256 A in smem"),
     "power.mufu_pj_per_op": lambda t: _at_1ghz(t, "ex2"),
     "power.fma_pj_per_op": lambda t: _at_1ghz(t, "ffma_3src"),

@@ -17,24 +17,37 @@ def _wgmma_rate(table: Table, n: int, a: str, dtype: str = "bf16", warpgroups: i
     )  # fmt: skip
 
 
+def _any_wgmma_rate(table: Table, n: int, a: str, dtype: str = "bf16") -> Row | None:
+    """Two warpgroups hide the gap between groups; one is what the short list has."""
+    return _wgmma_rate(table, n, a, dtype) or _wgmma_rate(table, n, a, dtype, warpgroups=1)
+
+
 def _tensor_rate(table: Table, dtype: str) -> Found | None:
     """FLOP a clock of the largest instruction; the range over N from 128 on and both homes of A."""
-    k = 32 if dtype == "fp8" else 16
-    best = _wgmma_rate(table, 256, "smem", dtype)
+    if table.all("tensor/tcgen05_latency", "wait_cycles"):
+        return _tcgen05_rate(table) if dtype == "bf16" else None
+    if not table.all("tensor/wgmma_rate", "cycles_per_mma"):
+        return _mma_sync_rate(table) if dtype == "bf16" else None
+    best = _any_wgmma_rate(table, 256, "smem", dtype)
     if best is None:
-        return (
-            _mma_sync_rate(table)
-            if dtype == "bf16" and not table.all("tensor/tcgen05_latency", "wait_cycles")
-            else None
-        )
-    work = 2.0 * 64 * k
-    rates = [
-        work * n / row.value
-        for n in (128, 256)
-        for a in ("smem", "register")
-        if (row := _wgmma_rate(table, n, a, dtype))
-    ]
+        return None
+    work = 2.0 * 64 * (32 if dtype == "fp8" else 16)
+    others = [(n, _any_wgmma_rate(table, n, a, dtype)) for n in (128, 256) for a in ("smem", "register")]
+    rates = [work * n / row.value for n, row in others if row]
     return Found(work * 256 / best.value, min(rates), max(rates), (best,))
+
+
+def _tcgen05_rate(table: Table) -> Found | None:
+    """FLOP a clock from what eight more k-steps of 128 x 256 take; the range over homes of A."""
+    rates, rows = [], []
+    for a in ("smem", "tmem"):
+        short, long = (
+            table.one("tensor/tcgen05_latency", "wait_cycles", ctas=1, a=a, n=256, steps=steps) for steps in (8, 16)
+        )
+        if short is not None and long is not None:
+            rates.append(8 * 2.0 * 128 * 256 * 16 / (long.value - short.value))
+            rows += [short, long]
+    return Found(rates[0], min(rates), max(rates), tuple(rows)) if rates else None
 
 
 def _mma_sync_rate(table: Table) -> Found | None:
@@ -234,6 +247,12 @@ def _mbarrier(table: Table) -> Found | None:
     )
 
 
+def _cluster_arrive(table: Table) -> Found | None:
+    """Arrival with the instruction's default scope; the range includes the one that releases to the whole cluster."""
+    rows = [table.one("sync/cluster", "cycles", operation=name) for name in ("handover", "handover_release_cluster")]
+    return spread([row for row in rows if row is not None])
+
+
 def _cost(table: Table, operation: str) -> Found | None:
     return spread([table.one("sync/cost", "cycles", operation=operation)])
 
@@ -283,7 +302,7 @@ RULES: dict[str, Rule] = {
     "sync.wait_done_cycles": partial(_cost, operation="mbarrier_wait_done"),
     "sync.arrive_cycles": partial(_cost, operation="mbarrier_arrive_elected"),
     "sync.fence_async_cycles": partial(_cost, operation="fence_proxy_async"),
-    "sync.cluster_arrive_cycles": lambda t: spread([t.one("sync/cluster", "cycles", operation="handover")]),
+    "sync.cluster_arrive_cycles": _cluster_arrive,
     "dsmem.latency_cycles": lambda t: spread([t.one("sync/cluster", "cycles", operation="load")]),
     "tmem.read_bytes_per_clk": partial(_tmem, access="load", quantity="bytes_per_clk", one_at_a_time=False),
     "tmem.write_bytes_per_clk": partial(_tmem, access="store", quantity="bytes_per_clk", one_at_a_time=False),

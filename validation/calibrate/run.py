@@ -26,9 +26,13 @@ class Outcome:
     failed: tuple[tuple[str, str], ...]
 
 
-def chosen(cases: Iterable[Case], compute_capability: int, quick: bool) -> list[Case]:
-    """The cases this chip has, and with ``quick`` the short list."""
-    return [case for case in cases if compute_capability in case.chips and (case.quick or not quick)]
+def chosen(cases: Iterable[Case], compute_capability: int, quick: bool, smem_bytes: int = 1 << 30) -> list[Case]:
+    """The cases this chip has, and with ``quick`` the short list; ``smem_bytes`` is what a CTA may use."""
+    return [
+        case
+        for case in cases
+        if compute_capability in case.chips and (case.quick or not quick) and case.smem_bytes < smem_bytes
+    ]
 
 
 def case_sha(case: Case) -> str:

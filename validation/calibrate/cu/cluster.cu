@@ -1,5 +1,5 @@
 // Two CTAs of a cluster.  KIND 0: ping-pong by arriving on the other CTA's mbarrier; a round is one hand-over each way.
-// KIND 1: a dependent chain of loads from the other CTA's shared memory, eight to a round.
+// KIND 2: the same, the arrival releasing memory to the cluster.  KIND 1: a dependent chain of loads from the other CTA's shared memory, eight to a round.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
     bench(const __grid_constant__ TensorMap map, i64* out, char* data, i64 size, int rounds) {
   __shared__ __align__(16) u64 cell;
@@ -7,7 +7,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
   u32 theirs;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(rank ^ 1u));
   if (threadIdx.x == 0) {
-#if KIND == 0
+#if KIND != 1
     mbar_init(mine, 1);
     fence_init();
 #else
@@ -20,9 +20,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
   i64 t0 = clk();
 #pragma unroll 1
   for (int r = 0; r < rounds; r++) {
-#if KIND == 0
+#if KIND != 1
     if (rank) mbar_wait(mine, r & 1);
+#if KIND == 0
+    if (threadIdx.x == 0) asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(theirs) : "memory");
+#else
     if (threadIdx.x == 0) asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(theirs) : "memory");
+#endif
     __syncwarp();
     if (!rank) mbar_wait(mine, r & 1);
 #else

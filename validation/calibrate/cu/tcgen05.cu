@@ -1,6 +1,6 @@
 // Blackwell matrix instruction: DEPTH k-steps of M x N bf16, then a commit to an mbarrier and its wait.
 // CTAS 1 or 2 (a cluster of two, the first CTA issues); A_TMEM 1 reads A from tensor memory.  One thread issues.
-// start: 0, end: cycles of all rounds; extra: cycles until the commit had issued.
+// start and end: of all rounds; extra: cycles until the commits had issued; extra2: cycles until the waits returned.
 #if CTAS == 2
 #define GROUP "cta_group::2"
 #else
@@ -57,7 +57,7 @@ __launch_bounds__(128, 1) bench(const __grid_constant__ TensorMap map, i64* out,
   // f32 accumulators (1 at bit 4), bf16 A and B (1 at bits 7 and 10), N / 8 at bit 17, M / 16 at bit 24.
   const u32 shape = (1u << 4) | (1u << 7) | (1u << 10) | ((N / 8) << 17) | ((M / 16) << 24);
   const bool leader = CTAS == 1 || blockIdx.x % 2 == 0;
-  i64 total = 0, issued = 0;
+  i64 total = 0, issued = 0, n0 = ns(), c0 = clk();
   if (threadIdx.x == 0) {
     for (int r = 0; r < rounds; r++) {
       u32 t0 = clk32();
@@ -75,7 +75,7 @@ __launch_bounds__(128, 1) bench(const __grid_constant__ TensorMap map, i64* out,
       total += t2 - t0;
     }
   }
-  record(out, 0, total, 0, 0, issued);
+  record(out, c0, clk(), n0, ns(), issued, total);
   __syncthreads();
   cluster_sync();
   if (warp_index() == 0)

@@ -129,10 +129,11 @@ def corun_case(
 ) -> Case:
     """``mma`` warpgroups of m64 x n wgmma beside ``streams`` warpgroups of stream ``name``, and bulk copies if ``fill``."""
     prelude = wgmma_prelude(n, a) + STREAMS[name].prelude()
-    # Copies logged per `size`: a group of 8 wgmma takes at least 256 cycles, a 16 KB copy about as long.
+    # Copies for every logged group: it takes at least 256 cycles, and so does a 16 KB copy.
+    group_cycles = STEPS * n // 2 * mma
     defines = {
         "MMA_GROUPS": mma, "STREAM_GROUPS": streams, "FILL": FILL_FLIGHT if fill else 0, "FILL_BYTES": FILL_BYTES,
-        "FILL_SCALE": 4 if mma == 0 else 1,
+        "FILL_SCALE": max(1, group_cycles // 256) if mma else 4,
         # The loop's branch must not show; a mix is written out for 64 elements, as a kernel's row is.
         "UNROLL": 1 if name in SMEM_STREAMS else 4 if name in MIXES else 8,
     }  # fmt: skip
@@ -140,7 +141,7 @@ def corun_case(
         "stream": name if streams else "none", "mma_warpgroups": mma, "stream_warpgroups": streams, "n": n, "a": a,
         "fill": fill,
     }  # fmt: skip
-    return Case(group, "beside_mma", params, "corun.cu", _measure, prelude, defines, HOPPER, quick, 0.03)
+    return Case(group, "beside_mma", params, "corun.cu", _measure, prelude, defines, HOPPER, quick, seconds=0.03)
 
 
 def _overlap(gpu: Gpu, case: Case) -> Mapping[str, Reading]:

@@ -63,7 +63,7 @@ def _telemetry() -> Any:
 def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
     """Back-to-back launches of about 40 ms for SECONDS; what comes after SETTLE_SECONDS counts."""
     nvml, device = _telemetry()
-    grid = int(str(case.params["active_sms"])) or gpu.identity.sm_count
+    grid = min(int(str(case.params["active_sms"])) or gpu.identity.sm_count, gpu.identity.sm_count)
     idle = case.source == "idle.cu"
     launch = Launch(grid, load.block, load.smem, load.size, 2000, offset=load.offset)
     if case.source == "memory_bandwidth.cu":
@@ -148,7 +148,27 @@ def _wgmma(n: int, a: str, dtype: str = "bf16", zeros: bool = False, sms: int = 
     name = f"wgmma {dtype} n{n} A in {a}{' zeros' if zeros else ''}"
     return Case(
         "power", "load", {"load": name, "active_sms": sms}, "wgmma_rate.cu", lambda gpu, case: _run(gpu, case, load),
-        wgmma_prelude(n, a, dtype, zeros=zeros), {"GROUPS": groups, "STEPS": 8}, (90,), quick, SECONDS + 0.3,
+        wgmma_prelude(n, a, dtype, zeros=zeros), {"GROUPS": groups, "STEPS": 8}, (90,), quick, seconds=SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _tcgen05(n: int, a: str, sms: int = 0, quick: bool = False) -> Case:
+    depth = 16
+    load = _Load(128, 131072, 2.0 * 128 * n * 16 * depth, "FLOP")
+    return Case(
+        "power", "load", {"load": f"tcgen05 bf16 n{n} A in {a}", "active_sms": sms}, "tcgen05.cu",
+        lambda gpu, case: _run(gpu, case, load), "",
+        {"CTAS": 1, "A_TMEM": int(a == "tmem"), "M": 128, "N": n, "DEPTH": depth}, (100, 103), quick, seconds=SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _mma_sync(sms: int = 0, quick: bool = False) -> Case:
+    warps, chains, unroll = 16, 8, 2
+    load = _Load(32 * warps, 0, 2.0 * 16 * 8 * 16 * chains * unroll * warps, "FLOP")
+    return Case(
+        "power", "load", {"load": "mma.sync bf16", "active_sms": sms}, "mma_sync.cu",
+        lambda gpu, case: _run(gpu, case, load), "",
+        {"THREADS": 32 * warps, "CHAINS": chains, "UNROLL": unroll}, (80, 86, 89, 120), quick, seconds=SECONDS + 0.3,
     )  # fmt: skip
 
 
@@ -206,6 +226,8 @@ def cases() -> list[Case]:
         Case("power", "burst", {"load": "wgmma bf16 n256 A in smem"}, "wgmma_rate.cu", _burst,
              wgmma_prelude(256, "smem"), {"GROUPS": 2, "STEPS": 8}, (90,), seconds=3.5)
     )  # fmt: skip
+    found += [_tcgen05(256, "smem", quick=True), _tcgen05(128, "smem"), _tcgen05(256, "tmem"), _mma_sync(quick=True)]
     # Fewer SMs leave the power limit room: the same work at a higher clock.
-    found += [_wgmma(256, "smem", sms=sms) for sms in (110, 90, 66)]
+    for sms in (110, 90, 66):
+        found += [_wgmma(256, "smem", sms=sms), _tcgen05(256, "smem", sms=sms), _mma_sync(sms=sms)]
     return found

@@ -81,6 +81,6 @@ def cases() -> list[Case]:
             "sync", "cluster", {"operation": name}, "cluster.cu", _cluster, defines={"KIND": kind},
             chips=(90, 100, 103), quick=True,
         )
-        for kind, name in enumerate(("handover", "load"))
+        for kind, name in enumerate(("handover", "load", "handover_release_cluster"))
     ]  # fmt: skip
     return found

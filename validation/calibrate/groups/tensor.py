@@ -146,7 +146,7 @@ def _tcgen05(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
 
     def once() -> dict[str, float]:
         found, _ = gpu.records(case, Launch(ctas, 128, WGMMA_SMEM, rounds=rounds))
-        return {"wait_cycles": float(found[0, 0, 1]) / rounds, "issue_cycles": float(found[0, 0, 5]) / rounds}
+        return {"wait_cycles": float(found[0, 0, 6]) / rounds, "issue_cycles": float(found[0, 0, 5]) / rounds}
 
     return repeats(_REPEATS, once, {"wait_cycles": "cycles", "issue_cycles": "cycles"})
 

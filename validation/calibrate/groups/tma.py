@@ -86,7 +86,9 @@ def _bandwidth_case(
         "sms": sms, "source": source, "box_bytes": box_bytes, "in_flight": flight,
     }  # fmt: skip
     name = "store_bandwidth" if store else "load_bandwidth"
-    return Case("tma", name, params, "tma_bandwidth.cu", _bandwidth, "", defines, CHIPS, quick, 0.02)
+    return Case(
+        "tma", name, params, "tma_bandwidth.cu", _bandwidth, "", defines, CHIPS, quick, flight * box_bytes, 0.02
+    )
 
 
 def cases() -> list[Case]:
@@ -105,7 +107,7 @@ def cases() -> list[Case]:
                 continue
             for rows in (128, 256):
                 for flight in (1, 2, 3, 4):
-                    quick = rows == 128 and flight == 4
+                    quick = flight == 4
                     found.append(_bandwidth_case(sms, source, rows, flight, quick=quick))
     for sms in ("one", "all"):
         for source in ("l2_private", "hbm"):
