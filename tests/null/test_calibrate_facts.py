@@ -186,3 +186,19 @@ def test_the_short_list_gives_the_same_facts_it_only_gives_fewer(recorded: list[
     for key, fact in quick.items():
         # The short list's range of conditions is narrower, so medians over conditions may sit elsewhere in it.
         assert fact.value == pytest.approx(full[key].value, rel=0.06), key
+
+
+def test_tcgen05_rate_and_latency_come_from_two_group_lengths() -> None:
+    rows = []
+    for ctas, m in ((1, 128), (2, 256)):
+        for a, fixed in (("smem", 140.0), ("tmem", 105.0)):
+            for steps in (8, 16):
+                took = steps * 128.0 + fixed + 30 * (ctas - 1)
+                rows.append(row("tensor/tcgen05_latency", "wait_cycles", took, m=m, n=256, a=a, steps=steps, ctas=ctas))
+    facts = derive(rows)
+    assert facts["tensor.bf16_flop_per_clk"].value == pytest.approx(8192.0)
+    found = [facts[f"tensor.mma_latency{name}_cycles"].value for name in ("", "_ts", "_2cta", "_2cta_ts")]
+    assert found == pytest.approx([140.0, 105.0, 170.0, 135.0])
+    # Nothing of another kind of matrix instruction is made up.
+    assert "tensor.mma_latency_register_cycles" not in facts
+    assert "tensor.fp8_flop_per_clk" not in facts
