@@ -293,6 +293,23 @@ def ship() -> None:
 
 
 @app.command()
+def calibrate(
+    output: Annotated[str, typer.Option("-o", "--output", help="Machine file to write.")] = "machine.toml",
+    store: Annotated[str, typer.Option("--store", help="Table of results; what it holds is not measured again.")] = (
+        "calibrate.csv"
+    ),
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this group of benchmarks (may be repeated).")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The main facts only, in under a minute.")] = False,
+) -> None:
+    """Measure the GPU at hand with microbenchmarks and write its machine file."""
+    from tilecast.cmd_calibrate import run_calibrate
+
+    typer.echo(run_calibrate(output=output, store=store, only=tuple(only or ()), quick=quick))
+
+
+@app.command()
 def presets() -> None:
     """Model shapes that --preset takes."""
     from tilecast.tables import presets_table

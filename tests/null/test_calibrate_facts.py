@@ -1,0 +1,204 @@
+"""Rows to facts to a machine file, on rows made by hand and on the rows measured on an H200."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tilecast.model.machine import load_machine
+from tilecast.validation.calibrate.cases import Reading
+from tilecast.validation.calibrate.facts import Table, derive, holes, line, source_text
+from tilecast.validation.calibrate.gpu import Identity
+from tilecast.validation.calibrate.groups import all_cases
+from tilecast.validation.calibrate.report import all_facts, base_machine, machine_text, report_text
+from tilecast.validation.calibrate.run import chosen
+from tilecast.validation.calibrate.store import Row, params_text, read_rows, rows_of
+
+RECORDED = Path(__file__).parents[2] / "validation" / "measured" / "h200_calibrate.csv"
+H200 = Identity("NVIDIA H200", "580.159.04", 90, 132, 62914560, 232448, 1980.0)
+
+
+def row(place: str, quantity: str, value: float, unit: str = "cycles", spread: float = 0.0, **params: object) -> Row:
+    group, benchmark = place.split("/")
+    return rows_of(
+        group, benchmark, params, {quantity: Reading((value - spread, value, value + spread), unit)},  # type: ignore[arg-type]
+        gpu="NVIDIA H200", driver="580", clock_mhz=1980.0, date="2026-01-01", command="tilecast calibrate", source_sha="s",
+    )[0]  # fmt: skip
+
+
+def test_matrix_latency_is_the_wait_less_the_steps_at_the_steady_rate() -> None:
+    rows = [
+        row("tensor/wgmma_rate", "cycles_per_mma", 64.5, n=128, a="smem", dtype="bf16", b="k-major", warpgroups=1),
+        row("tensor/wgmma_latency", "wait_cycles", 586.0, n=128, a="smem", steps=8, warpgroups=1, b="k-major"),
+        row("tensor/wgmma_latency", "wait_cycles", 1112.0, n=128, a="smem", steps=16, warpgroups=1, b="k-major"),
+        row("tensor/wgmma_latency", "wait_cycles", 9999.0, n=128, a="smem", steps=8, warpgroups=2, b="k-major"),
+    ]
+    fact = derive(rows)["tensor.mma_latency_cycles"]
+    assert (fact.value, fact.low, fact.high) == (70.0, 70.0, 80.0)
+    assert fact.kind == "measured"
+    assert "tensor/wgmma_latency" in fact.source
+    assert "NVIDIA H200" in fact.source
+    # Half of the rows is no fact.
+    assert "tensor.mma_latency_cycles" not in derive(rows[1:])
+
+
+def test_lanes_come_from_cycles_and_the_range_from_repeats() -> None:
+    fact = derive([row("arithmetic/rate", "cycles_per_step", 8.0, spread=0.5, stream="ex2", warps_per_partition=4)])[
+        "mufu.ex2_per_clk"
+    ]
+    assert (fact.value, fact.low, fact.high) == (16.0, 128 / 8.5, 128 / 7.5)
+
+
+def test_tile_latency_is_the_line_at_no_bytes() -> None:
+    rows = []
+    for size, took in ((8192, 440.0), (16384, 516.0), (32768, 668.0)):
+        for name, add in (("", 0.0), ("p10_", -10.0), ("p90_", 20.0)):
+            rows.append(
+                row("tma/load_latency", f"latency_{name}cycles", took + add, source="l2", boxes=1, tile_bytes=size)
+            )
+    facts = derive(rows)
+    assert facts["tma.latency_l2_cycles"].value == pytest.approx(364.0)
+    assert (facts["tma.latency_l2_cycles"].low, facts["tma.latency_l2_cycles"].high) == pytest.approx((354.0, 384.0))
+    assert facts["tma.bytes_per_clk"].value == pytest.approx(8192 / 76)
+    assert line([(0.0, 1.0), (2.0, 5.0)]) == (1.0, 2.0)
+
+
+def power_rows(name: str, watt: float, work: float, mhz: float, active: int = 0) -> list[Row]:
+    units = {"power_w": "W", "work_per_second": "FLOP/s", "effective_clock_mhz": "MHz", "nvml_clock_mhz": "MHz"}
+    values = {"power_w": watt, "work_per_second": work, "effective_clock_mhz": mhz, "nvml_clock_mhz": mhz / 0.9}
+    return [row("power/load", key, values[key], units[key], load=name, active_sms=active) for key in units]
+
+
+def test_energy_exponent_comes_from_the_same_work_on_fewer_sms() -> None:
+    name = "wgmma bf16 n256 A in smem"
+    rows = [
+        *power_rows("idle", 100.0, 0.0, 2000.0),
+        *power_rows(name, 700.0, 600e12, 1500.0),
+        # A joule 1.44 times as dear at 1.2 times the clock: exponent 2.
+        *power_rows(name, 100.0 + 1.44 * 300.0, 300e12, 1800.0, active=60),
+        # As slow as the full chip: says nothing.
+        *power_rows(name, 650.0, 500e12, 1510.0, active=120),
+        *power_rows("ex2", 150.0, 5e12, 2000.0),
+    ]
+    facts = derive(rows)
+    assert facts["power.energy_exponent"].value == pytest.approx(2.0)
+    assert facts["power.mufu_pj_per_op"].value == pytest.approx(10.0 / 2.0**2)
+    assert facts["power.tensor_clock_share"].value == pytest.approx(0.9)
+
+
+def test_a_table_refuses_to_guess_between_rows() -> None:
+    table = Table([row("sync/cost", "cycles", 1.0, operation="a"), row("sync/cost", "cycles", 2.0, operation="b")])
+    assert table.one("sync/cost", "cycles", operation="b").value == 2.0
+    assert table.one("sync/cost", "cycles", operation="c") is None
+    with pytest.raises(LookupError, match="2 rows"):
+        table.one("sync/cost", "cycles")
+
+
+def test_a_value_no_machine_file_accepts_is_refused_and_stays_a_hole() -> None:
+    rows = [row("smem/latency", "latency_cycles", 9000.0, access=name) for name in ("ld_shared", "ldmatrix")]
+    facts, refused = all_facts(rows, H200)
+    assert "smem.latency_cycles" not in facts
+    assert "takes 1 to 500 cycles, got 9000" in refused["smem.latency_cycles"]
+    assert "refused: smem.latency_cycles" in report_text(rows, H200, "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "base"),
+    [
+        ("NVIDIA H200", 90, "h200-sxm"), ("NVIDIA H100 80GB HBM3", 90, "h100-sxm"), ("NVIDIA B200", 100, "b200"),
+        ("NVIDIA GB200", 100, "gb200"), ("NVIDIA A100-SXM4-80GB", 80, "a100"), ("NVIDIA GeForce RTX 5090", 120, "rtx-5090"),
+        ("NVIDIA B300 SXM6 AC", 103, "b300"),
+    ],
+)  # fmt: skip
+def test_the_machine_inherited_is_the_nearest_shipped_one(name: str, capability: int, base: str) -> None:
+    assert base_machine(name, capability).name == base
+
+
+def test_an_unknown_capability_is_said_in_the_report() -> None:
+    other = Identity("NVIDIA L40S", "580", 89, 142, 96 << 20, 101376, 2520.0)
+    assert "no shipped machine has compute capability 89" in report_text([], other, "x.toml")
+
+
+def test_without_rows_everything_measurable_is_a_hole() -> None:
+    base = load_machine("h200-sxm")
+    missing = holes(base, derive([]))
+    assert "mufu.ex2_latency_cycles" in missing
+    assert "reg.file_bytes" not in missing
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Row]:
+    return read_rows(RECORDED)
+
+
+def test_the_recorded_h200_rows_pass_the_sanity_checks(recorded: list[Row]) -> None:
+    table = Table(recorded)
+
+    def value(place: str, quantity: str, **params: object) -> float:
+        found = table.one(place, quantity, **params)  # type: ignore[arg-type]
+        assert found is not None, (place, params)
+        return found.value
+
+    for n in (64, 128, 256):
+        for a in ("smem", "register"):
+            # The array takes N/2 cycles; nothing can be faster, and a group of eight costs under one and a half cycles each.
+            rate = value("tensor/wgmma_rate", "cycles_per_mma", n=n, a=a, dtype="bf16", b="k-major", warpgroups=1)
+            assert n / 2 <= rate <= n / 2 + 1.5
+    assert value("arithmetic/rate", "cycles_per_step", stream="ex2", warps_per_partition=4) == pytest.approx(8, abs=0.1)
+    assert value("arithmetic/rate", "cycles_per_step", stream="max2", warps_per_partition=4) == pytest.approx(
+        2, abs=0.1
+    )
+    assert all(row.low <= row.value <= row.high for row in recorded)
+    # No port carries more than 128 bytes a clock.
+    assert max(row.value for row in table.all("smem/beside_mma", "stream_bytes_per_clk")) < 128.5
+
+
+def test_the_recorded_h200_rows_give_a_complete_machine(recorded: list[Row], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(machine_text(recorded, H200, "mine"))
+    machine = load_machine(path)
+    assert machine.fact("tensor.mma_latency_cycles").kind == "measured"
+    assert machine.fact("reg.file_bytes").inherited_from
+    facts, refused = all_facts(recorded, H200)
+    assert not refused
+    assert {key for key, fact in machine.facts.items() if not fact.inherited_from} == set(facts)
+    for key, fact in facts.items():
+        assert fact.low is None or fact.low <= fact.value <= fact.high, key
+    assert 0 < machine["regs.mma_share"] < 1
+    text = report_text(recorded, H200, str(path))
+    for hole in holes(load_machine("h200-sxm"), facts):
+        assert f"  {hole} = " in text
+
+
+def test_sources_name_the_command_and_the_rows() -> None:
+    rows = [row("sync/cost", "cycles", 1.0, operation=name) for name in "abcd"]
+    text = source_text(rows)
+    assert text.startswith("tilecast calibrate (NVIDIA H200, driver 580, 2026-01-01): sync/cost {operation:a} cycles")
+    assert text.endswith("and 1 rows more")
+
+
+def test_the_short_list_gives_the_same_facts_it_only_gives_fewer(recorded: list[Row]) -> None:
+    short = {(c.group, c.benchmark, params_text(c.params)) for c in chosen(all_cases(), 90, quick=True)}
+    full = derive(recorded)
+    quick = derive(r for r in recorded if (r.group, r.benchmark, r.params) in short)
+    assert len(quick) > 30
+    for key, fact in quick.items():
+        # The short list's range of conditions is narrower, so medians over conditions may sit elsewhere in it.
+        assert fact.value == pytest.approx(full[key].value, rel=0.06), key
+
+
+def test_tcgen05_rate_and_latency_come_from_two_group_lengths() -> None:
+    rows = []
+    for ctas, m in ((1, 128), (2, 256)):
+        for a, fixed in (("smem", 140.0), ("tmem", 105.0)):
+            for steps in (8, 16):
+                took = steps * 128.0 + fixed + 30 * (ctas - 1)
+                rows.append(row("tensor/tcgen05_latency", "wait_cycles", took, m=m, n=256, a=a, steps=steps, ctas=ctas))
+    facts = derive(rows)
+    assert facts["tensor.bf16_flop_per_clk"].value == pytest.approx(8192.0)
+    found = [facts[f"tensor.mma_latency{name}_cycles"].value for name in ("", "_ts", "_2cta", "_2cta_ts")]
+    assert found == pytest.approx([140.0, 105.0, 170.0, 135.0])
+    # Nothing of another kind of matrix instruction is made up.
+    assert "tensor.mma_latency_register_cycles" not in facts
+    assert "tensor.fp8_flop_per_clk" not in facts

@@ -1,0 +1,74 @@
+"""`tilecast calibrate`: measure the GPU at hand, write its machine file, show what moved and what is missing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilecast.output import check_writable, write_text_atomically
+
+if TYPE_CHECKING:
+    from tilecast.validation.calibrate.cases import Case
+
+
+def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
+    """Run the benchmarks (progress on stderr), write ``output`` and ``store``; the report as text.
+
+    CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups.
+    """
+    from tilecast.validation.calibrate.groups import all_cases
+
+    wanted = all_cases(only)
+    for path in (output, store):
+        check_writable(path)
+    from tilecast.validation.calibrate.gpu import Gpu
+    from tilecast.validation.calibrate.report import machine_text, report_text
+    from tilecast.validation.calibrate.run import chosen, run_cases
+
+    gpu = Gpu()
+    cases = chosen(wanted, gpu.identity.compute_capability, quick, gpu.identity.smem_per_cta)
+    command = " ".join(["tilecast calibrate", *(["--quick"] if quick else []), *(f"--only {name}" for name in only)])
+    begin = time.perf_counter()
+    with _Progress() as progress:
+        outcome = run_cases(gpu, cases, store, command, progress.tell)
+    write_text_atomically(output, machine_text(outcome.rows, gpu.identity, Path(output).stem))
+    lines = [report_text(outcome.rows, gpu.identity, output)]
+    if outcome.failed:
+        lines.append(f"{len(outcome.failed)} benchmarks failed:")
+        lines += [f"  {label}: {reason}" for label, reason in outcome.failed]
+    lines.append(
+        f"{outcome.measured} measured, {outcome.skipped} already in {store}, {time.perf_counter() - begin:.0f} s; wrote {output}"
+    )
+    return "\n".join(lines)
+
+
+class _Progress:
+    """A bar with the time left, by the cases' own estimates; plain lines when stderr is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._terminal = sys.stderr.isatty()
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[at]}"), TimeElapsedColumn(),
+            TimeRemainingColumn(), console=Console(stderr=True), disable=not self._terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("calibrate", total=1.0, at="")
+        self._group = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def tell(self, case: Case, done: int, count: int, passed: float, total: float) -> None:
+        """Before a case: ``passed`` of ``total`` estimated seconds are behind."""
+        self._bar.update(self._task, total=total, completed=passed, at=f"{done}/{count}", description=case.group)
+        if not self._terminal and case.group != self._group:
+            self._group = case.group
+            print(f"calibrate: {case.group} ({done} of {count} done)", file=sys.stderr, flush=True)

@@ -1,0 +1,2 @@
+// A kernel that does nothing, to time what surrounds one.
+BENCH(THREADS) {}

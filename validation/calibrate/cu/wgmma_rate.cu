@@ -1,0 +1,20 @@
+// Cycles of one wgmma when GROUPS warpgroups issue back to back, STEPS to a group, one group in flight ahead.
+BENCH(128 * GROUPS) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  wgmma_fill(smem);
+  float c[REGS];
+  u32 a[4];
+  wgmma_start(c, a, smem);
+  const u32 base = address(smem);
+  const int group = warpgroup_index();
+  __syncthreads();
+  i64 n0 = ns(), t0 = clk();
+  for (int r = 0; r < rounds; r++) {
+    wgmma_group<STEPS>(c, a, base, group, rounds >> 30);
+    wgmma_wait<1>();
+  }
+  wgmma_wait<0>();
+  i64 t1 = clk(), n1 = ns();
+  wgmma_end(out, c);
+  record(out, t0, t1, n0, n1);
+}
