@@ -30,6 +30,7 @@ class WarpCosts:
     branch: float
     mma_latency: float
     mma_queue: int
+    mma_gap: float
     tma_latency: float
     tma_latency_hbm: float
     tma_issue: float
@@ -65,23 +66,24 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         gap_under_mma={name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe},
         latency={
             "fixed": 12.0,
-            "mufu": m["mufu.ex2_latency_cycles"],
+            "mufu": m.get("warp.mufu_result_cycles", m["mufu.ex2_latency_cycles"]),
             "shuffle": m["shuffle.latency_cycles"],
             "shared": m["smem.latency_cycles"],
             "constant": m.get("warp.constant_latency_cycles", 40.0),
             "special": m.get("warp.special_latency_cycles", 30.0),
             "global": m["hbm.latency_cycles"],
-            "convert": m.get("warp.convert_latency_cycles", 14.0),
-            "vote": m.get("warp.vote_latency_cycles", 12.0),
-            "poll": m.get("sync.poll_cycles", 24.0),
+            "convert": 14.0,
+            "vote": 12.0,
+            "poll": m.get("sync.wait_done_cycles", 24.0),
         },
-        operand_release=m.get("warp.operand_release_cycles", 8.0),
-        barrier=m.get("sync.warpgroup_barrier_cycles", 22.0),
+        operand_release=8.0,
+        barrier=m.get("sync.barrier_cycles", 22.0),
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
         handover=m["sync.mbarrier_roundtrip_cycles"],
         branch=m.get("warp.branch_cycles", 8.0),
         mma_latency=m["tensor.mma_latency_cycles"],
-        mma_queue=int(m.get("tensor.queue_instructions", 6)),
+        mma_queue=int(m.get("tensor.mma_queue_depth", 6.0)),
+        mma_gap=m.get("tensor.mma_issue_gap_cycles", 0.0),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
         tma_issue=m["tma.issue_cycles"],
@@ -89,7 +91,7 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
         store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
         barrier_setup=m.get("launch.barrier_setup_cycles", 42.0),
-        cta_setup=m.get("launch.cta_setup_cycles", m["launch.cta_start_cycles"]),
+        cta_setup=m.get("launch.cta_setup_cycles", 0.0),
     )
 
 

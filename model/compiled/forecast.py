@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import WarpCosts, mma_cycles, warp_costs
-from tilecast.model.compiled.counts import greedy_makespan, hopper_counts, program_tiles, triton_counts
+from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
+from tilecast.model.compiled.memory import memory_bytes
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
 from tilecast.model.machine import Machine
@@ -32,6 +33,9 @@ class CompiledForecast:
     ctas_per_sm: int
     tiles: int
     launch_cycles: float
+    #: Bytes to and from memory, and the least cycles they take.
+    memory_bytes: float
+    memory_cycles: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def _hopper(
     costs = warp_costs(machine, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
-        turnaround = start + machine["launch.cta_start_cycles"]
+        turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
         longest_first = work.mask != "none"
         order = [blocks - 1 - b if longest_first else b for b in range(blocks)] * heads
         span = greedy_makespan(iter(order), lambda block: by_block[block] + turnaround, sms) - turnaround + start
@@ -135,7 +139,31 @@ def _hopper(
         )
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
     tile = _hopper_tile(code, variant, machine, shape, cold, mhz)
-    return CompiledForecast(span + launch, tile.slope, tile.fixed, 1, blocks * heads, launch)
+    if cold:
+        waves = _waves([(b, h) for h in range(heads) for b in order[:blocks]], sms)
+    else:
+        waves = _turns(variant.scheduler, blocks, heads, min(sms, blocks * heads))
+    moved = memory_bytes(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
+    return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
+
+
+def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[list[Tile]]:
+    """The n-th tiles of all persistent programs, for every n."""
+    queues = list(program_tiles(scheduler, blocks, heads, programs))
+    return [[queue[n] for queue in queues if n < len(queue)] for n in range(max(map(len, queues)))]
+
+
+def _waves(tiles: Sequence[Tile], slots: int) -> list[Sequence[Tile]]:
+    """Tiles in launch order, as many at a time as run at once."""
+    return [tiles[i : i + slots] for i in range(0, len(tiles), slots)]
+
+
+def _answer(
+    span: float, moved: float, machine: Machine, mhz: float, tile: _Affine, fit: int, tiles: int, launch: float
+) -> CompiledForecast:
+    """The longer of what the SMs and what the memory take, and the launch."""
+    memory = moved / (machine["hbm.tbps_achieved"] * 1e12) * mhz * 1e6
+    return CompiledForecast(max(span, memory) + launch, tile.slope, tile.fixed, fit, tiles, launch, moved, memory)
 
 
 # --- triton ---------------------------------------------------------------------------------------------------
@@ -184,7 +212,7 @@ def _triton(
     costs = warp_costs(machine, mhz)
     # O leaves through shared memory by a bulk copy that the CTA waits for before it ends.
     drain = variant.tile_m * work.head_dim_v * work.dtype_bytes / costs.store_bytes_per_clk + costs.tma_latency
-    start = machine["launch.cta_start_cycles"]
+    start = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
     turnaround = start + drain
     total = blocks * heads
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
@@ -202,4 +230,6 @@ def _triton(
         together = math.ceil((total - full) / sms)
         span += max(cost(block, together) for block in set(order[full:]))
     tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround, mhz)
-    return CompiledForecast(span + start - turnaround + launch, tile.slope, tile.fixed, fit, total, launch)
+    waves = _waves([(b, h) for h in range(heads) for b in order[:blocks]], sms * fit)
+    moved = memory_bytes(work, waves, variant.tile_m, machine["l2.bytes"])
+    return _answer(span + start - turnaround, moved, machine, mhz, tile, fit, total, launch)

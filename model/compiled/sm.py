@@ -59,7 +59,7 @@ class SmRun:
 
 class _Warp:
     __slots__ = (
-        "barriers_passed", "code", "counters", "cta", "free", "groups_committed", "groups_done", "index", "last", "number",
+        "barriers_passed", "code", "counters", "cta", "fma_at", "free", "groups_committed", "groups_done", "index", "last", "number",
         "pc", "turns_taken",
     )  # fmt: skip
 
@@ -69,6 +69,7 @@ class _Warp:
         self.groups_committed = 0
         self.groups_done: list[float] = []
         self.last = 0
+        self.fma_at = -1e9
         self.turns_taken = 0
         self.barriers_passed = 0
 
@@ -214,6 +215,8 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         instruction, _ = warp.code[warp.pc]
         loaded = state.under_mma(now)
         pipe = instruction.pipe
+        if pipe == "fma":
+            warp.fma_at = now
         if instruction.kind != "mma":
             taken = (costs.pipe_under_mma if loaded else costs.pipe)[pipe]
             pipe_free[pipe] = max(pipe_free[pipe], now) + taken
@@ -242,7 +245,13 @@ def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: 
         room = state.costs.mma_queue - state.queued
         if room <= 0:
             return None
-        return max(at, state.tensor_free) if room == 1 else at
+        if room == 1:
+            at = max(at, state.tensor_free)
+        # Back-to-back FMA of other warps keeps a matrix instruction from issuing; other pipes leave it room.
+        for other in state.warps:
+            if other is not warp and other.fma_at + state.costs.mma_gap > at:
+                at = other.fma_at + state.costs.mma_gap
+        return at
     if kind == "mma_wait":
         # Groups end in the order they were committed.
         needed = warp.groups_committed - instruction.amount
