@@ -10,7 +10,7 @@ from functools import lru_cache
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import WarpCosts, mma_cycles, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
-from tilecast.model.compiled.memory import memory_bytes
+from tilecast.model.compiled.memory import memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
 from tilecast.model.machine import Machine
@@ -90,8 +90,9 @@ def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
 
 @lru_cache(maxsize=4096)
 def _hopper_tile(
-    code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool, mhz: float
-) -> _Affine:
+    code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool, mhz: float,
+    share: float,
+) -> _Affine:  # fmt: skip
     """Cost of tiles of a ``shape`` (whole blocks left open): one after the other, or each in a fresh CTA."""
     costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
     points = []
@@ -99,7 +100,7 @@ def _hopper_tile(
         # Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
         tile = [replace(counts, main=blocks + counts.main) for counts in shape]
         tiles = 1 if cold else _TILES
-        run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold)], costs, mma)
+        run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold, share)], costs, mma)
         if cold:
             points.append((blocks, max(marks[0] for marks in run.marks)))
         else:
@@ -119,31 +120,31 @@ def _hopper(
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
     cold = variant.scheduler == "grid"
+    one_head = list(range(blocks)) if work.mask == "none" else list(reversed(range(blocks)))  # the longest first
+    if cold:
+        waves = _waves([(b, h) for h in range(heads) for b in one_head], sms)
+    else:
+        waves = _turns(variant.scheduler, blocks, heads, min(sms, blocks * heads))
+    moved, share = memory_traffic(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
+    share = round(share, 1)  # tiles are simulated once for shares this close
 
     def cost(block: int) -> float:
         shape, whole = _shape_of(hopper_counts(work, block, variant.warpgroups, variant.tile_n))
-        return _hopper_tile(code, variant, machine, shape, cold, mhz).of(whole)
+        return _hopper_tile(code, variant, machine, shape, cold, mhz, share).of(whole)
 
     by_block = [cost(block) for block in range(blocks)]
     costs = warp_costs(machine, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
         turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
-        longest_first = work.mask != "none"
-        order = [blocks - 1 - b if longest_first else b for b in range(blocks)] * heads
-        span = greedy_makespan(iter(order), lambda block: by_block[block] + turnaround, sms) - turnaround + start
+        span = greedy_makespan(iter(one_head * heads), lambda block: by_block[block] + turnaround, sms) - turnaround + start
     else:
         span = start + max(
             sum(by_block[block] for block, _ in tiles)
             for tiles in program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
         )
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
-    tile = _hopper_tile(code, variant, machine, shape, cold, mhz)
-    if cold:
-        waves = _waves([(b, h) for h in range(heads) for b in order[:blocks]], sms)
-    else:
-        waves = _turns(variant.scheduler, blocks, heads, min(sms, blocks * heads))
-    moved = memory_bytes(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
+    tile = _hopper_tile(code, variant, machine, shape, cold, mhz, share)
     return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
@@ -184,8 +185,9 @@ def ctas_per_sm(code: KernelCode, machine: Machine) -> int:
 
 @lru_cache(maxsize=4096)
 def _triton_tile(
-    code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float, mhz: float
-) -> _Affine:
+    code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float, mhz: float,
+    share: float,
+) -> _Affine:  # fmt: skip
     """Cost of a CTA while ``together`` of them share the SM, the pause before the next included."""
     costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
     points = []
@@ -195,7 +197,7 @@ def _triton_tile(
         for slot in range(together):
             # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
             begins = slot * 0.5 * blocks * 400.0 / together
-            slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins))
+            slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins, share))
         run = run_sm(slots, costs, mma)
         groups = len(code.consumers)
         spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[::groups]]
@@ -215,21 +217,23 @@ def _triton(
     start = machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
     turnaround = start + drain
     total = blocks * heads
+    one_head = list(reversed(range(blocks))) if variant.scheduler == "longest-first" else list(range(blocks))
+    order = one_head * heads
+    waves = _waves([(b, h) for h in range(heads) for b in one_head], sms * fit)
+    moved, share = memory_traffic(work, waves, variant.tile_m, machine["l2.bytes"])
+    share = round(share, 1)
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 
     def cost(block: int, together: int) -> float:
         shape = replace(counts[block], main=0)
-        return _triton_tile(code, variant, machine, shape, together, turnaround, mhz).of(counts[block].main)
+        return _triton_tile(code, variant, machine, shape, together, turnaround, mhz, share).of(counts[block].main)
 
     by_block = [cost(block, fit) for block in range(blocks)]
-    order = [blocks - 1 - b if variant.scheduler == "longest-first" else b for b in range(blocks)] * heads
     full = total - total % (sms * fit) if work.mask == "none" else total
     span = greedy_makespan(iter(order[:full]), by_block.__getitem__, sms * fit) if full else 0.0
     if full < total:
         # The last wave has the SM more to itself.
         together = math.ceil((total - full) / sms)
         span += max(cost(block, together) for block in set(order[full:]))
-    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround, mhz)
-    waves = _waves([(b, h) for h in range(heads) for b in order[:blocks]], sms * fit)
-    moved = memory_bytes(work, waves, variant.tile_m, machine["l2.bytes"])
+    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround, mhz, share)
     return _answer(span + start - turnaround, moved, machine, mhz, tile, fit, total, launch)

@@ -55,25 +55,29 @@ def _count(code: Sequence[WarpInstruction], kind: str) -> int:
 
 
 def hopper_cta(
-    code: KernelCode, variant: Fa3Variant, tiles: Sequence[Sequence[TileCounts]], costs: WarpCosts, cold: bool
-) -> Cta:
-    """A CTA that does ``tiles`` one after the other; ``tiles[i][w]`` is what warpgroup w does in tile i."""
+    code: KernelCode, variant: Fa3Variant, tiles: Sequence[Sequence[TileCounts]], costs: WarpCosts, cold: bool,
+    share: float = 0.0,
+) -> Cta:  # fmt: skip
+    """A CTA that does ``tiles`` one after the other; ``tiles[i][w]`` is what warpgroup w does in tile i.
+
+    ``share`` of the K and V bytes come from memory, the rest from L2.
+    """
     programs = tuple(
         tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
     )
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
     q_bytes = float(64 * code.head_dim_qk * _SIZE)  # every warpgroup's part has a barrier of its own
-    copies: list[tuple[Tag, float, int, float, bool]] = []
+    copies: list[tuple[Tag, float, int, float, float]] = []
     block = 0
     for number, tile in enumerate(tiles):
         for step in range(tile[0].blocks(1)):
             latency = costs.tma_latency_hbm if cold and number == 0 and step == 0 else costs.tma_latency
-            copies.append((("K", block), k_bytes, variant.kv_stages, latency, False))
+            copies.append((("K", block), k_bytes, variant.kv_stages, latency, share))
             if step == 0:
                 for w in range(variant.warpgroups):
-                    copies.append(((f"Q{w}", number), q_bytes, variant.q_stages, costs.tma_latency_hbm, True))
-            copies.append((("V", block), v_bytes, variant.kv_stages, latency, False))
+                    copies.append(((f"Q{w}", number), q_bytes, variant.q_stages, costs.tma_latency_hbm, 1.0))
+            copies.append((("V", block), v_bytes, variant.kv_stages, latency, share))
             block += 1
     return Cta(programs, tuple(copies))
 
@@ -143,8 +147,9 @@ def _loop_tags(
 
 
 def triton_cta(
-    code: KernelCode, variant: Fa2Variant, counts: TileCounts, tiles: int, pause: float, costs: WarpCosts, begins: float
-) -> Cta:
+    code: KernelCode, variant: Fa2Variant, counts: TileCounts, tiles: int, pause: float, costs: WarpCosts, begins: float,
+    share: float = 0.0,
+) -> Cta:  # fmt: skip
     """A slot of the SM that runs ``tiles`` CTAs after each other with ``pause`` cycles between them."""
     program: list[Step] = []
     stretches = code.consumers[0]
@@ -161,8 +166,8 @@ def triton_cta(
     # Every warpgroup runs the same code; one thread of the CTA issues the copies.
     quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program)
     own = {
-        "K": (k_bytes, costs.tma_latency, False), "V": (v_bytes, costs.tma_latency, False),
-        "Q": (q_bytes, costs.tma_latency_hbm, True),
+        "K": (k_bytes, costs.tma_latency, share), "V": (v_bytes, costs.tma_latency, share),
+        "Q": (q_bytes, costs.tma_latency_hbm, 1.0),
     }  # fmt: skip
     return Cta((tuple(program), *[quiet] * (groups - 1)), (), own, begins=begins)
 

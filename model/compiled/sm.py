@@ -36,10 +36,10 @@ class Cta:
     """A CTA on the SM: a program for each warpgroup, and the copies that its producer issues, in order."""
 
     programs: tuple[tuple[Step, ...], ...]
-    #: (tag, bytes, slots of its ring, latency in cycles, from memory); empty where consumers issue their own copies.
-    copies: tuple[tuple[Tag, float, int, float, bool], ...]
-    #: tag name -> (bytes, latency, from memory) of copies that consumers issue.
-    own_copies: dict[str, tuple[float, float, bool]] = field(default_factory=dict)
+    #: (tag, bytes, slots of its ring, latency in cycles, share that comes from memory); empty where consumers issue their own copies.
+    copies: tuple[tuple[Tag, float, int, float, float], ...]
+    #: tag name -> (bytes, latency, share from memory) of copies that consumers issue.
+    own_copies: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     turns: bool = False
     begins: float = 0.0
 
@@ -103,7 +103,7 @@ class _State:
         """Let a producer issue every copy whose slot is known to be free."""
         cta, costs = self.ctas[index], self.costs
         while self.next_copy[index] < len(cta.copies):
-            (name, number), size, slots, latency, memory = cta.copies[self.next_copy[index]]
+            (name, number), size, slots, latency, share = cta.copies[self.next_copy[index]]
             at = self.producer_free[index]
             if number >= slots:
                 let_go = self.released[index].get((name, number - slots), [])
@@ -112,20 +112,21 @@ class _State:
                     return
                 at = max(at, *(t + costs.handover for t in let_go))
             self.producer_free[index] = at + costs.tma_issue
-            self.full[index][(name, number)] = self.copy(at, size, memory) + latency
+            self.full[index][(name, number)] = self.copy(at, size, share) + latency
             self.next_copy[index] += 1
 
-    def copy(self, at: float, size: float, memory: bool) -> float:
+    def copy(self, at: float, size: float, share: float) -> float:
         """When ``size`` bytes asked for at ``at`` have moved (without latency).
 
-        Tiles that every SM reads for the first time come at its share of the memory's rate, which stores also take from;
-        the others come from L2 through the engine, one after the other.
+        ``share`` of them come from memory, at one SM's part of its rate, which stores also take from; all come through
+        the copy engine, one tile after the other, but for tiles of Q, which nothing waits behind.
         """
-        if memory:
-            self.memory_free = max(self.memory_free, at) + size / self.costs.memory_bytes_per_clk
-            return self.memory_free
+        if share:
+            self.memory_free = max(self.memory_free, at) + share * size / self.costs.memory_bytes_per_clk
+            if share >= 1.0:
+                return self.memory_free
         self.engine_free = max(self.engine_free, at) + size / self.costs.tma_bytes_per_clk
-        return self.engine_free
+        return max(self.engine_free, self.memory_free) if share else self.engine_free
 
     def opens(self, warp: _Warp, tag: Tag) -> float | None:
         """When the barrier of a wait opens; None while that is unknown."""
@@ -302,8 +303,8 @@ def _issue(warp: _Warp, state: _State, now: float, loaded: bool, marks: list[lis
             state.released[warp.cta].setdefault(tag, []).append(now)
             state.produce(warp.cta)
     elif kind == "load" and tag is not None:
-        size, latency, memory = state.ctas[warp.cta].own_copies[tag[0]]
-        state.full[warp.cta][tag] = state.copy(now, size, memory) + latency
+        size, latency, share = state.ctas[warp.cta].own_copies[tag[0]]
+        state.full[warp.cta][tag] = state.copy(now, size, share) + latency
     elif kind == "store":
         # The four warps of the warpgroup store the same at the same time.
         state.memory_free = max(state.memory_free, now) + 128.0 * instruction.amount / costs.store_bytes_per_clk
