@@ -1,0 +1,127 @@
+"""Run a generated kernel: load the file, give it tensors, collect what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast.model.machine import Machine, load_machine
+from tilecast.validation.emulator.errors import EmulationError
+from tilecast.validation.emulator.hostside import Array
+from tilecast.validation.emulator.modules import counted, modules
+from tilecast.validation.emulator.session import RELEASES, Session
+from tilecast.validation.emulator.source import Source
+from tilecast.validation.emulator.trace import ProgramTrace
+
+MODES = ("late", "random")
+_GENERATED = Path(__file__).parents[2] / "kernels" / "generated"
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a kernel computed, and what its roles did.
+
+    out: (batch, heads_q, seqlen_q, head_dim_v) in the inputs' type; lse: (batch, heads_q, seqlen_q), float32.
+    """
+
+    out: Any
+    lse: Any
+    header: Mapping[str, Any]
+    traces: tuple[ProgramTrace, ...]
+    machine: Machine
+
+
+def _numpy(tensor: Any, name: str) -> Any:
+    """numpy view of a torch or numpy tensor of (batch, heads, rows, columns)."""
+    if type(tensor).__module__.split(".")[0] == "torch":
+        import ml_dtypes
+
+        if str(tensor.dtype) == "torch.bfloat16":
+            import torch
+
+            tensor = tensor.detach().cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            tensor = tensor.detach().cpu().numpy()
+    if not isinstance(tensor, np.ndarray) or tensor.ndim != 4:
+        raise EmulationError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {getattr(tensor, 'shape', tensor)}")
+    return tensor
+
+
+def kernel_path(file: str | Path) -> Path:
+    """A file, or the name of a shipped kernel; EmulationError when there is neither."""
+    path = Path(file)
+    if path.is_file():
+        return path
+    import tilecast.kernels.generated as generated
+
+    shipped = Path(generated.__file__ or _GENERATED).parent / f"{path.name.removesuffix('.py')}.py"
+    if shipped.is_file() and path.parent == Path("."):
+        return shipped
+    raise EmulationError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
+
+
+def emulate(
+    file: str | Path, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
+    mode: str = "late", seed: int = 0, machine: str | Machine | None = None, sms: int | None = None,
+    release: str = "3.9", text: str | None = None,
+) -> Emulation:  # fmt: skip
+    """Run the kernel in ``file`` (a path or a shipped kernel's name) on a CPU.
+
+    q: (batch, heads_q, seqlen_q, head_dim), k, v alike with heads_kv and seqlen_k; numpy or torch, fp16 or bf16.
+    ``window``: keys left and right of the diagonal (-1: no limit); the default is what the file's header says.
+    ``mode``: "late" or "random" (with ``seed``); ``machine``: limits and SMs (default: the header's); ``sms``: fewer
+    SMs, so that a persistent program runs several tiles; ``release``: whose names of Triton's API the kernel sees;
+    ``text``: source to run instead of the file's.
+    Raises a subclass of EmulationError that names the source lines when the kernel is wrong.
+    """
+    if mode not in MODES:
+        raise EmulationError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
+    if release not in RELEASES:
+        raise EmulationError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
+    source = Source(kernel_path(file), text)
+    header = source.header()
+    chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
+    session = Session(source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release)
+    arrays = [Array(_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    batch, heads, rows, width = arrays[0].shape
+    # What nobody writes shows.
+    out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
+    lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
+    kernel = source.load(modules(session), {"range": counted})
+    left, right = window if window is not None else header_window(header)
+    kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
+    return Emulation(out.data, lse.data, header, tuple(session.traces), chip)
+
+
+def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
+    """(left, right) of the workload in a kernel's header."""
+    workload = header["workload"]
+    if workload["mask"] == "window":
+        left, right = workload["window"]
+        return int(left), int(right)
+    return (-1, 0) if workload["mask"] == "causal" else (-1, -1)
+
+
+def reference(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int]) -> tuple[Any, Any]:
+    """Attention in float64: (output, logarithm of the row sums); rows without a key give 0 and -inf."""
+    left, right = window
+    q, k, v = (_numpy(x, name).astype(np.float64) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = (q @ k.transpose(0, 1, 3, 2)) * scale
+    i, j = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], np.arange(k.shape[2])[None, :]
+    hidden = np.zeros(s.shape[2:], bool)
+    if left >= 0:
+        hidden |= j < i - left
+    if right >= 0:
+        hidden |= j > i + right
+    s = np.where(hidden, -np.inf, s)
+    with np.errstate(all="ignore"):
+        most = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isneginf(most), 0, most))
+        total = p.sum(-1, keepdims=True)
+        out = np.where(total == 0, 0, (p @ v) / total)
+        return out, np.where(total == 0, -np.inf, np.log(total) + most)[..., 0]
