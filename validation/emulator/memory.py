@@ -46,8 +46,8 @@ class Access:
 class Shadow:
     """Last writer and last readers of every cell of one memory."""
 
-    def __init__(self, program: Program, what: str) -> None:
-        self._program, self._what = program, what
+    def __init__(self, program: Program, what: str, has_proxies: bool) -> None:
+        self._program, self._what, self._has_proxies = program, what, has_proxies
         self._writer = np.zeros(0, np.int64)
         self._writer_line = np.zeros(0, np.int32)
         self._bits = np.zeros(0, np.int16)
@@ -105,7 +105,7 @@ class Shadow:
         readers = self._readers[:, cells]
         for stream in np.flatnonzero(readers.any(axis=1)):
             for code in _distinct(readers[stream]):
-                if code and not who.known.has(code):
+                if code not in (0, who.code) and not who.known.has(code):
                     cell = int(cells[readers[stream] == code][0])
                     self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
         self._readers[:, cells] = 0
@@ -117,7 +117,7 @@ class Shadow:
         if not who.known.has(code):
             cell = int(cells[writers == code][0])
             self._race(cell, who, verb, other, code, int(self._writer_line[cell]))
-        if who.through_async_proxy and not who.known.has_fenced(code):
+        if self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
             cell = int(cells[writers == code][0])
             raise RaceError(
                 f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy and may not "

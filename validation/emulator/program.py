@@ -79,8 +79,8 @@ class Program:
         self._barriers = 0
         self._smem_used = 0
         self._columns = 0
-        self.smem = Shadow(self, "shared memory")
-        self.tmem = Shadow(self, "tensor memory")
+        self.smem = Shadow(self, "shared memory", has_proxies=True)
+        self.tmem = Shadow(self, "tensor memory", has_proxies=False)
         self.tmem.grow(TMEM_COLUMNS * ctas)
         self.tmem_bytes = np.full((128 * ctas, 4 * TMEM_COLUMNS), 0xFF, np.uint8)
         self._cell_owner = np.zeros(0, np.int8)
