@@ -92,14 +92,14 @@ class Instance:
         """Whether a wait for the phase of this parity returns."""
         return self.completed & 1 != parity
 
-    def check(self, agent: int, parity: int) -> None:
+    def check(self, agent: int, parity: int, line: int) -> None:
         """BarrierError when a phase this agent should have waited for is gone already."""
         before = self.seen.get(agent, -2 if parity else -1)
         wanted = before + 1 if (before + 1) & 1 == parity else before
         if self.completed - 1 > wanted:
             raise BarrierError(
-                f"{self.barrier.program.here()}: {self.name} has already completed phase {self.completed - 1}, the wait is for "
-                f"phase {wanted}: whoever arrives is a lap ahead, or an earlier wait is missing"
+                f"{self.barrier.program.session.source.quote(line)}: {self.name} has already completed phase {self.completed - 1}, "
+                f"the wait is for phase {wanted}: too few arrivals are counted, who arrives is a lap ahead, or a wait is missing"
             )
 
     def status(self, parity: int) -> str:

@@ -37,3 +37,7 @@ class LayoutError(EmulationError):
 
 class UnsupportedError(EmulationError):
     """An operation outside the subset of Gluon that is emulated."""
+
+
+class WrongResultError(EmulationError):
+    """Output that is not attention of the inputs."""

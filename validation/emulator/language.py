@@ -58,6 +58,8 @@ class Language:
         if not any(isinstance(x, Tensor) for x in (condition, a, b)):
             return a if condition else b
         layout = joint_layout(self.session, condition, a, b)
+        if isinstance(a, Tensor) and a.a.ndim == 2 and isinstance(b, float) and b == float("-inf"):
+            self.session.mask_lines.add(self.session.source.line())
         kinds = [x.a.dtype for x in (a, b) if isinstance(x, Tensor)]
         if not kinds:
             kinds = [np.dtype(np.float32 if any(isinstance(x, float) for x in (a, b)) else np.int32)]

@@ -215,12 +215,12 @@ class Program:
         self.step()
         for instance in instances:
             instance.require()
-            instance.check(role.agents[instance.cta].index, parity)
+            instance.check(role.agents[instance.cta].index, parity, line)
         role.waiting = (instances, parity, line)
         self.block(lambda: all(instance.passed(parity) for instance in instances))
         for instance in instances:
             agent = role.agents[instance.cta]
-            instance.check(agent.index, parity)
+            instance.check(agent.index, parity, line)
             instance.seen[agent.index] = instance.completed - 1
             agent.knowledge.join(instance.latest)
         self.record(Wait(line, (bar.number, instances[0].completed - 1), bar.name))
@@ -337,6 +337,8 @@ class Program:
                 continue
             instances, parity, line = role.waiting
             stuck = next(i for i in instances if not i.passed(parity))
+            # Who waits too long because the phase came and went is the cause, not the others.
+            stuck.check(role.agents[stuck.cta].index, parity, line)
             lines.append(f"  {role.name} waits for {stuck.status(parity)}; {source.quote(line)}")
             if stuck.pending == 0 and stuck.received < stuck.expected:
                 short.append(

@@ -16,6 +16,7 @@ from tilecast.validation.emulator.modules import counted, modules
 from tilecast.validation.emulator.session import RELEASES, Session
 from tilecast.validation.emulator.source import Source
 from tilecast.validation.emulator.trace import ProgramTrace
+from tilecast.validation.emulator.verify import as_numpy
 
 MODES = ("late", "random")
 _GENERATED = Path(__file__).parents[2] / "kernels" / "generated"
@@ -33,22 +34,15 @@ class Emulation:
     header: Mapping[str, Any]
     traces: tuple[ProgramTrace, ...]
     machine: Machine
+    #: Line of the last store to each element of ``out`` (0: none).
+    stored_at: Any
+    #: Lines that put -inf into scores.
+    mask_lines: tuple[int, ...]
+    _source: Source
 
-
-def _numpy(tensor: Any, name: str) -> Any:
-    """numpy view of a torch or numpy tensor of (batch, heads, rows, columns)."""
-    if type(tensor).__module__.split(".")[0] == "torch":
-        import ml_dtypes
-
-        if str(tensor.dtype) == "torch.bfloat16":
-            import torch
-
-            tensor = tensor.detach().cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        else:
-            tensor = tensor.detach().cpu().numpy()
-    if not isinstance(tensor, np.ndarray) or tensor.ndim != 4:
-        raise EmulationError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {getattr(tensor, 'shape', tensor)}")
-    return tensor
+    def quote(self, line: int) -> str:
+        """A line of the kernel, for messages."""
+        return self._source.quote(line)
 
 
 def kernel_path(file: str | Path) -> Path:
@@ -86,7 +80,7 @@ def emulate(
     header = source.header()
     chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
     session = Session(source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release)
-    arrays = [Array(_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     batch, heads, rows, width = arrays[0].shape
     # What nobody writes shows.
     out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
@@ -94,7 +88,8 @@ def emulate(
     kernel = source.load(modules(session), {"range": counted})
     left, right = window if window is not None else header_window(header)
     kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
-    return Emulation(out.data, lse.data, header, tuple(session.traces), chip)
+    masks = tuple(sorted(session.mask_lines))
+    return Emulation(out.data, lse.data, header, tuple(session.traces), chip, out.line, masks, source)
 
 
 def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
@@ -105,23 +100,3 @@ def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
         return int(left), int(right)
     return (-1, 0) if workload["mask"] == "causal" else (-1, -1)
 
-
-def reference(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int]) -> tuple[Any, Any]:
-    """Attention in float64: (output, logarithm of the row sums); rows without a key give 0 and -inf."""
-    left, right = window
-    q, k, v = (_numpy(x, name).astype(np.float64) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
-    s = (q @ k.transpose(0, 1, 3, 2)) * scale
-    i, j = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], np.arange(k.shape[2])[None, :]
-    hidden = np.zeros(s.shape[2:], bool)
-    if left >= 0:
-        hidden |= j < i - left
-    if right >= 0:
-        hidden |= j > i + right
-    s = np.where(hidden, -np.inf, s)
-    with np.errstate(all="ignore"):
-        most = s.max(-1, keepdims=True)
-        p = np.exp(s - np.where(np.isneginf(most), 0, most))
-        total = p.sum(-1, keepdims=True)
-        out = np.where(total == 0, 0, (p @ v) / total)
-        return out, np.where(total == 0, -np.inf, np.log(total) + most)[..., 0]

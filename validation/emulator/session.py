@@ -26,6 +26,8 @@ class Session:
     fusion: bool = False
     program: Program | None = None
     traces: list[ProgramTrace] = field(default_factory=list)
+    #: Lines that put -inf into a tensor of scores.
+    mask_lines: set[int] = field(default_factory=set)
 
     def here(self) -> str:
         """The running line, quoted."""
