@@ -237,4 +237,21 @@ def test_planted_bug_is_caught_at_its_line(name: str) -> None:
     assert bug.says in message
 
 
-MISSING_FENCE = Path(__file__).with_name("gluon_fence.py.txt")
+def test_missing_fence_between_a_store_and_the_tensor_core() -> None:
+    path = Path(__file__).with_name("gluon_p_through_smem.py")
+    text = path.read_text(encoding="utf-8")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 64, 64)).astype(np.float16) for _ in range(3))
+    judge(emulate(path, q, k, v), q, k, v, 0.125, (-1, -1)).require()
+    assert "    fence_async_shared()\n" in text
+    with pytest.raises(RaceError, match="fence_async_shared") as caught:
+        emulate(path, q, k, v, text=text.replace("    fence_async_shared()\n", ""))
+    assert "o = warpgroup_mma(p_smem" in str(caught.value) and "p_smem.store(p.to(gl.float16))" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["P announced before it is stored", "V stage released early", "dropped wait for V"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> None:
+    bug = BUGS[name]
+    with pytest.raises(EmulationError, match="line "):
+        run(bug.kernel, mutated(bug), mode="random", seed=seed)
