@@ -163,6 +163,7 @@ def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> N
     program = _running(session)
     offsets, asked = _wanted(program, pointer, mask, "store")
     memory, line = pointer.memory, program.line()
+    program.charge("global", int(asked.sum()) * memory.flat.itemsize)
     values = np.broadcast_to(value.a if isinstance(value, Tensor) else value, offsets.shape)
     if isinstance(value, Tensor) and value.dtype is not dtypes.of(memory.flat):
         raise UnsupportedError(f"{program.here()}: a store of {value.dtype} to {memory.name}: convert it first")
@@ -185,6 +186,7 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     program = _running(session)
     offsets, asked = _wanted(program, pointer, mask, "load")
     memory = pointer.memory
+    program.charge("global", int(asked.sum()) * memory.flat.itemsize, True)
     for cta, half in _halves(program, offsets.shape):
         places = offsets[asked & half]
         known = program.role().agents[cta].knowledge

@@ -317,7 +317,7 @@ def reduced(session: Session, x: Tensor, axis: int | None, compute: Any, pipe: s
         raise UnsupportedError("a reduction needs an axis here")
     with np.errstate(all="ignore"):
         values = compute(x.a, axis=int(axis))
-    session.charge(pipe, x._a.size, x._a.ndim == 1)
+    session.charge("vote" if x._a.ndim == 1 else pipe, x._a.size, x._a.ndim == 1)
     if x._a.ndim == 1:
         return Int(values) if x._a.dtype.kind in "iub" else Float(values)
     return Tensor(session, values.astype(x._a.dtype), SliceLayout(int(axis), x.layout) if x.layout else None)
