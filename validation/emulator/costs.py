@@ -24,8 +24,16 @@ def barrier_cycles(machine: Machine) -> float:
     return common.STEP_INSTRUCTIONS * 4.0 / machine["issue.warp_inst_per_clk"] / _BARRIER_OPERATIONS
 
 
-def work_op(work: Work, role: str, machine: Machine) -> Op:
-    """Arithmetic between two synchronising operations as one operation of the role."""
+def uses_mufu(work: Work) -> bool:
+    """Whether the work has exponentials of more than row statistics."""
+    return work.counts.get("mufu", 0.0) > work.chain.get("mufu", 0) * 128 + 128
+
+
+def work_op(work: Work, role: str, machine: Machine, pipe_is_full: bool) -> Op:
+    """Arithmetic between two synchronising operations as one operation of the role.
+
+    ``pipe_is_full``: exponentials went before without a wait, so that the depth of their pipe is hidden.
+    """
     counts = work.counts
     packed = 2.0 if machine.get("fma.packed_f32x2", 0.0) > 0 else 1.0
     maxima = counts.get("max", 0.0) / (machine["alu.minmax_inputs"] - 1.0)
@@ -46,18 +54,17 @@ def work_op(work: Work, role: str, machine: Machine) -> Op:
     instructions = {"mufu": mufu / 128, "fma": fma / 128 / packed, "alu": alu / 128}
     done = common.work(machine, cycles, instructions)
     least = common.one_warp_cycles(machine, done) + _latency(work, machine)
+    least += common.ramp_latency(machine) if uses_mufu(work) and not pipe_is_full else 0.0
     least = max(least, counts.get("global", 0.0) / machine["tma.bytes_per_clk"])
     return Op(f"line {work.line}", "work", role, done.cycles, max(least, done.busiest()), instructions=done.instructions)
 
 
 def _latency(work: Work, machine: Machine) -> float:
-    """What cannot overlap: the first load, the pipe's depth, and operations on row statistics that wait for each other."""
+    """What cannot overlap: the first load, and operations on row statistics that wait for each other."""
     total = 0.0
     if work.loads:
         # Later loads go out while what came before is worked on.
         total += machine["tmem.load_latency_cycles"] * (1 + (work.loads - 1) / 2)
-    if work.counts.get("mufu", 0.0) > work.chain.get("mufu", 0) * 128 + 128:
-        total += common.ramp_latency(machine)
     latency = {
         "fma": machine["fma.latency_cycles"],
         "alu": machine["alu.latency_cycles"],

@@ -197,7 +197,7 @@ class Shared:
         """Into registers."""
         program = self.program
         program.step()
-        program.charge("smem", self.a.nbytes, True)
+        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access in program.accesses():
             program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits)
         return Tensor(program.session, self.a.copy(), layout)
@@ -210,7 +210,7 @@ class Shared:
                 f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
             )
         program.step()
-        program.charge("smem", self.a.nbytes, True)
+        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         changes = self.a.tobytes() != value.a.tobytes()
         for access in program.accesses():
             program.smem.write(self.cells_of(access[0]), access[1], self.dtype.bits, changes)

@@ -77,6 +77,8 @@ class _Role:
     place: int = 0
     free: float = 0.0
     busy: bool = False
+    #: Whether exponentials have gone since the last wait.
+    pipe_is_full: bool = False
     #: When each of its own products is done and may be touched.
     products: dict[int, float] = field(default_factory=dict)
 
@@ -139,11 +141,14 @@ class _Replay:
         if not role.started or role.busy or role.free > now + _EPS or role.place >= len(role.trace.events):
             return False
         event = role.trace.events[role.place]
-        if isinstance(event, (Wait, MatrixWait, Join)) and not self._wait(role, event, now):
-            return False
+        if isinstance(event, (Wait, MatrixWait, Join)):
+            if not self._wait(role, event, now):
+                return False
+            role.pipe_is_full = False
         role.place += 1
         if isinstance(event, Work):
-            op = self.same(costs.work_op(event, role.trace.name, self.machine))
+            op = self.same(costs.work_op(event, role.trace.name, self.machine, role.pipe_is_full))
+            role.pipe_is_full = role.pipe_is_full or costs.uses_mufu(event)
             if op.min_cycles > _EPS:
                 role.busy = True
                 self.active.append(_Running(op, op.min_cycles, now, role, event))
