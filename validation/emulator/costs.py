@@ -29,6 +29,11 @@ def uses_mufu(work: Work) -> bool:
     return work.counts.get("mufu", 0.0) > work.chain.get("mufu", 0) * 128 + 128
 
 
+def is_rescale(work: Work) -> bool:
+    """Whether the work takes an accumulator through registers and puts it back."""
+    return bool(work.counts.get("tmem_read") and work.counts.get("tmem_write") and not work.counts.get("mufu"))
+
+
 def work_op(work: Work, role: str, machine: Machine, pipe_is_full: bool) -> Op:
     """Arithmetic between two synchronising operations as one operation of the role.
 

@@ -304,6 +304,8 @@ class Tmem:
 
     def load_max(self, layout: Any = None, propagate_nan: Any = None) -> tuple[Tensor, Tensor]:
         """The values and the maximum of every row, which the load unit finds (tcgen05.ld.red)."""
+        if not self.program.session.load_reduce:
+            raise UnsupportedError(f"{self.program.here()}: load_max needs tcgen05.ld.red, which this machine does not have")
         loaded = self.load(layout)
         values = loaded.a
         most = values.max(axis=1) if propagate_nan else np.fmax.reduce(values, axis=1)

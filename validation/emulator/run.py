@@ -19,6 +19,7 @@ from tilecast.validation.emulator.trace import ProgramTrace
 from tilecast.validation.emulator.verify import as_numpy
 
 MODES = ("late", "random")
+_TENSOR_KIND = {"hopper_ws": "wgmma", "blackwell_ws": "tcgen05"}
 _GENERATED = Path(__file__).parents[2] / "kernels" / "generated"
 
 
@@ -79,7 +80,15 @@ def emulate(
     source = Source(kernel_path(file), text)
     header = source.header()
     chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
-    session = Session(source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release)
+    family = str(header.get("family", ""))
+    if family in _TENSOR_KIND and chip.tensor_kind != _TENSOR_KIND[family]:
+        raise EmulationError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
+    if family not in _TENSOR_KIND:
+        raise EmulationError(f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'")
+    session = Session(
+        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
+        chip.get("tmem.load_reduce", 0.0) > 0,
+    )  # fmt: skip
     arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     batch, heads, rows, width = arrays[0].shape
     # What nobody writes shows.

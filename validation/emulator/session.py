@@ -22,6 +22,8 @@ class Session:
     sms: int
     smem_limit: int
     release: str
+    #: Whether the machine has tcgen05.ld.red.
+    load_reduce: bool = False
     #: Whether products are contracted into sums (a launch option).
     fusion: bool = False
     program: Program | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tilecast.model.graph import Op
@@ -33,6 +33,8 @@ from tilecast.validation.emulator.trace import (
     Work,
 )
 
+#: What `replay` can leave out.
+RESCALE, COPY_LATENCY = "rescale", "copy latency"
 _EPS = 1e-6
 _NEVER = float("inf")
 
@@ -99,8 +101,8 @@ class _Running:
 class _Replay:
     """State of one replay."""
 
-    def __init__(self, trace: ProgramTrace, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, trace: ProgramTrace, machine: Machine, without: Collection[str]) -> None:
+        self.machine, self.without = machine, without
         self.roles = {role.index: _Role(role) for role in trace.roles}
         self.spans: list[Span] = []
         self.active: list[_Running] = []
@@ -147,6 +149,8 @@ class _Replay:
             role.pipe_is_full = False
         role.place += 1
         if isinstance(event, Work):
+            if RESCALE in self.without and costs.is_rescale(event):
+                return True
             op = self.same(costs.work_op(event, role.trace.name, self.machine, role.pipe_is_full))
             role.pipe_is_full = role.pipe_is_full or costs.uses_mufu(event)
             if op.min_cycles > _EPS:
@@ -219,7 +223,8 @@ class _Replay:
         elif isinstance(event, CopyIssue):
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:
-                self.contribute(event.key, now + self.machine["tma.latency_l2_cycles"])
+                latency = 0.0 if COPY_LATENCY in self.without else self.machine["tma.latency_l2_cycles"]
+                self.contribute(event.key, now + latency)
         else:
             entry.role.busy = False
             entry.role.free = now
@@ -275,9 +280,13 @@ def _what(event: Event) -> str:
     return ", ".join(f"{pipe} {count:.0f}" for pipe, count in sorted(counts.items(), key=lambda item: -item[1])[:3])
 
 
-def replay(trace: ProgramTrace, machine: Machine) -> Timeline:
-    """Time one program's trace on one SM of ``machine``."""
-    state = _Replay(trace, machine)
+def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ()) -> Timeline:
+    """Time one program's trace on one SM of ``machine``.
+
+    ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
+    the engine has moved them).
+    """
+    state = _Replay(trace, machine, without)
     cycles = state.run()
     return Timeline(trace.program, tuple(sorted(state.spans, key=lambda span: (span.start, span.end))), cycles)
 
