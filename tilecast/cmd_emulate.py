@@ -53,11 +53,6 @@ def run_emulate(
     file: str, work: Workload, machine: str | None, window: tuple[int, int] | None, mode: str, seed: int, trace: str | None
 ) -> tuple[str, bool]:
     """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
-    try:
-        import greenlet  # noqa: F401
-        import ml_dtypes  # noqa: F401
-    except ImportError:
-        raise ValueError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
     from tilecast.validation.emulator.errors import EmulationError, UnsupportedError
     from tilecast.validation.emulator.run import emulate
     from tilecast.validation.emulator.timing import chrome_trace, replay
@@ -95,6 +90,11 @@ def kernel_workload(
     window: str | None, dtype: str | None,
 ) -> tuple[Workload, tuple[int, int] | None]:  # fmt: skip
     """The shapes to run a kernel at: head dimensions and mask are the file's, the rest is small unless asked for."""
+    try:
+        import greenlet  # noqa: F401
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        raise ValueError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
     from tilecast.model.shapes_csv import parse_window
     from tilecast.model.workload import Workload
     from tilecast.validation.emulator.errors import EmulationError

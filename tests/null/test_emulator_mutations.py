@@ -67,7 +67,7 @@ BUGS = {
         HOPPER, "            mbarrier.wait(k_full.index(block % KV_STAGES), block // KV_STAGES & 1)\n            s =",
         "            mbarrier.wait(k_full.index(block % KV_STAGES), block // KV_STAGES & 1)\n"
         "            mbarrier.arrive(q_empty.index(q_slot), count=1)\n            s =",
-        (RaceError, BarrierError), "q_empty.index(q_slot)",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1) (q_empty[0] has completed phase 1",
     ),
     "too few bytes expected": Bug(
         HOPPER, "mbarrier.expect(k_full.index(slot), 16384)", "mbarrier.expect(k_full.index(slot), 8192)",
@@ -83,7 +83,7 @@ BUGS = {
     ),
     "one arrival too few counted": Bug(
         HOPPER, "mbarrier.init(v_empty.index(i), count=WARPGROUPS)", "mbarrier.init(v_empty.index(i), count=WARPGROUPS - 1)",
-        (RaceError, BarrierError), "v_empty",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(v_empty.index(slot), phase ^ 1) (v_empty[0] has completed phase 1",
     ),
     "causal mask off by one": Bug(
         HOPPER_CAUSAL, "keys[None, :] <= last[:, None]", "keys[None, :] < last[:, None]",
@@ -126,7 +126,7 @@ BUGS = {
     ),
     "statistics overwritten before they are read": Bug(
         BLACKWELL, "            wait_for_stats_slot(stats_free, published, LAG)\n            rescale",
-        "            rescale", (RaceError, BarrierError), "mbarrier.wait(stats_free.index(0), release & 1)",
+        "            rescale", (RaceError, BarrierError), "mbarrier.wait(stats_full0.index(0), consumed & 1)",
     ),
     "statistics slot of the wrong group released": Bug(
         BLACKWELL, "mbarrier.arrive(stats_free1.index(0))", "mbarrier.arrive(stats_free0.index(0))",
@@ -134,7 +134,7 @@ BUGS = {
     ),
     "arrive count of P one too small": Bug(
         BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=1)",
-        (RaceError, BarrierError), "p_ready",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(p_ready.index(0), p_phase) (p_ready[0] has completed phase 1",
     ),
     "arrive count of P one too large": Bug(
         BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=3)",

@@ -92,15 +92,30 @@ class Instance:
         """Whether a wait for the phase of this parity returns."""
         return self.completed & 1 != parity
 
-    def check(self, agent: int, parity: int, line: int) -> None:
-        """BarrierError when a phase this agent should have waited for is gone already."""
-        before = self.seen.get(agent, -2 if parity else -1)
-        wanted = before + 1 if (before + 1) & 1 == parity else before
-        if self.completed - 1 > wanted:
+    def target(self, parity: int) -> int:
+        """The phase that a wait starting now is for: the last completed one, or the running one.
+
+        Who waits may skip phases: a role that needs no answer this time need not ask for it.
+        """
+        return self.completed - 1 if self.passed(parity) else self.completed
+
+    def check(self, target: int, line: int) -> None:
+        """BarrierError when the phase waited for is gone, and with it the chance to see it."""
+        if self.completed - 1 > target:
             raise BarrierError(
-                f"{self.barrier.program.session.source.quote(line)}: {self.name} has already completed phase {self.completed - 1}, "
-                f"the wait is for phase {wanted}: too few arrivals are counted, who arrives is a lap ahead, or a wait is missing"
+                f"{self.barrier.program.session.source.quote(line)}: {self.name} has completed phase {self.completed - 1} while "
+                f"the wait is for phase {target}: who arrives is a lap ahead, too few arrivals are counted, or a wait is missing"
             )
+
+    def missed(self, agent: int, parity: int) -> str:
+        """Whether a waiter that sees every phase has missed one, for a deadlock report; empty when not."""
+        wanted = self.seen.get(agent, -2 if parity else -1) + 1
+        if wanted & 1 == parity and self.completed - 1 > wanted:
+            return (
+                f" ({self.name} has completed phase {self.completed - 1} already, the next one not waited for is {wanted}: who "
+                "arrives is a lap ahead, too few arrivals are counted, or a wait is missing)"
+            )
+        return ""
 
     def status(self, parity: int) -> str:
         """What is missing, for a deadlock report."""

@@ -210,17 +210,17 @@ class Program:
     def wait(self, bar: Barrier, parity: int) -> None:
         """mbarrier.wait: each CTA at its own barrier, at a shared one only the leader."""
         role = self.role()
-        instances = [instance for instance in bar.instances]
+        instances = bar.instances
         line = self.line()
         self.step()
         for instance in instances:
             instance.require()
-            instance.check(role.agents[instance.cta].index, parity, line)
+        targets = [instance.target(parity) for instance in instances]
         role.waiting = (instances, parity, line)
         self.block(lambda: all(instance.passed(parity) for instance in instances))
-        for instance in instances:
+        for instance, target in zip(instances, targets, strict=True):
             agent = role.agents[instance.cta]
-            instance.check(agent.index, parity, line)
+            instance.check(target, line)
             instance.seen[agent.index] = instance.completed - 1
             agent.knowledge.join(instance.latest)
         self.record(Wait(line, (bar.number, instances[0].completed - 1), bar.name))
@@ -337,9 +337,8 @@ class Program:
                 continue
             instances, parity, line = role.waiting
             stuck = next(i for i in instances if not i.passed(parity))
-            # Who waits too long because the phase came and went is the cause, not the others.
-            stuck.check(role.agents[stuck.cta].index, parity, line)
-            lines.append(f"  {role.name} waits for {stuck.status(parity)}; {source.quote(line)}")
+            missed = stuck.missed(role.agents[stuck.cta].index, parity)
+            lines.append(f"  {role.name} waits for {stuck.status(parity)}; {source.quote(line)}{missed}")
             if stuck.pending == 0 and stuck.received < stuck.expected:
                 short.append(
                     f"{stuck.name} expects {stuck.expected} bytes in phase {stuck.completed} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,26 @@ def kernel_path(file: str | Path) -> Path:
     raise EmulationError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
 
 
+def new_session(
+    source: Source, chip: Machine, mode: str = "late", seed: int = 0, sms: int | None = None, release: str = "3.9"
+) -> Session:
+    """State for running ``source`` on ``chip``; EmulationError where they do not go together."""
+    family = str(source.header().get("family", ""))
+    if family not in _TENSOR_KIND:
+        raise EmulationError(f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'")
+    if chip.tensor_kind != _TENSOR_KIND[family]:
+        raise EmulationError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
+    return Session(
+        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
+        chip.get("tmem.load_reduce", 0.0) > 0,
+    )  # fmt: skip
+
+
+def load(session: Session) -> ModuleType:
+    """The session's kernel file as a module, with stand-ins for Triton."""
+    return session.source.load(modules(session), {"range": counted})
+
+
 def emulate(
     file: str | Path, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
     mode: str = "late", seed: int = 0, machine: str | Machine | None = None, sms: int | None = None,
@@ -77,24 +98,16 @@ def emulate(
         raise EmulationError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
     if release not in RELEASES:
         raise EmulationError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
-    source = Source(kernel_path(file), text)
+    source = Source(kernel_path(file) if text is None else file, text)
     header = source.header()
     chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
-    family = str(header.get("family", ""))
-    if family in _TENSOR_KIND and chip.tensor_kind != _TENSOR_KIND[family]:
-        raise EmulationError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
-    if family not in _TENSOR_KIND:
-        raise EmulationError(f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'")
-    session = Session(
-        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
-        chip.get("tmem.load_reduce", 0.0) > 0,
-    )  # fmt: skip
+    session = new_session(source, chip, mode, seed, sms, release)
     arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     batch, heads, rows, width = arrays[0].shape
     # What nobody writes shows.
     out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
     lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
-    kernel = source.load(modules(session), {"range": counted})
+    kernel = load(session)
     left, right = window if window is not None else header_window(header)
     kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
     masks = tuple(sorted(session.mask_lines))
