@@ -246,7 +246,8 @@ def emulate(
     window: opt.Window = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment.")
+        str,
+        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
     ] = "late",
     seed: Annotated[int, typer.Option("--seed", help="Of the inputs and of the random moments.")] = 0,
     trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,

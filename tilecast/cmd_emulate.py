@@ -16,11 +16,11 @@ def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
     import ml_dtypes
     import numpy as np
 
-    from tilecast.validation.emulator.errors import EmulationError
+    from tilecast.validation.emulator.errors import RequestError
 
     kinds = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
     if work.dtype not in kinds:
-        raise EmulationError(f"--dtype: the kernels are written for bf16 and fp16, got {work.dtype}")
+        raise RequestError(f"--dtype: the kernels are written for bf16 and fp16, got {work.dtype}")
     rng, b = np.random.default_rng(seed), work.batch
     q = rng.standard_normal((b, work.heads_q, work.seqlen_q, work.head_dim_qk), np.float32)
     q[:, :, : work.seqlen_q // 2] *= 4
@@ -35,9 +35,13 @@ def _cycles(done: Emulation) -> tuple[list[str], Any]:
 
     longest = max(done.traces, key=lambda trace: sum(len(role.events) for role in trace.roles))
     found = compare(done.header, longest, done.machine)
-    lines = [f"  cycles     {found.timeline.cycles:.0f} for the longest of {len(done.traces)} programs (number {longest.program})"]
+    lines = [
+        f"  cycles     {found.timeline.cycles:.0f} for the longest of {len(done.traces)} programs (number {longest.program})"
+    ]
     if not found.ii_cycles:
-        lines.append("             too few key blocks for a steady state: 8 or more show it beside the pipeline simulation")
+        lines.append(
+            "             too few key blocks for a steady state: 8 or more show it beside the pipeline simulation"
+        )
         return lines, found
     lines.append(
         f"  iteration  {found.ii_cycles:.0f} cycles from the executed source, {found.model_ii_cycles:.0f} from the pipeline "
@@ -50,10 +54,16 @@ def _cycles(done: Emulation) -> tuple[list[str], Any]:
 
 
 def run_emulate(
-    file: str, work: Workload, machine: str | None, window: tuple[int, int] | None, mode: str, seed: int, trace: str | None
+    file: str,
+    work: Workload,
+    machine: str | None,
+    window: tuple[int, int] | None,
+    mode: str,
+    seed: int,
+    trace: str | None,
 ) -> tuple[str, bool]:
     """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
-    from tilecast.validation.emulator.errors import EmulationError, UnsupportedError
+    from tilecast.validation.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.validation.emulator.run import emulate
     from tilecast.validation.emulator.timing import chrome_trace, replay
     from tilecast.validation.emulator.verify import judge
@@ -65,7 +75,7 @@ def run_emulate(
     title = f"{file}: {work.label()}, {mode}" + (f" (seed {seed})" if mode == "random" else "")
     try:
         done = emulate(file, q, k, v, scale=scale, window=limits, mode=mode, seed=seed, machine=machine)
-    except UnsupportedError:
+    except (RequestError, UnsupportedError):
         raise
     except EmulationError as error:
         return f"{title}\n  {type(error).__name__.removesuffix('Error').lower():10s} {error}", False
@@ -75,7 +85,9 @@ def run_emulate(
         f"{title} on {done.machine.title}",
         f"  {'wrong' if verdict.wrong else 'correct':10s} "
         + (verdict.wrong or f"output within {verdict.out_error:.2g} of float64 (allowed {verdict.out_tolerance:.2g}), ")
-        + ("" if verdict.wrong else f"log-sum-exp within {verdict.lse_error:.2g} (allowed {verdict.lse_tolerance:.2g})"),
+        + (
+            "" if verdict.wrong else f"log-sum-exp within {verdict.lse_error:.2g} (allowed {verdict.lse_tolerance:.2g})"
+        ),
         f"  races      none: {operations} operations of {len(done.traces)} programs, every access ordered",
     ]
     more, _ = _cycles(done)
@@ -97,14 +109,14 @@ def kernel_workload(
         raise ValueError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
     from tilecast.model.shapes_csv import parse_window
     from tilecast.model.workload import Workload
-    from tilecast.validation.emulator.errors import EmulationError
+    from tilecast.validation.emulator.errors import RequestError
     from tilecast.validation.emulator.run import kernel_path
     from tilecast.validation.emulator.source import Source
 
     written = Source(kernel_path(file)).header()["workload"]
     mask = written["mask"]
     if window is not None and mask != "window":
-        raise EmulationError(f"--window: {file} is written for {'causal attention' if mask == 'causal' else 'no mask'}")
+        raise RequestError(f"--window: {file} is written for {'causal attention' if mask == 'causal' else 'no mask'}")
     limits = parse_window(window, False) if window is not None else tuple(written["window"] or ()) or None
     q = 1 if heads is None else heads
     rows = 512 if seqlen is None else seqlen

@@ -42,7 +42,12 @@ def heads(dim_qk: int, dim_v: int = 0, mask: str = "none", window: tuple[int, in
 
 
 def run(
-    source: str, workload: Workload, seqlens: tuple[int, int], seed: int = 0, poison: bool = False, machine: str = "b200"
+    source: str,
+    workload: Workload,
+    seqlens: tuple[int, int],
+    seed: int = 0,
+    poison: bool = False,
+    machine: str = "b200",
 ) -> tuple[Any, ...]:
     """(out, lse, expected out, expected lse) of the kernel on the emulator, at random moments."""
     rng = np.random.default_rng(seed)
@@ -53,9 +58,7 @@ def run(
     if poison:
         q[0, 0, 7, 3], q[0, 1, 9, 3] = np.nan, np.inf
     window, scale = w.window or (-1, 0 if w.mask == "causal" else -1), w.head_dim_qk**-0.5
-    done = emulate(
-        "generated", q, k, v, text=source, window=window, mode="random", seed=seed, sms=2, machine=machine
-    )
+    done = emulate("generated", q, k, v, text=source, window=window, mode="random", seed=seed, sms=2, machine=machine)
     return done.out, done.lse, *reference(q, k, v, scale, window)
 
 

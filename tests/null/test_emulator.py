@@ -57,7 +57,9 @@ def session() -> object:
 # --- values -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("a", "b", "quotient", "rest"), [(7, 2, 3, 1), (-7, 2, -3, -1), (7, -2, -3, 1), (-7, -2, 3, -1)])
+@pytest.mark.parametrize(
+    ("a", "b", "quotient", "rest"), [(7, 2, 3, 1), (-7, 2, -3, -1), (7, -2, -3, 1), (-7, -2, 3, -1)]
+)
 def test_integer_division_rounds_towards_zero_as_in_c(a: int, b: int, quotient: int, rest: int) -> None:
     assert (Int(a) // b, Int(a) % b) == (quotient, rest)
     assert (a // Int(b), a % Int(b)) == (quotient, rest)
@@ -199,7 +201,13 @@ def two(first: str, second: str) -> str:
 
 @pytest.mark.parametrize("mode", ["late", "random"])
 def test_a_barrier_orders_a_store_and_a_load(mode: str) -> None:
-    run(two(f"{STORE}\n    mbarrier.arrive(bars.index(0))", "mbarrier.wait(bars.index(0), 0)\n    memory.index(0).load()"), mode)
+    run(
+        two(
+            f"{STORE}\n    mbarrier.arrive(bars.index(0))",
+            "mbarrier.wait(bars.index(0), 0)\n    memory.index(0).load()",
+        ),
+        mode,
+    )
 
 
 def test_the_wrong_barrier_does_not() -> None:
@@ -234,8 +242,12 @@ def test_a_ring_index_outside() -> None:
 
 
 def test_what_is_not_emulated_is_named_with_its_line() -> None:
-    with pytest.raises(UnsupportedError, match=r"gluon\.language\.histogram"):
+    with pytest.raises(UnsupportedError, match=r"line \d+: gl\.histogram\(1\): .*gluon\.language\.histogram"):
         run(two("gl.histogram(1)", "pass"))
+    with pytest.raises(UnsupportedError, match=r"line \d+: gl\.arange\(0, 32\)\.cumsum.*tensor\.cumsum"):
+        run(two("gl.arange(0, 32).cumsum(0)", "pass"))
+    with pytest.raises(UnsupportedError, match=r"line \d+: mbarrier\.arrive\(bars\.index\(0\), from_cta=0\)"):
+        run(two("mbarrier.arrive(bars.index(0), from_cta=0)", "pass"))
 
 
 # --- refusals and verdict -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -69,7 +70,8 @@ def test_one_slot_for_v_shows_the_latency_of_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["blackwell_ws_d64_full", "blackwell_ws_d64_full_pair", "blackwell_ws_d96_full", "blackwell_ws_d96_full_pair"]
+    "kernel",
+    ["blackwell_ws_d64_full", "blackwell_ws_d64_full_pair", "blackwell_ws_d96_full", "blackwell_ws_d96_full_pair"],
 )
 def test_narrow_heads_stay_within_what_the_page_explains(kernel: str) -> None:
     """docs/emulator.md: the emulated exponentials are all in the first three quarters of P, not spread evenly."""
@@ -104,4 +106,4 @@ def test_timeline_roles_do_one_thing_at_a_time() -> None:
     assert {"load_role", "matrix_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
     for tid in names:
         slices = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
-        assert all(a + d <= b + 1e-6 for (a, d), (b, _) in zip(slices, slices[1:], strict=False))
+        assert all(a + d <= b + 1e-6 for (a, d), (b, _) in pairwise(slices))

@@ -36,12 +36,12 @@ class Instance:
         where = f" of CTA {self.cta}" if self.barrier.program.ctas == 2 and not self.barrier.shared else ""
         return f"{self.barrier.name}{where}"
 
-    def arrive(self, count: int, known: Knowledge) -> Key:
+    def arrive(self, count: int, known: Knowledge, line: int) -> Key:
         """``count`` arrivals that hand on what they know; BarrierError beyond the count of the phase."""
         self.require()
         if count > self.pending:
             raise BarrierError(
-                f"{self.barrier.program.here()}: {self.name} gets more arrivals in phase {self.completed} than the "
+                f"{self.barrier.program.session.source.quote(line)}: {self.name} gets more arrivals in phase {self.completed} than the "
                 f"{self.count} it was initialised with"
             )
         key = (self.barrier.number, self.completed)
@@ -124,9 +124,7 @@ class Instance:
             missing.append(f"{self.pending} of {self.count} arrivals")
         if self.expected != self.received:
             missing.append(f"{self.expected - self.received} of {self.expected} bytes")
-        return (
-            f"{self.name}, parity {parity}; phase {self.completed} is running and lacks {' and '.join(missing) or 'nothing'}"
-        )
+        return f"{self.name}, parity {parity}; phase {self.completed} is running and lacks {' and '.join(missing) or 'nothing'}"
 
 
 class Barrier:
@@ -164,7 +162,5 @@ class BarrierArray:
     def index(self, i: Any) -> Barrier:
         """One barrier; BoundsError outside the array."""
         if not 0 <= int(i) < len(self._barriers):
-            raise BoundsError(
-                f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}"
-            )
+            raise BoundsError(f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}")
         return self._barriers[int(i)]

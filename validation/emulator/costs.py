@@ -61,7 +61,9 @@ def work_op(work: Work, role: str, machine: Machine, pipe_is_full: bool) -> Op:
     least = common.one_warp_cycles(machine, done) + _latency(work, machine)
     least += common.ramp_latency(machine) if uses_mufu(work) and not pipe_is_full else 0.0
     least = max(least, counts.get("global", 0.0) / machine["tma.bytes_per_clk"])
-    return Op(f"line {work.line}", "work", role, done.cycles, max(least, done.busiest()), instructions=done.instructions)
+    return Op(
+        f"line {work.line}", "work", role, done.cycles, max(least, done.busiest()), instructions=done.instructions
+    )
 
 
 def _latency(work: Work, machine: Machine) -> float:

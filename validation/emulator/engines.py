@@ -54,7 +54,7 @@ class Copy:
 
     def _part(self, rank: int) -> tuple[Any, ...]:
         """Index of this CTA's half of the tile."""
-        split = self.desc.layout.split_dim(rank) if self.program.ctas == 2 else None
+        split: int | None = self.desc.layout.split_dim(rank) if self.program.ctas == 2 else None
         if split is None:
             return (slice(None),) * rank
         half = self.desc.block_shape[split] // 2
@@ -70,7 +70,9 @@ def issue_copy(role: Role, desc: TensorDescriptor, coordinates: Sequence[Any], b
         )
     corner = [int(c) for c in coordinates]
     if len(corner) != len(desc.block_shape):
-        raise BoundsError(f"{program.here()}: {len(corner)} coordinates for a tensor of {len(desc.block_shape)} dimensions")
+        raise BoundsError(
+            f"{program.here()}: {len(corner)} coordinates for a tensor of {len(desc.block_shape)} dimensions"
+        )
     size = target.a.nbytes / program.ctas
     event = CopyIssue(program.line(), size, f"copy {target.name}")
     program.record(event)
@@ -129,7 +131,7 @@ class Commit:
             raise UnsupportedError(
                 f"{program.here()}: a commit to {bar.name}, one barrier for the pair (two_ctas=True): commits arrive in each CTA"
             )
-        self.bar, self.after, self.event = bar, after, event
+        self.bar, self.after, self.event, self.line = bar, after, event, program.line()
         self.known = role.agents[0].release()
 
     def wakes(self) -> list[Instance]:
@@ -140,7 +142,7 @@ class Commit:
         """Arrive, and hand on that the products are done."""
         self.known.epochs[MATRIX_ENGINE] = max(self.known.epochs[MATRIX_ENGINE], self.after)
         for instance in self.bar.instances:
-            key = instance.arrive(1, self.known)
+            key = instance.arrive(1, self.known, self.line)
             if instance.cta == 0:
                 self.event.keys.append(key)
 
@@ -175,4 +177,3 @@ class Wgmma:
             before = self.acc.result if isinstance(self.acc, Wgmma) else self.acc
             self.result = before + product if self.use_acc else product
         self.done = True
-

@@ -41,3 +41,11 @@ class UnsupportedError(EmulationError):
 
 class WrongResultError(EmulationError):
     """Output that is not attention of the inputs."""
+
+
+class IntegerError(EmulationError):
+    """A 32-bit integer that overflows, or a division by zero."""
+
+
+class RequestError(EmulationError):
+    """A request that makes no sense: no such kernel, a machine it is not written for, inputs of another shape."""

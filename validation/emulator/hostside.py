@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.validation.emulator import dtypes
-from tilecast.validation.emulator.errors import BoundsError, EmulationError, RaceError, UnsupportedError
+from tilecast.validation.emulator.errors import BoundsError, LayoutError, RaceError, UnsupportedError
 from tilecast.validation.emulator.program import Program
 from tilecast.validation.emulator.session import Session
 from tilecast.validation.emulator.values import Float, Int, Pointer, Tensor
@@ -31,7 +31,9 @@ class Array:
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name = data, name
         last = sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)) // data.itemsize
-        self.flat = np.lib.stride_tricks.as_strided(data, (last + 1,), (data.itemsize,)) if data.size else data.reshape(-1)
+        self.flat = (
+            np.lib.stride_tricks.as_strided(data, (last + 1,), (data.itemsize,)) if data.size else data.reshape(-1)
+        )
         #: Program (from 1), event code and line of the last store to each element.
         self.program = np.zeros(self.flat.size, np.int32)
         self.code = np.zeros(self.flat.size, np.int64)
@@ -94,13 +96,15 @@ _DEVICE = Device()
 class TensorDescriptor:
     """A tensor map: boxes of ``block_shape`` out of ``base``."""
 
-    def __init__(self, base: Array, shape: Sequence[int], strides: Sequence[int], block_shape: Sequence[Any], layout: Any) -> None:
+    def __init__(
+        self, base: Array, shape: Sequence[int], strides: Sequence[int], block_shape: Sequence[Any], layout: Any
+    ) -> None:
         self.base, self.shape, self.strides = base, list(shape), list(strides)
         self.block_shape, self.layout = [int(n) for n in block_shape], layout
         if any(n > 256 for n in self.block_shape):
             raise BoundsError(f"a tensor descriptor's box has at most 256 elements a side, got {self.block_shape}")
         if any(s * base.data.itemsize % 16 for s in self.strides[:-1]) or self.strides[-1] != 1:
-            raise EmulationError(f"the copy engine needs a unit last stride and strides of 16 bytes, got {self.strides}")
+            raise LayoutError(f"the copy engine needs a unit last stride and strides of 16 bytes, got {self.strides}")
 
     @property
     def dtype(self) -> dtypes.Dtype:
@@ -233,4 +237,3 @@ def _argument(value: Any) -> Any:
     if type(value) is int:
         return Int(value)
     return Float(value) if type(value) is float else value
-

@@ -11,7 +11,7 @@ from tilecast.validation.emulator import dtypes, hostside, ptx
 from tilecast.validation.emulator.barriers import Barrier
 from tilecast.validation.emulator.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.validation.emulator.errors import LayoutError, UnsupportedError
-from tilecast.validation.emulator.layouts import DotOperandLayout, DistributedLinearLayout, SliceLayout
+from tilecast.validation.emulator.layouts import DistributedLinearLayout, DotOperandLayout, SliceLayout
 from tilecast.validation.emulator.memory import Shared, Tmem, allocate_shared, allocate_tensor
 from tilecast.validation.emulator.program import Program
 from tilecast.validation.emulator.session import Session
@@ -116,21 +116,27 @@ class Language:
         return Tensor(self.session, x.a, layout)
 
     def inline_asm_elementwise(
-        self, asm: Any, constraints: Any, args: Sequence[Any], dtype: Any = dtypes.FP32, is_pure: bool = True, pack: Any = 1
+        self,
+        asm: Any,
+        constraints: Any,
+        args: Sequence[Any],
+        dtype: Any = dtypes.FP32,
+        is_pure: bool = True,
+        pack: Any = 1,
     ) -> Any:
         """Inline PTX on ``pack`` neighbouring elements at a time."""
         text, outputs, size = str(asm), str(constraints).count("="), int(pack)
         number = self.program.number
         if not any(isinstance(a, Tensor) for a in args):
             if self.program.ctas == 2 and "%ctaid" in text:
-                raise UnsupportedError(f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid")
+                raise UnsupportedError(
+                    f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid"
+                )
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
             out = ptx.run(text, registers, outputs, number)[0].view(dtype.numpy)[0]
             return Int(out) if isinstance(dtype.numpy(0), np.integer) else float(out)
         layout = joint_layout(self.session, *args)
-        arrays = np.broadcast_arrays(
-            *[a.a if isinstance(a, Tensor) else np.asarray(raw(a), dtype.numpy) for a in args]
-        )
+        arrays = np.broadcast_arrays(*[a.a if isinstance(a, Tensor) else np.asarray(raw(a), dtype.numpy) for a in args])
         shape = arrays[0].shape
         groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
         registers = [group[:, i] for group in groups for i in range(size)]
@@ -203,7 +209,9 @@ class Language:
     def warp_specialize(self, parts: Any, warps: Any, registers: Any) -> None:
         """Each part a role of its own."""
         if len(warps) != len(parts) - 1:
-            raise LayoutError(f"{self.session.here()}: {len(parts)} partitions need {len(parts) - 1} warp counts, got {len(warps)}")
+            raise LayoutError(
+                f"{self.session.here()}: {len(parts)} partitions need {len(parts) - 1} warp counts, got {len(warps)}"
+            )
         self.program.start_roles(parts)
 
     # -- barriers --------------------------------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ class Language:
             return
         keys = []
         for agent in program.role().agents:
-            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release()))
+            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line()))
         program.record(Arrive(program.line(), keys[0], bar.name, bar.shared and program.ctas == 2))
 
     def expect(self, bar: Barrier, bytes_per_cta: Any, pred: Any = True) -> None:
@@ -245,7 +253,7 @@ class Language:
         for agent in program.role().agents:
             instance = bar.of_cta(agent.cta)
             instance.expect(int(bytes_per_cta), line)
-            keys.append(instance.arrive(1, agent.release()))
+            keys.append(instance.arrive(1, agent.release(), line))
         program.record(Arrive(line, keys[0], bar.name, False))
 
     # -- matrix products -------------------------------------------------------------------------------------------------
@@ -304,7 +312,9 @@ class Language:
         role = program.role()
         self._check_product(a, b, acc.shape)
         if isinstance(a, Tensor) and (not isinstance(a.layout, DotOperandLayout) or a.layout.parent != acc.layout):
-            raise LayoutError(f"{self.session.here()}: the left operand in registers needs the layout of {acc.layout!r}")
+            raise LayoutError(
+                f"{self.session.here()}: the left operand in registers needs the layout of {acc.layout!r}"
+            )
         role.wgmma_issued += 1
         home = "register" if isinstance(a, Tensor) else "smem"
         program.record(

@@ -47,7 +47,9 @@ class SliceLayout:
 class BlockedLayout:
     """Triton's ordinary layout."""
 
-    def __init__(self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, **_cga: Any) -> None:
+    def __init__(
+        self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, **_cga: Any
+    ) -> None:
         self.key = tuple(tuple(map(int, x)) for x in (size_per_thread, threads_per_warp, warps_per_cta, order))
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +113,9 @@ class NvmmaSharedLayout(SharedLayout):
 class TensorMemoryLayout:
     """Rows are lanes, columns are columns; only the 32-bit packed form with unit stride."""
 
-    def __init__(self, block: Any, col_stride: int = 1, cga_layout: Any = None, two_ctas: bool = False, **_: Any) -> None:
+    def __init__(
+        self, block: Any, col_stride: int = 1, cga_layout: Any = None, two_ctas: bool = False, **_: Any
+    ) -> None:
         self.block = tuple(int(x) for x in block)
         self.col_stride, self.cga, self.two_ctas = int(col_stride), _frozen(cga_layout), bool(two_ctas)
         if self.col_stride != 1:

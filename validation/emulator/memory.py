@@ -221,7 +221,9 @@ def allocate_shared(program: Program, dtype: dtypes.Dtype, shape: Any, layout: A
     """Shared memory or, for int64 with one element to a row, barriers; AllocationError beyond the CTA's share."""
     extents, name = [int(n) for n in shape], program.target()
     if dtype is dtypes.INT64:
-        barriers = [program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, shared) for i in range(extents[0])]
+        barriers = [
+            program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, shared) for i in range(extents[0])
+        ]
         program.reserve_smem(_BARRIER_BYTES * len(barriers), name)
         return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
     split = layout.split_dim(len(extents)) if isinstance(layout, SharedLayout) and program.ctas == 2 else None
@@ -272,7 +274,9 @@ class Tmem:
             raise UnsupportedError(f"{self.program.here()}: a slice of the rows of tensor memory is not emulated")
         first, size = int(start), int(length)
         if first < 0 or first + size > self.columns:
-            raise BoundsError(f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}")
+            raise BoundsError(
+                f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
+            )
         return Tmem(self.program, self.byte + first * self.dtype.bits // 8, size, self.dtype, self.name)
 
     def reinterpret(self, dtype: dtypes.Dtype, shape: Any, _layout: Any) -> Tmem:
@@ -305,7 +309,9 @@ class Tmem:
     def load_max(self, layout: Any = None, propagate_nan: Any = None) -> tuple[Tensor, Tensor]:
         """The values and the maximum of every row, which the load unit finds (tcgen05.ld.red)."""
         if not self.program.session.load_reduce:
-            raise UnsupportedError(f"{self.program.here()}: load_max needs tcgen05.ld.red, which this machine does not have")
+            raise UnsupportedError(
+                f"{self.program.here()}: load_max needs tcgen05.ld.red, which this machine does not have"
+            )
         loaded = self.load(layout)
         values = loaded.a
         most = values.max(axis=1) if propagate_nan else np.fmax.reduce(values, axis=1)
@@ -340,4 +346,3 @@ def allocate_tensor(program: Program, dtype: dtypes.Dtype, shape: Any, _layout: 
     if value is not None:
         made.store(value)
     return made
-

@@ -23,16 +23,17 @@ _NOT_IN = {
 class Module(types.ModuleType):
     """A module that says what it does not emulate."""
 
-    def __init__(self, name: str, missing: set[str], names: dict[str, Any]) -> None:
+    def __init__(self, name: str, session: Session, names: dict[str, Any]) -> None:
         super().__init__(name)
-        self.__dict__["_missing"] = missing
+        missing = _NOT_IN[session.release]
+        self.__dict__["_missing"], self.__dict__["_session"] = missing, session
         self.__dict__.update({key: value for key, value in names.items() if key not in missing})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in self.__dict__["_missing"]:
             raise AttributeError(name)
         raise UnsupportedError(
-            f"the emulator does not know {self.__name__}.{name}: it runs the subset of Gluon that tilecast's kernels use"
+            f"{self.__dict__['_session'].here()}: the emulator does not know {self.__name__}.{name}: it runs the subset of Gluon that tilecast's kernels use"
         )
 
 
@@ -41,7 +42,7 @@ def counted(*bounds: Any) -> Any:
     return map(Int, range(*map(int, bounds)))
 
 
-def _language(session: Session, missing: set[str], gl: Language) -> Module:
+def _language(session: Session, gl: Language) -> Module:
     names = (
         "arange", "full", "zeros", "to_tensor", "where", "minimum", "maximum", "exp2", "log2", "cdiv", "reshape",
         "convert_layout", "inline_asm_elementwise", "max", "min", "sum", "store", "load", "allocate_shared_memory",
@@ -62,7 +63,7 @@ def _language(session: Session, missing: set[str], gl: Language) -> Module:
     }
     return Module(
         "triton.experimental.gluon.language",
-        missing,
+        session,
         {
             **{name: getattr(gl, name) for name in names}, **types_, **places,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted,
@@ -78,13 +79,13 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     descriptor = types.SimpleNamespace(**{name: getattr(Tmem, name) for name in has})
     mbarrier = Module(
         "mbarrier",
-        missing,
+        session,
         {
             "MBarrierLayout": layouts.SharedLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
             "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect,
         },
     )  # fmt: skip
-    tma = Module("tma", missing, {"async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load})
+    tma = Module("tma", session, {"async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load})
     shared = {"mbarrier": mbarrier, "tma": tma, "fence_async_shared": gl.fence_async_shared}
     hopper = {"warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait}
     blackwell = {
@@ -92,7 +93,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "tcgen05_mma": gl.tcgen05_mma, "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
     }  # fmt: skip
     base = "triton.experimental.gluon"
-    language = _language(session, missing, gl)
+    language = _language(session, gl)
     driver = types.SimpleNamespace(
         get_current_device=lambda: 0,
         utils=types.SimpleNamespace(get_device_properties=lambda _device: {"multiprocessor_count": session.sms}),
@@ -101,10 +102,10 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     def jit(fn: Any = None, **_options: Any) -> Any:
         return Jitted(fn, session) if fn is not None else lambda later: Jitted(later, session)
 
-    gluon = Module(base, missing, {"jit": jit, "constexpr_function": lambda fn: fn, "language": language})
+    gluon = Module(base, session, {"jit": jit, "constexpr_function": lambda fn: fn, "language": language})
     triton = Module(
         "triton",
-        missing,
+        session,
         {
             "cdiv": lambda a, b: -(-a // b),
             "language": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=1)),
@@ -113,13 +114,15 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     )  # fmt: skip
     return {
         "triton": triton,
-        "triton.experimental": Module("triton.experimental", missing, {"gluon": gluon}),
+        "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,
-        f"{base}.language.nvidia": Module(f"{base}.language.nvidia", missing, {}),
-        f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", missing, {**shared, **hopper}),
-        f"{base}.language.nvidia.blackwell": Module(f"{base}.language.nvidia.blackwell", missing, {**shared, **blackwell}),
-        f"{base}.nvidia": Module(f"{base}.nvidia", missing, {}),
-        f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", missing, {"TensorDescriptor": TensorDescriptor}),
-        f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", missing, {"TensorDescriptor": TensorDescriptor}),
+        f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
+        f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
+        f"{base}.language.nvidia.blackwell": Module(
+            f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell}
+        ),
+        f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
+        f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", session, {"TensorDescriptor": TensorDescriptor}),
+        f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": TensorDescriptor}),
     }

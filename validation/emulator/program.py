@@ -122,7 +122,10 @@ class Program:
         """The running role's access to memory, CTA by CTA."""
         role, line = self.role(), self.line()
         return [
-            (a.cta, Access(a.code, a.index, a.knowledge, line, role.name + (f" (CTA {a.cta})" if self.ctas == 2 else "")))
+            (
+                a.cta,
+                Access(a.code, a.index, a.knowledge, line, role.name + (f" (CTA {a.cta})" if self.ctas == 2 else "")),
+            )
             for a in role.agents
         ]
 
@@ -194,7 +197,6 @@ class Program:
             self._switch()
 
     def _switch(self) -> None:
-        role = self.role()
         segment, self._segment = self._segment, None
         self.hub.switch()
         self._segment = segment

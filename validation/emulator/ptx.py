@@ -37,12 +37,13 @@ def _down(exact: Any) -> Any:
 def _arithmetic(name: str) -> Callable[..., Any]:
     """add, sub, mul or fma of float32, exact in float64 and rounded once (.rn, .rm), flushed with .ftz."""
     parts = name.split(".")
-    compute: Callable[..., Any] = {
+    kinds: dict[str, Callable[..., Any]] = {
         "fma": lambda a, b, c: a * b + c,
         "mul": lambda a, b: a * b,
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
-    }[parts[0]]
+    }
+    compute = kinds[parts[0]]
     down, flush = "rm" in parts, "ftz" in parts
 
     def run(*registers: Any) -> Any:
@@ -57,7 +58,7 @@ def _arithmetic(name: str) -> Callable[..., Any]:
 
 
 def _maximum(name: str) -> Callable[..., Any]:
-    pick = np.maximum if ".NaN" in name else np.fmax
+    pick: Callable[..., Any] = np.maximum if ".NaN" in name else np.fmax
     if name.startswith("min"):
         pick = np.minimum if ".NaN" in name else np.fmin
 

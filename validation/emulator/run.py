@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.model.machine import Machine, load_machine
-from tilecast.validation.emulator.errors import EmulationError
+from tilecast.validation.emulator.errors import RequestError, UnsupportedError
 from tilecast.validation.emulator.hostside import Array
 from tilecast.validation.emulator.modules import counted, modules
 from tilecast.validation.emulator.session import RELEASES, Session
@@ -48,7 +48,7 @@ class Emulation:
 
 
 def kernel_path(file: str | Path) -> Path:
-    """A file, or the name of a shipped kernel; EmulationError when there is neither."""
+    """A file, or the name of a shipped kernel; RequestError when there is neither."""
     path = Path(file)
     if path.is_file():
         return path
@@ -57,18 +57,20 @@ def kernel_path(file: str | Path) -> Path:
     shipped = Path(generated.__file__ or _GENERATED).parent / f"{path.name.removesuffix('.py')}.py"
     if shipped.is_file() and path.parent == Path("."):
         return shipped
-    raise EmulationError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
+    raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
 
 
 def new_session(
     source: Source, chip: Machine, mode: str = "late", seed: int = 0, sms: int | None = None, release: str = "3.9"
 ) -> Session:
-    """State for running ``source`` on ``chip``; EmulationError where they do not go together."""
+    """State for running ``source`` on ``chip``; RequestError where they do not go together."""
     family = str(source.header().get("family", ""))
     if family not in _TENSOR_KIND:
-        raise EmulationError(f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'")
+        raise RequestError(
+            f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'"
+        )
     if chip.tensor_kind != _TENSOR_KIND[family]:
-        raise EmulationError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
+        raise RequestError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
     return Session(
         source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
         chip.get("tmem.load_reduce", 0.0) > 0,
@@ -95,9 +97,9 @@ def emulate(
     Raises a subclass of EmulationError that names the source lines when the kernel is wrong.
     """
     if mode not in MODES:
-        raise EmulationError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
+        raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
     if release not in RELEASES:
-        raise EmulationError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
+        raise RequestError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
     source = Source(kernel_path(file) if text is None else file, text)
     header = source.header()
     chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
@@ -109,7 +111,11 @@ def emulate(
     lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
     kernel = load(session)
     left, right = window if window is not None else header_window(header)
-    kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
+    try:
+        kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
+    except (TypeError, AttributeError, IndexError) as error:
+        # What Python refuses here is Gluon that the stand-ins do not take.
+        raise UnsupportedError(f"{source.quote_of(error)}: {error}") from error
     masks = tuple(sorted(session.mask_lines))
     return Emulation(out.data, lse.data, header, tuple(session.traces), chip, out.line, masks, source)
 
@@ -121,4 +127,3 @@ def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
         left, right = workload["window"]
         return int(left), int(right)
     return (-1, 0) if workload["mask"] == "causal" else (-1, -1)
-

@@ -29,7 +29,11 @@ class Source:
     def header(self) -> dict[str, Any]:
         """The TILECAST dict at the top; UnsupportedError where the file has none."""
         for node in ast.parse(self.text, self.path).body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "TILECAST":
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == "TILECAST"
+            ):
                 found = ast.literal_eval(node.value)
                 if isinstance(found, dict):
                     return found
@@ -37,11 +41,11 @@ class Source:
 
     def line(self) -> int:
         """The innermost line of this file that is running now; 0 when none is."""
-        frame = sys._getframe(1)
+        frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self.path:
                 return frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return 0
 
     def target(self, line: int) -> str:
@@ -53,6 +57,14 @@ class Source:
         if not 0 < line <= len(self._lines):
             return "outside the kernel's file"
         return f"line {line}: {self._lines[line - 1].strip()}"
+
+    def quote_of(self, error: BaseException) -> str:
+        """The line of this file that an exception came through last."""
+        trace, line = error.__traceback__, 0
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.path else line
+            trace = trace.tb_next
+        return self.quote(line)
 
     def load(self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any]) -> types.ModuleType:
         """Execute the file; imports of triton see ``modules``, and names in ``replaced`` hide builtins."""

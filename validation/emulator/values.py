@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilecast.validation.emulator import dtypes
-from tilecast.validation.emulator.errors import EmulationError, LayoutError, UninitializedError, UnsupportedError
+from tilecast.validation.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
 from tilecast.validation.emulator.layouts import SliceLayout, expanded
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Int64(Int):
 
 def _truncated(a: int, b: int) -> int:
     if b == 0:
-        raise EmulationError("integer division by zero")
+        raise IntegerError("integer division by zero")
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -55,7 +55,7 @@ def _scalar(wide: bool, number: int) -> Int:
     if wide:
         return Int64(number)
     if not -(2**31) <= number < 2**31:
-        raise EmulationError(f"a 32-bit integer overflows: {number}; convert to int64 before this")
+        raise IntegerError(f"a 32-bit integer overflows: {number}; convert to int64 before this")
     return Int(number)
 
 
@@ -163,6 +163,11 @@ class Tensor:
         """Element type."""
         return dtypes.of(self._a)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(f"{self.session.here()}: the emulator does not know tensor.{name}")
+
     def like(self, a: Any, layout: Any = None) -> Tensor:
         """A tensor of the same session."""
         return Tensor(self.session, a, layout)
@@ -185,8 +190,8 @@ class Tensor:
 
     def permute(self, *order: Any) -> Tensor:
         """Dimensions in another order."""
-        order = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
-        return self.like(self.a.transpose([int(n) for n in order]))
+        places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
+        return self.like(self.a.transpose([int(n) for n in places]))
 
     def split(self) -> tuple[Tensor, Tensor]:
         """The two elements of the last dimension."""
@@ -239,7 +244,7 @@ def _arithmetic(tensor: Tensor, other: Any, name: str, reflected: bool) -> Any:
             if isinstance(other, Int64) or (isinstance(other, Tensor) and other._a.dtype == np.int64):
                 return wide
             if wide.size and (wide.max() > 2**31 - 1 or wide.min() < -(2**31)):
-                raise EmulationError(f"{tensor.session.here()}: a 32-bit integer overflows; convert to int64 first")
+                raise IntegerError(f"{tensor.session.here()}: a 32-bit integer overflows; convert to int64 first")
             return wide.astype(np.int32)
         if tensor._a.dtype == np.int32 and name in ("floordiv", "mod"):
             quotient = np.trunc(np.asarray(x, np.float64) / y).astype(np.int32)

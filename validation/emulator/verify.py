@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.validation.emulator.errors import EmulationError, WrongResultError
+from tilecast.validation.emulator.errors import RequestError, WrongResultError
 
 #: Error of the output that rounding explains: this many units in the last place of the inputs' type, of the largest |v|.
 _ROUNDINGS = 4.0
@@ -15,7 +15,7 @@ _LSE_TOLERANCE = 5e-4
 
 
 def as_numpy(tensor: Any, name: str) -> Any:
-    """numpy view of a torch or numpy tensor of (batch, heads, rows, columns); EmulationError for anything else."""
+    """numpy view of a torch or numpy tensor of (batch, heads, rows, columns); RequestError for anything else."""
     if type(tensor).__module__.split(".")[0] == "torch":
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -27,7 +27,7 @@ def as_numpy(tensor: Any, name: str) -> Any:
             tensor = tensor.numpy()
     if not isinstance(tensor, np.ndarray) or tensor.ndim != 4:
         got = getattr(tensor, "shape", tensor)
-        raise EmulationError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {got}")
+        raise RequestError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {got}")
     return tensor
 
 
@@ -119,7 +119,10 @@ def _shifted_mask(s: Any, lse: Any, rows: Any, window: tuple[int, int]) -> str:
     """A mask, one key off, whose row sums the wrong rows have; empty when none explains them."""
     left, right = window
     seen = visible(s.shape[2], s.shape[3], window)
-    guesses = {"it weighs a key beyond the last": (seen, 1.0), "it misses the last key": (seen & _all_but_last(seen), 0.0)}
+    guesses = {
+        "it weighs a key beyond the last": (seen, 1.0),
+        "it misses the last key": (seen & _all_but_last(seen), 0.0),
+    }
     for name, (dl, dr) in (("left", (1, 0)), ("right", (0, 1))):
         for step, word in ((1, "too far out"), (-1, "too far in")):
             moved = (left + dl * step if left >= 0 else left, right + dr * step)
