@@ -21,7 +21,6 @@ from tilecast.validation.emulator.verify import as_numpy
 
 MODES = ("late", "random")
 _TENSOR_KIND = {"hopper_ws": "wgmma", "blackwell_ws": "tcgen05"}
-_GENERATED = Path(__file__).parents[2] / "kernels" / "generated"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def kernel_path(file: str | Path) -> Path:
         return path
     import tilecast.kernels.generated as generated
 
-    shipped = Path(generated.__file__ or _GENERATED).parent / f"{path.name.removesuffix('.py')}.py"
+    shipped = Path(str(generated.__file__)).parent / f"{path.name.removesuffix('.py')}.py"
     if shipped.is_file() and path.parent == Path("."):
         return shipped
     raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
