@@ -193,10 +193,10 @@ BUGS = {
 }  # fmt: skip
 
 
-def inputs(kernel: str) -> tuple[np.ndarray, ...]:
+def inputs(kernel: str, keys: int = 700) -> tuple[np.ndarray, ...]:
     """Several tiles, an odd length, two query heads to one of K and V."""
     shape = Source(kernel_path(kernel)).header()["workload"]
-    rows, keys = (600, 1100) if kernel == PAIR else (300, 700)
+    rows = 600 if kernel == PAIR else 300
     rng = np.random.default_rng(1)
     q, k, v = (
         rng.standard_normal((1, heads, length, shape[width])).astype(np.float16)
@@ -206,8 +206,8 @@ def inputs(kernel: str) -> tuple[np.ndarray, ...]:
     return q, k, v
 
 
-def run(kernel: str, text: str | None = None, mode: str = "late", seed: int = 0) -> None:
-    q, k, v = inputs(kernel)
+def run(kernel: str, text: str | None = None, mode: str = "late", seed: int = 0, keys: int = 700) -> None:
+    q, k, v = inputs(kernel, keys)
     path = kernel_path(kernel)
     window = header_window(Source(path).header())
     done = emulate(path, q, k, v, text=text, mode=mode, seed=seed, sms=1 if kernel != PAIR else 2)
@@ -255,3 +255,52 @@ def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> No
     bug = BUGS[name]
     with pytest.raises(EmulationError, match="line "):
         run(bug.kernel, mutated(bug), mode="random", seed=seed)
+
+
+SYNCHRONISING = re.compile(
+    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|tma_load\(|wait_for_stats_slot\(.*\)$"
+    r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)"
+)
+#: Lines of the loop that other ones make superfluous for these inputs, or that these inputs do not reach.
+SUPERFLUOUS = {
+    HOPPER: {
+        # With three key blocks or more to a tile, the release of K slots says that the tile before last is done.
+        "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1)",
+        # Without a mask there are no blocks that only other warpgroups need.
+        "mbarrier.wait(k_full.index(slot), phase)",
+        "mbarrier.arrive(k_empty.index(slot), count=1)",
+        "mbarrier.wait(v_full.index(slot), phase)",
+        "mbarrier.arrive(v_empty.index(slot), count=1)",
+    },
+    # Both halves of Q are given back by commits in a row, after the last product that reads either.
+    BLACKWELL: {"mbarrier.wait(q_free.index(1), q_phase ^ 1)"},
+}
+
+
+@pytest.mark.parametrize("kernel", [HOPPER, BLACKWELL])
+def test_every_line_that_synchronises_is_needed(kernel: str) -> None:
+    """Each alone is replaced by nothing: all but the ones known to be superfluous must be missed."""
+    lines = kernel_path(kernel).read_text(encoding="utf-8").splitlines()
+    places = [i for i, line in enumerate(lines) if SYNCHRONISING.match(line.strip())]
+    assert len(places) > 20
+    survived = set()
+    for i in places:
+        code = lines[i].strip()
+        text = "\n".join([*lines[:i], lines[i].replace(code, "pass"), *lines[i + 1 :]]) + "\n"
+        try:
+            run(kernel, text, keys=400)
+        except EmulationError as error:
+            assert re.search(r"line \d+: ", str(error)), code
+        else:
+            survived.add(code)
+    assert survived == SUPERFLUOUS[kernel]
+
+
+def test_what_is_superfluous_for_long_tiles_is_needed_for_short_ones() -> None:
+    text = kernel_path(HOPPER).read_text(encoding="utf-8")
+    wait = "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1)"
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, heads, length, 128)).astype(np.float16) for heads, length in ((2, 700), (1, 64)))
+    emulate(HOPPER, q, k, k, sms=1)
+    with pytest.raises(EmulationError, match=r"line \d+: .*q_full"):
+        emulate(HOPPER, q, k, k, sms=1, text=text.replace(wait, "pass"))
