@@ -285,6 +285,36 @@ def profile(
 
 
 @app.command()
+def emulate(
+    file: str,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
+    ] = None,
+    batch: opt.Batch = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads (default 1).")] = None,
+    heads_kv: opt.HeadsKv = None,
+    seqlen: Annotated[int | None, typer.Option("--seqlen", help="Query length (default 512).")] = None,
+    seqlen_k: opt.SeqlenK = None,
+    window: opt.Window = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
+    ] = "late",
+    seed: Annotated[int, typer.Option("--seed", help="Of the inputs and of the random moments.")] = 0,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
+) -> None:
+    """Run a generated Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
+    from tilecast.cmd_emulate import kernel_workload, run_emulate
+
+    work, limits = kernel_workload(file, batch, heads, heads_kv, seqlen, seqlen_k, window, dtype)
+    text, right = run_emulate(file, work, machine, limits, mode, seed, trace)
+    typer.echo(text)
+    if not right:
+        raise typer.Exit(1)
+
+
+@app.command()
 def ship() -> None:
     """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
     from tilecast.cmd_generate import run_ship

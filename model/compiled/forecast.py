@@ -100,11 +100,17 @@ def _hopper_tile(
         # Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
         tile = [replace(counts, main=blocks + counts.main) for counts in shape]
         tiles = 1 if cold else _TILES
-        run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold, share)], costs, mma)
-        if cold:
-            points.append((blocks, max(marks[0] for marks in run.marks)))
-        else:
-            points.append((blocks, max((marks[-1] - marks[0]) / (tiles - 1) for marks in run.marks)))
+        # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
+        # two: the mean of both starts.
+        starts = (False, True) if variant.warpgroups > 1 else (False,)
+        spans = []
+        for together in starts:
+            run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold, share, together)], costs, mma)
+            if cold:
+                spans.append(max(marks[0] for marks in run.marks))
+            else:
+                spans.append(max((marks[-1] - marks[0]) / (tiles - 1) for marks in run.marks))
+        points.append((blocks, sum(spans) / len(spans)))
     return _fit(points)
 
 

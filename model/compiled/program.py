@@ -56,11 +56,11 @@ def _count(code: Sequence[WarpInstruction], kind: str) -> int:
 
 def hopper_cta(
     code: KernelCode, variant: Fa3Variant, tiles: Sequence[Sequence[TileCounts]], costs: WarpCosts, cold: bool,
-    share: float = 0.0,
+    share: float = 0.0, together: bool = False,
 ) -> Cta:  # fmt: skip
     """A CTA that does ``tiles`` one after the other; ``tiles[i][w]`` is what warpgroup w does in tile i.
 
-    ``share`` of the K and V bytes come from memory, the rest from L2.
+    ``share`` of the K and V bytes come from memory, the rest from L2; ``together`` starts the warpgroups at one time.
     """
     programs = tuple(
         tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
@@ -76,7 +76,9 @@ def hopper_cta(
             copies.append((("K", block), k_bytes, variant.kv_stages, latency, share))
             if step == 0:
                 for w in range(variant.warpgroups):
-                    copies.append(((f"Q{w}", number), q_bytes, variant.q_stages, costs.tma_latency_hbm, 1.0))
+                    # Together: all parts of Q land when the last does.
+                    parts = 1 if not together else variant.warpgroups if w == 0 else 0
+                    copies.append(((f"Q{w}", number), parts * q_bytes, variant.q_stages, costs.tma_latency_hbm, 1.0))
             copies.append((("V", block), v_bytes, variant.kv_stages, latency, share))
             block += 1
     return Cta(programs, tuple(copies))

@@ -119,3 +119,47 @@ def test_mistakes_are_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+# --- emulate ------------------------------------------------------------------------------------------------------------
+
+
+def test_emulate_prints_correctness_races_and_cycles(tmp_path: Path) -> None:
+    trace = tmp_path / "timeline.json"
+    done = tilecast("emulate", "hopper_ws_d64_full", "--seqlen", "200", "--seqlen-k", "1100", "--heads", "2",
+                    "--heads-kv", "1", "--trace", str(trace))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for word in ("correct ", "races      none", "cycles ", "pipeline simulation"):
+        assert word in done.stdout
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_emulate_reports_a_bug_with_its_line_and_fails(tmp_path: Path) -> None:
+    from tilecast.validation.emulator.run import kernel_path
+
+    text = kernel_path("hopper_ws_d64_full").read_text(encoding="utf-8")
+    wait = "    mbarrier.wait(v_full.index(slot), block // KV_STAGES & 1)\n    o = issue_pv"
+    assert wait in text
+    broken = tmp_path / "broken.py"
+    broken.write_text(text.replace(wait, "    o = issue_pv"))
+    done = tilecast("emulate", str(broken), "--mode", "random", "--seed", "2")
+    assert done.returncode == 1
+    assert "line " in done.stdout and "v_smem" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no_such_kernel"], "expected a kernel file"),
+        (["hopper_ws_d64_full", "--machine", "b200"], "needs wgmma"),
+        (["hopper_ws_d64_full", "--mode", "early"], "late or random"),
+        (["hopper_ws_d64_full", "--dtype", "fp8"], "bf16 and fp16"),
+        (["hopper_ws_d64_full", "--window", "10,10"], "written for no mask"),
+        (["hopper_ws_d64_full", "--trace", "/no/such/folder/t.json"], "does not exist"),
+        (["triton_d64_causal"], "family 'triton'"),
+    ],
+)
+def test_emulate_refuses_in_one_sentence(arguments: list[str], says: str) -> None:
+    done = tilecast("emulate", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,87 @@
+"""Happens-before: what an agent knows to have happened.
+
+A *stream* is something that acts in order: a role in one CTA (an agent), the matrix engine, the wgmma queue of a role.  It
+counts epochs; an event is (stream, epoch), written as one number.  Copies are in no order, so each has a number of its
+own.  An event happens before another when the other's `Knowledge` contains it.
+"""
+
+from __future__ import annotations
+
+#: Codes of events in shadow memory: epochs of stream a start at a << STREAM_SHIFT, copies at COPY.
+STREAM_SHIFT = 24
+COPY = 1 << 40
+#: Roles of one program, at most.
+MAX_ROLES = 8
+#: Streams: role r in CTA c is 2 r + c; wgmma of role r; the matrix engine.
+FIRST_WGMMA = 2 * MAX_ROLES
+MATRIX_ENGINE = FIRST_WGMMA + MAX_ROLES
+STREAMS = MATRIX_ENGINE + 1
+
+
+def code_of(stream: int, epoch: int) -> int:
+    """The event as a number."""
+    return stream << STREAM_SHIFT | epoch
+
+
+class Knowledge:
+    """Epochs of streams, the ones fenced for the asynchronous proxy, and completed copies (a bit each)."""
+
+    __slots__ = ("copies", "epochs", "fenced")
+
+    def __init__(self) -> None:
+        self.epochs = [0] * STREAMS
+        self.fenced = [0] * STREAMS
+        self.copies = 0
+
+    def copy(self) -> Knowledge:
+        """A snapshot."""
+        new = Knowledge.__new__(Knowledge)
+        new.epochs, new.fenced, new.copies = self.epochs.copy(), self.fenced.copy(), self.copies
+        return new
+
+    def join(self, other: Knowledge) -> None:
+        """Learn everything that ``other`` knows."""
+        self.epochs = [a if a > b else b for a, b in zip(self.epochs, other.epochs, strict=True)]
+        self.fenced = [a if a > b else b for a, b in zip(self.fenced, other.fenced, strict=True)]
+        self.copies |= other.copies
+
+    def has(self, code: int) -> bool:
+        """Whether the event happened before."""
+        if code >= COPY:
+            return bool(self.copies >> (code - COPY) & 1)
+        return self.epochs[code >> STREAM_SHIFT] >= code & ((1 << STREAM_SHIFT) - 1)
+
+    def has_fenced(self, code: int) -> bool:
+        """Whether a fence for the asynchronous proxy stands behind the event (ordinary accesses of agents need one)."""
+        stream = code >> STREAM_SHIFT
+        return code >= COPY or stream >= FIRST_WGMMA or self.fenced[stream] >= code & ((1 << STREAM_SHIFT) - 1)
+
+
+class Agent:
+    """One role in one CTA."""
+
+    __slots__ = ("cta", "epoch", "index", "knowledge")
+
+    def __init__(self, role: int, cta: int) -> None:
+        self.index, self.cta, self.epoch = 2 * role + cta, cta, 1
+        self.knowledge = Knowledge()
+        self.knowledge.epochs[self.index] = 1
+
+    @property
+    def code(self) -> int:
+        """Of what the agent does now."""
+        return code_of(self.index, self.epoch)
+
+    def release(self) -> Knowledge:
+        """What is known up to here, to hand on; what comes later is not part of it."""
+        known = self.knowledge.copy()
+        self.epoch += 1
+        self.knowledge.epochs[self.index] = self.epoch
+        return known
+
+    def fence(self) -> None:
+        """Everything known becomes visible to the asynchronous proxy."""
+        self.release()
+        before = self.knowledge.epochs.copy()
+        before[self.index] -= 1
+        self.knowledge.fenced = [max(a, b) for a, b in zip(self.knowledge.fenced, before, strict=True)]

@@ -1,0 +1,147 @@
+"""Layouts of register tensors, shared memory and tensor memory: values that compare equal when Gluon's would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast.validation.emulator.errors import LayoutError
+
+Basis = tuple[tuple[int, ...], ...]
+
+
+def _frozen(bases: Any) -> Basis:
+    return tuple(tuple(int(x) for x in basis) for basis in bases or ())
+
+
+class DistributedLinearLayout:
+    """Which element each register, lane, warp and CTA holds, by the bases of their bits."""
+
+    def __init__(self, reg_bases: Any, lane_bases: Any, warp_bases: Any, block_bases: Any, shape: Any) -> None:
+        self.reg, self.lane = _frozen(reg_bases), _frozen(lane_bases)
+        self.warp, self.block = _frozen(warp_bases), _frozen(block_bases)
+        self.shape = tuple(int(n) for n in shape)
+
+    def _key(self) -> Any:
+        return (self.reg, self.lane, self.warp, self.block, self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DistributedLinearLayout) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"linear layout of {list(self.shape)} (lanes {list(self.lane)}, warps {list(self.warp)})"
+
+
+@dataclass(frozen=True)
+class SliceLayout:
+    """What is left of ``parent`` when dimension ``dim`` is reduced away."""
+
+    dim: int
+    parent: Any
+
+
+class BlockedLayout:
+    """Triton's ordinary layout."""
+
+    def __init__(
+        self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, **_cga: Any
+    ) -> None:
+        self.key = tuple(tuple(map(int, x)) for x in (size_per_thread, threads_per_warp, warps_per_cta, order))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockedLayout) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"blocked layout {self.key}"
+
+
+@dataclass(frozen=True)
+class NvmmaDistributedLayout:
+    """Accumulator of wgmma."""
+
+    version: tuple[int, ...]
+    warps_per_cta: tuple[int, ...]
+    instr_shape: tuple[int, ...]
+
+    @staticmethod
+    def make(version: Any, warps_per_cta: Any, instr_shape: Any, **_cga: Any) -> NvmmaDistributedLayout:
+        """From lists, as kernels write them."""
+        lists = (version, warps_per_cta, instr_shape)
+        return NvmmaDistributedLayout(*(tuple(int(x) for x in values) for values in lists))
+
+
+@dataclass(frozen=True)
+class DotOperandLayout:
+    """Left operand of wgmma in registers."""
+
+    operand_index: int
+    parent: Any
+    k_width: int
+
+
+class SharedLayout:
+    """Any layout of shared memory; only how a pair of CTAs divides the tile is kept."""
+
+    def __init__(self, *_swizzle: Any, cga_layout: Any = None, **_more: Any) -> None:
+        self.cga = _frozen(cga_layout)
+
+    def split_dim(self, rank: int) -> int | None:
+        """Dimension of a ``rank``-dimensional tensor that the two CTAs divide; None when each has its own copy."""
+        for basis in self.cga:
+            for place, step in enumerate(basis):
+                if step:
+                    return rank - len(basis) + place
+        return None
+
+
+class NvmmaSharedLayout(SharedLayout):
+    """What the copy engine writes and the tensor core reads."""
+
+    @staticmethod
+    def get_default_for(_block_shape: Sequence[int], _dtype: Any, cga_layout: Any = None, **_more: Any) -> SharedLayout:
+        """The swizzle does not change values here."""
+        return NvmmaSharedLayout(cga_layout=cga_layout)
+
+
+class TensorMemoryLayout:
+    """Rows are lanes, columns are columns; only the 32-bit packed form with unit stride."""
+
+    def __init__(
+        self, block: Any, col_stride: int = 1, cga_layout: Any = None, two_ctas: bool = False, **_: Any
+    ) -> None:
+        self.block = tuple(int(x) for x in block)
+        self.col_stride, self.cga, self.two_ctas = int(col_stride), _frozen(cga_layout), bool(two_ctas)
+        if self.col_stride != 1:
+            raise LayoutError(f"tensor memory with a column stride of {self.col_stride}: only 1 is emulated")
+
+
+_LANES = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0))
+
+
+def row_per_lane(layout: Any, shape: Sequence[int]) -> str:
+    """Empty when ``layout`` holds rows of ``shape`` as tcgen05.ld and .st move them; otherwise what is wrong."""
+    if layout is None:
+        return ""
+    if not isinstance(layout, DistributedLinearLayout):
+        return f"needs a linear layout with a row to a lane, got {layout!r}"
+    if layout.shape != tuple(shape):
+        return f"needs a layout of {list(shape)}, got one of {list(layout.shape)}"
+    if layout.lane != _LANES or layout.warp[:2] != ((32, 0), (64, 0)):
+        return f"lane l of warp w must hold row 32 w + l, got {layout!r}"
+    return ""
+
+
+def expanded(layout: Any, dim: int) -> Any:
+    """Layout after a new dimension ``dim`` of one element; LayoutError when the slice was another one's."""
+    if layout is None:
+        return None
+    if not isinstance(layout, SliceLayout) or layout.dim != dim:
+        raise LayoutError(f"a new dimension {dim} needs a SliceLayout({dim}, ...), got {layout!r}")
+    return layout.parent
