@@ -117,6 +117,9 @@ def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> tuple[float,
     finish = pipeline.epilogue_cycles
     # A persistent CTA prefetches the next query tile and stores the last one under the loop; what stays is the
     # part of fill and drain that exceeds one iteration of overlap between neighbouring tiles.
+    if not pipeline.tiles_overlap:
+        # The next tile's first blocks are there when the output is written; nothing else overlaps.
+        return start, finish, finish - machine["tma.latency_l2_cycles"]
     fill = trace.iteration_end[-1] - len(trace.iteration_end) * trace.ii_cycles
     return start, finish, max(0.0, fill - trace.ii_cycles) - fill
 

@@ -131,6 +131,9 @@ class Pipeline:
     facts_used: tuple[str, ...] = ()
     #: CTAs that work on one tile together (2 for tcgen05 CTA pairs), each on its own SM.
     cta_group: int = 1
+    #: Whether a persistent CTA's other roles finish a tile under the next one's loop; False where the warps that multiply
+    #: also write the output.
+    tiles_overlap: bool = True
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)

@@ -18,7 +18,7 @@ from tilecast.model.variant import Fa2Variant, Fa3Variant, parse_variant
 from tilecast.model.workload import Workload
 
 #: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number.
-_SAMPLES = (4, 8, 12)
+_SAMPLES = (4, 10)
 _TILES = 3
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.machine import Machine
 from tilecast.model.pipelines import common
-from tilecast.model.tensor_core import mma_sync_tile_cycles
+from tilecast.model.tensor_core import mma_smem_bytes, mma_sync_tile_cycles, mma_tile_cycles
 from tilecast.model.variant import Fa2Variant, fa2_ctas_per_sm
 from tilecast.model.workload import Workload
 
@@ -47,7 +47,9 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=ctas,
         prologue_cycles=machine["launch.cta_start_cycles"],
-        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"] + machine["l2.latency_cycles"],
+        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"] + machine["l2.latency_cycles"]
+        + common.store_cycles(machine, o * 2) + common.first_read_cycles(machine, variant.tile_m * workload.head_dim_qk * size),
+        tiles_overlap=False,
         mask_demand=tuple((f"max{s}", common.mask_work(machine, rows * variant.tile_n * 2.0)) for s in range(streams)),
         facts_used=(
             "tensor.mma_latency_cycles",
@@ -64,6 +66,8 @@ class _Stream:
 
     def mma(self, name: str, kind: str, n: int, k: int) -> Op:
         w, m = self.w, self.m
+        if m.tensor_kind == "wgmma":
+            return self.wgmma(name, kind, n, k)
         cycles = mma_sync_tile_cycles(m, self.rows, n, k, w.dtype)
         flop = 2.0 * self.rows * n * k
         count = flop / (_MMA_FLOP * (2 if w.dtype == "fp8" else 1)) / 4
@@ -75,6 +79,24 @@ class _Stream:
         return Op(
             f"{name}{self.s}", kind, f"warps{self.s}", (("tensor", cycles), ("smem", read), ("issue", issue)), alone,
             tile=self.s, instructions=(("other", issue),),
+        )  # fmt: skip
+
+    def wgmma(self, name: str, kind: str, n: int, k: int) -> Op:
+        """The same product as Triton writes it for Hopper: S is waited for at once, O with the next S."""
+        w, m = self.w, self.m
+        home = "smem" if kind == "qk" else "register"
+        tiles = self.rows / 64.0
+        cycles = tiles * mma_tile_cycles(m, 64, n, k, w.dtype, home)
+        read = tiles * mma_smem_bytes(64, n, k, w.dtype, home) / m["smem.bytes_per_clk"]
+        count = 2.0 * tiles * k * w.dtype_bytes / 32
+        wait = m["tensor.mma_latency_cycles"] if kind == "qk" else 0.0
+        step = 2 * m.get("sync.barrier_cycles", 0.0) + m.get("sync.wait_done_cycles", 0.0)
+        demand = [("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))]
+        if m.has("regs.mma_share"):
+            demand.append(("regs", cycles * m["regs.mma_share"]))
+        return Op(
+            f"{name}{self.s}", kind, f"warps{self.s}", tuple(demand), cycles + wait + step, tile=self.s,
+            instructions=(("other", count),),
         )  # fmt: skip
 
     def ops(self) -> list[Op]:

@@ -23,6 +23,10 @@ _INSTRUCTIONS_PER_MMA = 4.0
 #: machine code of the generated kernels (`tilecast inspect`, head_dim 64 and 128, Triton 3.9).
 _ANCHORED_INSTRUCTIONS = 56
 _ANCHORED_ALU_INSTRUCTIONS = 4
+#: End of a tile: sums across a quad, reciprocal, logarithm, addresses; stall counts of the generated kernels' machine code.
+_STATISTICS_CYCLES = 450.0
+#: Barriers of a warpgroup and polls of an mbarrier in one step (machine code of the generated kernels).
+_BARRIERS_PER_STEP, _POLLS_PER_STEP = 3, 2
 #: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
 #: every four elements of P (FlashAttention-3's in-kernel layout conversion).
 _FP8_PERMUTES_PER_ELEMENT = 0.5
@@ -36,7 +40,7 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
     edges: list[Edge] = []
     for g in groups:
         ops += _group_ops(workload, variant, machine, g)
-        roles.append(Role(f"consumer{g}", _program(variant, g), 4, 240 if variant.warpgroups == 2 else 160))
+        roles.append(Role(f"consumer{g}", _program(variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160))
         edges += _group_edges(workload, variant, machine, g)
     rows = _ROWS * variant.warpgroups
     size = workload.dtype_bytes
@@ -57,12 +61,20 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=1,
-        prologue_cycles=machine["launch.cta_start_cycles"],
-        epilogue_cycles=o / machine["fma.lanes"] + o * 2 * 2 / machine["smem.bytes_per_clk"]
-        + common.load_cycles(machine, o * 2) + machine["l2.latency_cycles"],
+        prologue_cycles=_prologue_cycles(variant, machine),
+        epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"]
+        + common.store_cycles(machine, o * 2) + common.first_read_cycles(machine, rows * workload.head_dim_qk * size),
+        tiles_overlap=False,
         mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
+
+
+def _prologue_cycles(variant: Fa3Variant, machine: Machine) -> float:
+    """A CTA from its start to its first copy: two barriers for each slot of K, V and Q, then the roles' hand-over."""
+    barriers = 4 * variant.kv_stages + 2 * variant.q_stages * variant.warpgroups
+    per_barrier = machine.get("launch.barrier_setup_cycles", 0.0)
+    return machine["launch.cta_start_cycles"] + machine.get("launch.cta_setup_cycles", 0.0) + barriers * per_barrier
 
 
 def _first_step(variant: Fa3Variant) -> str:
@@ -99,8 +111,12 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
         exp = common.add(exp, common.bookkeeping_work(m, _ANCHORED_ALU_INSTRUCTIONS, _ANCHORED_INSTRUCTIONS))
     o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
+    vote = 0.0
     if v.rescale == "conditional":
         rescale = rescale.scaled(rescale_share(v.rescale_threshold))
+        # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, a vote.
+        vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + m.get("sync.barrier_cycles", 0.0)
+    sync = _BARRIERS_PER_STEP * m.get("sync.barrier_cycles", 0.0) + _POLLS_PER_STEP * m.get("sync.wait_done_cycles", 0.0)
     ops = [
         _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
         Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),
@@ -109,19 +125,22 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
         Op(f"exp{g}", "exp", role, exp.cycles, common.one_warp_cycles(m, exp) + common.ramp_latency(m), tile=g,
            instructions=exp.instructions),
         Op(f"sum{g}", "row sum", role, total.cycles, total.busiest(), tile=g, instructions=total.instructions),
-        Op(f"rescale{g}", "rescale", role, rescale.cycles, rescale.busiest() + m["fma.latency_cycles"], tile=g,
+        Op(f"rescale{g}", "rescale", role, rescale.cycles, rescale.busiest() + m["fma.latency_cycles"] + vote, tile=g,
            instructions=rescale.instructions),
         _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
     if v.rescale == "anchored":
         ops = [op for op in ops if op.kind not in ("row max", "rescale")]
+    if sync:
+        ops.append(Op(f"sync{g}", "barrier", role, (), sync, tile=g))
     if v.ping_pong and v.warpgroups > 1:
         ops.append(Op(f"turn{g}", "barrier", role, (), m["sync.named_barrier_cycles"], tile=g))
     return ops
 
 
-def _program(v: Fa3Variant, g: int) -> tuple[Step, ...]:
-    turn = (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
+def _program(v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
+    turn = (Step(f"sync{g}", 1 if v.overlap else 0),) if m.has("sync.barrier_cycles") else ()
+    turn += (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
     anchored = v.rescale == "anchored"
     softmax = ("exp", "sum") if anchored else ("max", "exp", "sum", "rescale")
     if v.overlap:
