@@ -26,8 +26,8 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 120.0,
-        "time_ms": 5.75,
+        "tflops": 118.0,
+        "time_ms": 5.8,
         "clock_mhz": 1410.0,
         "cycles_per_iteration": 3310.0,
         "keys_per_iteration": 32,

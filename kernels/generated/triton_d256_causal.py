@@ -26,8 +26,8 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 117.0,
-        "time_ms": 2.34,
+        "tflops": 113.0,
+        "time_ms": 2.43,
         "clock_mhz": 1410.0,
         "cycles_per_iteration": 2640.0,
         "keys_per_iteration": 32,

@@ -26,8 +26,8 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 110.0,
-        "time_ms": 1.1,
+        "tflops": 102.0,
+        "time_ms": 1.18,
         "clock_mhz": 1410.0,
         "cycles_per_iteration": 2640.0,
         "keys_per_iteration": 32,
