@@ -425,6 +425,22 @@ def validate_measured(
     typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
 
 
+@validate_app.command("counters")
+def validate_counters(
+    table: Annotated[str | None, typer.Argument(help="A table of hardware counters (default: the H200's).")] = None,
+    codes: Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every kernel, not only disagreements.")] = False,
+) -> None:
+    """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
+    from pathlib import Path
+
+    from tilecast.validation.counters import compare
+
+    found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES)
+    typer.echo(compare.report(found, as_json, rows))
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point: errors of the user's making become one sentence and exit code 2."""
     try:

@@ -12,12 +12,9 @@ from tilecast.validation.cmd_published import CheckError
 
 def run(*, table: str | None, codes: str | None, machine: str | None, as_json: bool, rows: bool, picture: str | None) -> str:
     """The report as text or JSON; writes the picture when asked."""
-    from tilecast.model.machine import load_machine
-
     if picture is not None and Path(picture).suffix not in (".png", ".svg"):
         raise CheckError(f"--picture: expected a name ending in .png or .svg, got '{picture}'")
-    chip = load_machine(machine) if machine else None
-    report = run_measured(Path(table) if table else TABLE, Path(codes) if codes else CODES, chip)
+    report = run_measured(Path(table) if table else TABLE, Path(codes) if codes else CODES, machine)
     if picture is not None:
         write_scatter(report, picture)
     return json.dumps(report_dict(report), indent=2) if as_json else report_text(report, rows)

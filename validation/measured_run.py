@@ -6,6 +6,8 @@ to convert what is given in seconds (memory, launch).
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -98,7 +100,7 @@ LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
 }
 
 
-def run_measured(table: Path = TABLE, codes: Path = CODES, machine: Machine | None = None) -> MeasuredReport:
+def run_measured(table: Path = TABLE, codes: Path = CODES, machine: str | None = None) -> MeasuredReport:
     """Forecast every short-run row of ``table`` that is a kernel of ours.
 
     Raises RecordError and CodeError for files that are something else.
@@ -110,8 +112,7 @@ def run_measured(table: Path = TABLE, codes: Path = CODES, machine: Machine | No
         text = codes.read_text(encoding="utf-8")
     except OSError as error:
         raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
-    profiles = {code.key(): code for code in load_codes(text)}
-    rows = tuple(_row(point, profiles, machine or load_machine(point.machine)) for point in points)
+    rows = _rows(points, {code.key(): code for code in load_codes(text)}, machine)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
     headline = {
@@ -127,9 +128,36 @@ def run_measured(table: Path = TABLE, codes: Path = CODES, machine: Machine | No
     )
 
 
-def _row(point: Measured, profiles: dict[tuple[str, str, int, int, str, str], KernelCode], machine: Machine) -> Row:
+def _rows(
+    points: Sequence[Measured], profiles: dict[tuple[str, str, int, int, str, str], KernelCode], machine: str | None
+) -> tuple[Row, ...]:
+    """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, p in enumerate(points):
+        groups.setdefault((p.kernel, p.variant, p.head_dim_qk, p.head_dim_v, p.mask, p.dtype), []).append(i)
+    jobs = [
+        ([points[i] for i in members], profiles.get(key), machine)  # type: ignore[call-overload]
+        for key, members in groups.items()
+    ]
+    workers = min(os.cpu_count() or 1, len(jobs))
+    if workers > 1 and len(points) > 50:
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            found = pool.map(_kernel_rows, jobs, chunksize=1)
+    else:
+        found = [_kernel_rows(job) for job in jobs]
+    ordered: dict[int, Row] = {}
+    for members, made in zip(groups.values(), found, strict=True):
+        ordered.update(zip(members, made, strict=True))
+    return tuple(ordered[i] for i in range(len(points)))
+
+
+def _kernel_rows(job: tuple[list[Measured], KernelCode | None, str | None]) -> list[Row]:
+    points, code, machine = job
+    return [_row(point, code, load_machine(machine or point.machine)) for point in points]
+
+
+def _row(point: Measured, code: KernelCode | None, machine: Machine) -> Row:
     work = point.workload()
-    code = profiles.get((point.kernel, point.variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
     if code is None:
         return Row(point, 0.0, 0.0, "no profile of its machine code")
     try:

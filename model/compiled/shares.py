@@ -59,5 +59,6 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
                 for i in instructions:
                     counts[i.pipe] += times * 4  # the four warps of the warpgroup
                     if i.kind == "mma":
-                        tensor += times * mma_cycles(machine, i.amount, i.from_registers)
+                        # Counters see the array work, not the wait for operands of narrow products.
+                        tensor += times * min(i.amount / 2.0, mma_cycles(machine, i.amount, i.from_registers))
     return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads)

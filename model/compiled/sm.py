@@ -20,8 +20,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tilecast.model.compiled.code import CodeError, WarpInstruction
+from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 
 #: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
@@ -59,12 +60,17 @@ class SmRun:
 
 class _Warp:
     __slots__ = (
-        "barriers_passed", "code", "counters", "cta", "fma_at", "free", "groups_committed", "groups_done", "index", "last", "number",
-        "pc", "turns_taken",
+        "barriers_passed", "code", "counters", "cta", "fma_at", "free", "groups_committed", "groups_done", "index", "last",
+        "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
     )  # fmt: skip
 
-    def __init__(self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float) -> None:
+    def __init__(
+        self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float,
+        table: dict[WarpInstruction, _Prepared],
+    ) -> None:  # fmt: skip
         self.index, self.cta, self.number, self.code, self.pc, self.free = index, cta, number, code, 0, begins
+        self.table = table
+        self.marks: list[float] = []
         self.counters = [0.0] * 6
         self.groups_committed = 0
         self.groups_done: list[float] = []
@@ -73,14 +79,25 @@ class _Warp:
         self.turns_taken = 0
         self.barriers_passed = 0
 
+    def advance(self) -> None:
+        """Look up the next instruction and when the warp itself is ready for it."""
+        prepared = self.table[self.code[self.pc][0]]
+        ready = self.free
+        for bit in prepared.waits:
+            if self.counters[bit] > ready:
+                ready = self.counters[bit]
+        self.prepared, self.ready = prepared, ready
+
 
 class _State:
     """Everything that changes during a run."""
 
     def __init__(self, ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> None:
-        self.ctas, self.costs, self.mma = ctas, costs, mma
+        self.ctas, self.costs = ctas, costs
+        distinct = {step[0] for cta in ctas for code in cta.programs for step in code}
+        table = {instruction: _prepare(instruction, costs, mma) for instruction in distinct}
         programs = [(i, w, code, cta.begins) for i, cta in enumerate(ctas) for w, code in enumerate(cta.programs)]
-        self.warps = [_Warp(index, *program) for index, program in enumerate(programs)]
+        self.warps = [_Warp(index, *program, table) for index, program in enumerate(programs)]
         self.full: list[dict[Tag, float]] = [{} for _ in ctas]
         self.released: list[dict[Tag, list[float]]] = [{} for _ in ctas]
         self.turns: list[list[list[float]]] = [[[] for _ in cta.programs] for cta in ctas]
@@ -95,7 +112,7 @@ class _State:
         self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
         self.queued = 0
         self.served = 0
-        self.intervals: list[tuple[float, float]] = []
+        self.intervals: deque[tuple[float, float]] = deque()
         for i in range(len(ctas)):
             self.produce(i)
 
@@ -164,12 +181,57 @@ class _State:
         if last:
             self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
 
+    def arrive(self, warp: _Warp, tag: Tag, now: float) -> None:
+        """A warpgroup passes its turn on, or lets a slot go."""
+        if tag[0] == "turn":
+            self.turns[warp.cta][warp.number].append(now + self.costs.handover)
+        else:
+            self.released[warp.cta].setdefault(tag, []).append(now)
+            self.produce(warp.cta)
+
     def under_mma(self, at: float) -> bool:
-        """Whether the tensor core runs at ``at``."""
-        for begin, end in reversed(self.intervals[-16:]):
-            if begin <= at < end:
-                return True
-        return False
+        """Whether the tensor core runs at ``at``; issue times only grow, so what has ended is forgotten."""
+        intervals = self.intervals
+        while intervals and intervals[0][1] <= at:
+            intervals.popleft()
+        return bool(intervals) and intervals[0][0] <= at
+
+
+#: Kinds whose issue depends on more than the warp and its pipe.
+_CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store"})
+
+
+class _Prepared(NamedTuple):
+    """An instruction with its costs looked up: the loop of `run_sm` reads these a hundred thousand times a second."""
+
+    pipe: int
+    taken: float
+    taken_under_mma: float
+    ports: float
+    gap: float
+    stall: int
+    waits: tuple[int, ...]
+    write_counter: int
+    read_counter: int
+    latency: float
+    kind: str
+    conditional: bool
+    fma: bool
+    amount: int
+    mma_cycles: float
+    commits: bool
+
+
+def _prepare(instruction: WarpInstruction, costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> _Prepared:
+    pipe, kind = instruction.pipe, instruction.kind
+    conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)
+    return _Prepared(
+        PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.ports_under_mma[pipe],
+        costs.gap_under_mma[pipe], instruction.stall, tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
+        instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
+        pipe == "fma", instruction.amount,
+        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
+    )  # fmt: skip
 
 
 def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> SmRun:
@@ -178,69 +240,66 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
     Raises CodeError when every warp waits for something that never comes.
     """
     state = _State(ctas, costs, mma)
-    warps = state.warps
-    pipe_free = dict.fromkeys(costs.pipe, 0.0)
-    busy = dict.fromkeys(costs.pipe, 0.0)
+    active = [warp for warp in state.warps if warp.code]
+    pipe_free = [0.0] * len(PIPES)
+    busy = [0.0] * len(PIPES)
     ports_free = issue_free = now = 0.0
-    marks: list[list[float]] = [[] for _ in warps]
     count = 0
-    while True:
-        chosen, best, order = None, 0.0, 0
-        waiting = False
-        for warp in warps:
-            if warp.pc >= len(warp.code):
-                continue
-            waiting = True
-            ready = _ready(warp, state, pipe_free, ports_free)
-            if ready is None:
-                continue
-            ready = max(ready, issue_free)
-            if chosen is None or ready < best or (ready == best and warp.last < order):
-                chosen, best, order = warp, ready, warp.last
-        if not waiting:
-            break
-        if chosen is None and state.queued:
+    for warp in active:
+        warp.advance()
+    while active:
+        chosen, best = None, math.inf
+        for warp in active:
+            ready = warp.ready
+            prepared = warp.prepared
+            if prepared.conditional:
+                known = _condition(warp, prepared, ready, state)
+                if known is None:
+                    continue
+                ready = known
+            if prepared.kind != "mma":
+                if pipe_free[prepared.pipe] > ready:
+                    ready = pipe_free[prepared.pipe]
+                if prepared.ports and ports_free > ready:
+                    ready = ports_free
+            if issue_free > ready:
+                ready = issue_free
+            if ready < best or (ready == best and chosen is not None and warp.last < chosen.last):
+                chosen, best = warp, ready
+        if state.queued and state.next_service() <= best:
             state.serve(state.next_service())
             continue
         if chosen is None:
-            where = ", ".join(f"{w.code[w.pc][1]}" for w in warps if w.pc < len(w.code))
+            where = ", ".join(str(warp.code[warp.pc][1]) for warp in active)
             raise CodeError(f"the compiled warps wait for each other: {where}; the reading of the code is wrong")
-        service = state.next_service()
-        if service <= best:
-            state.serve(service)
-            continue
         count += 1
-        now, warp = best, chosen
-        warp.last = count
+        now, prepared = best, chosen.prepared
+        chosen.last = count
         issue_free = now + 1.0
-        instruction, _ = warp.code[warp.pc]
         loaded = state.under_mma(now)
-        pipe = instruction.pipe
-        if pipe == "fma":
-            warp.fma_at = now
-        if instruction.kind != "mma":
-            taken = (costs.pipe_under_mma if loaded else costs.pipe)[pipe]
-            pipe_free[pipe] = max(pipe_free[pipe], now) + taken
+        pipe = prepared.pipe
+        if prepared.fma:
+            chosen.fma_at = now
+        if prepared.kind == "mma":
+            busy[pipe] += prepared.mma_cycles
+        else:
+            taken = prepared.taken_under_mma if loaded else prepared.taken
+            pipe_free[pipe] = (pipe_free[pipe] if pipe_free[pipe] > now else now) + taken
             busy[pipe] += taken
             if loaded:
-                ports_free = max(ports_free, now) + costs.ports_under_mma[pipe]
+                ports_free = (ports_free if ports_free > now else now) + prepared.ports
+        _issue(chosen, prepared, state, now, loaded)
+        if chosen.pc == len(chosen.code):
+            active.remove(chosen)
         else:
-            busy["tensor"] += mma[instruction.amount, instruction.from_registers]
-        _issue(warp, state, now, loaded, marks)
-    return SmRun(tuple(tuple(m) for m in marks), now, busy["tensor"], count, busy)
+            chosen.advance()
+    shares = dict(zip(PIPES, busy, strict=True))
+    return SmRun(tuple(tuple(w.marks) for w in state.warps), now, shares["tensor"], count, shares)
 
 
-def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: float) -> float | None:
-    """Earliest issue of the warp's next instruction, but for the issue port; None while that is unknown."""
-    instruction, tag = warp.code[warp.pc]
-    at = warp.free
-    mask = instruction.waits
-    if mask:
-        counters = warp.counters
-        for bit in range(6):
-            if mask >> bit & 1 and counters[bit] > at:
-                at = counters[bit]
-    kind = instruction.kind
+def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> float | None:
+    """Earliest issue of an instruction that depends on other warps or engines; None while that is unknown."""
+    kind = prepared.kind
     if kind == "mma":
         # The queue in front of the tensor core is shared by the warps of a sub-partition.
         room = state.costs.mma_queue - state.queued
@@ -255,70 +314,52 @@ def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: 
         return at
     if kind == "mma_wait":
         # Groups end in the order they were committed.
-        needed = warp.groups_committed - instruction.amount
-        if needed > 0:
-            if len(warp.groups_done) < needed:
-                return None
-            at = max(at, warp.groups_done[needed - 1])
-    elif kind == "wait" and tag is not None:
-        if state.opens(warp, tag) is None:
-            return None
-    elif kind == "barrier" and instruction.amount > 1:
+        needed = warp.groups_committed - prepared.amount
+        if needed <= 0:
+            return at
+        return max(at, warp.groups_done[needed - 1]) if len(warp.groups_done) >= needed else None
+    if kind == "wait":
+        tag = warp.code[warp.pc][1]
+        return at if tag is None or state.opens(warp, tag) is not None else None
+    if kind == "barrier":
         arrivals = state.met[warp.cta].setdefault(warp.barriers_passed, {})
         arrivals.setdefault(warp.number, at)
-        if len(arrivals) < instruction.amount:
-            return None
-        at = max(at, *arrivals.values())
-    elif kind == "store" and state.memory_free > at:
-        at = state.memory_free
-    if pipe_free[instruction.pipe] > at:
-        at = pipe_free[instruction.pipe]
-    if state.costs.ports_under_mma[instruction.pipe] and ports_free > at:
-        at = ports_free
-    return at
+        return max(at, *arrivals.values()) if len(arrivals) >= prepared.amount else None
+    return max(at, state.memory_free)  # a store
 
 
-def _issue(warp: _Warp, state: _State, now: float, loaded: bool, marks: list[list[float]]) -> None:
+def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: bool) -> None:
     """Effects of an instruction issued at ``now``."""
-    instruction, tag = warp.code[warp.pc]
     costs = state.costs
-    after = now + instruction.stall + (costs.gap_under_mma[instruction.pipe] if loaded else 0.0)
-    result = now + costs.latency[instruction.latency]
-    kind = instruction.kind
-    if kind == "mma":
-        cycles = state.mma[instruction.amount, instruction.from_registers]
-        state.queues[warp.index].append((now, cycles, instruction.commits))
-        state.queued += 1
-        warp.groups_committed += instruction.commits
-    elif kind == "wait" and tag is not None:
-        opened = state.opens(warp, tag)
-        assert opened is not None
-        result = max(result, opened)
-        if tag[0] == "turn":
-            warp.turns_taken += 1
-    elif kind == "arrive" and tag is not None:
-        if tag[0] == "turn":
-            state.turns[warp.cta][warp.number].append(now + costs.handover)
-        else:
-            state.released[warp.cta].setdefault(tag, []).append(now)
-            state.produce(warp.cta)
-    elif kind == "load" and tag is not None:
-        size, latency, share = state.ctas[warp.cta].own_copies[tag[0]]
-        state.full[warp.cta][tag] = state.copy(now, size, share) + latency
-    elif kind == "store":
-        # The four warps of the warpgroup store the same at the same time.
-        state.memory_free = max(state.memory_free, now) + 128.0 * instruction.amount / costs.store_bytes_per_clk
-    elif kind == "barrier":
-        after = max(after, now + costs.barrier + state.jitter())
-        if instruction.amount > 1:
-            warp.barriers_passed += 1
-    elif kind == "mark":
-        marks[warp.index].append(now)
-    if instruction.write_counter < 6:
-        counter = instruction.write_counter
-        warp.counters[counter] = max(warp.counters[counter], result)
-    if instruction.read_counter < 6:
-        counter = instruction.read_counter
-        warp.counters[counter] = max(warp.counters[counter], now + costs.operand_release)
+    after = now + prepared.stall + (prepared.gap if loaded else 0.0)
+    result = now + prepared.latency
+    kind = prepared.kind
+    if kind != "plain":
+        tag = warp.code[warp.pc][1]
+        if kind == "mma":
+            state.queues[warp.index].append((now, prepared.mma_cycles, prepared.commits))
+            state.queued += 1
+            warp.groups_committed += prepared.commits
+        elif kind == "wait" and tag is not None:
+            result = max(result, state.opens(warp, tag) or 0.0)
+            warp.turns_taken += tag[0] == "turn"
+        elif kind == "arrive" and tag is not None:
+            state.arrive(warp, tag, now)
+        elif kind == "load" and tag is not None:
+            size, latency, share = state.ctas[warp.cta].own_copies[tag[0]]
+            state.full[warp.cta][tag] = state.copy(now, size, share) + latency
+        elif kind == "store":
+            # The four warps of the warpgroup store the same at the same time.
+            state.memory_free = max(state.memory_free, now) + 128.0 * prepared.amount / costs.store_bytes_per_clk
+        elif kind == "barrier":
+            after = max(after, now + costs.barrier + state.jitter())
+            warp.barriers_passed += prepared.amount > 1
+        elif kind == "mark":
+            warp.marks.append(now)
+    counters = warp.counters
+    if prepared.write_counter < 6 and result > counters[prepared.write_counter]:
+        counters[prepared.write_counter] = result
+    if prepared.read_counter < 6 and now + costs.operand_release > counters[prepared.read_counter]:
+        counters[prepared.read_counter] = now + costs.operand_release
     warp.free = after
     warp.pc += 1
