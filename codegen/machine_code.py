@@ -176,7 +176,9 @@ def _hopper_consumers(flow: _Flow, mask: str, warpgroups: int) -> list[tuple[Str
     roles = ("edge", "main", "left") if mask == "window" else ("edge", "main")
     inner = flow.inner()
     if len(inner) < warpgroups * len(roles):
-        raise CodeError(f"expected {warpgroups * len(roles)} loops with wgmma, found {len(inner)}: not a hopper_ws kernel?")
+        raise CodeError(
+            f"expected {warpgroups * len(roles)} loops with wgmma, found {len(inner)}: not a hopper_ws kernel?"
+        )
     out = []
     for w in range(warpgroups):
         mine = inner[w * len(roles) : (w + 1) * len(roles)]

@@ -50,15 +50,21 @@ KEYS: dict[str, Key] = {
     "tensor.mma_rs_floor_cycles": Key("cycles", 0, 100, (), "shortest wgmma with A in registers"),
     "tensor.mma_queue_depth": Key("inst", 0, 100, (), "MMAs accepted ahead before the issuing warps are held up"),
     "tensor.batch_start_cycles": Key("cycles", 0, 200, (), "start-up of a batch of MMAs"),
-    "tensor.mma_issue_gap_cycles": Key("cycles", 0, 100, (), "issue slots in a row that a matrix instruction needs free"),
+    "tensor.mma_issue_gap_cycles": Key(
+        "cycles", 0, 100, (), "issue slots in a row that a matrix instruction needs free"
+    ),
     "mma_load.alu_cycles": Key("cycles/inst", 0, 100, (), "ALU instruction while the tensor core runs"),
     "mma_load.mufu_cycles": Key("cycles/inst", 0, 100, (), "ex2 while the tensor core runs"),
     "mma_load.fma_cycles": Key("cycles/inst", 0, 100, (), "FMA while the tensor core runs"),
-    "mma_load.shared_cycles": Key("cycles/inst", 0, 100, (), "shuffle or shared-memory access while the tensor core runs"),
+    "mma_load.shared_cycles": Key(
+        "cycles/inst", 0, 100, (), "shuffle or shared-memory access while the tensor core runs"
+    ),
     "mma_load.alu_port_cycles": Key("cycles/inst", 0, 100, (), "register port time of an ALU instruction then"),
     "mma_load.mufu_port_cycles": Key("cycles/inst", 0, 100, (), "register port time of an ex2 then"),
     "mma_load.fma_port_cycles": Key("cycles/inst", 0, 100, (), "register port time of an FMA then"),
-    "mma_load.alu_gap_cycles": Key("cycles/inst", 0, 100, (), "longer wait before the same warp's next instruction then"),
+    "mma_load.alu_gap_cycles": Key(
+        "cycles/inst", 0, 100, (), "longer wait before the same warp's next instruction then"
+    ),
     "mma_load.mufu_gap_cycles": Key("cycles/inst", 0, 100, (), "same, after an ex2"),
     "mma_load.fma_gap_cycles": Key("cycles/inst", 0, 100, (), "same, after an FMA"),
     "warp.mufu_result_cycles": Key("cycles", 1, 500, (), "ex2 to the use of its result on another pipe"),
@@ -69,7 +75,9 @@ KEYS: dict[str, Key] = {
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),
     "l2.store_tbps": Key("TB/s", 0.01, 1000, (), "stores of all SMs"),
     "launch.barrier_setup_cycles": Key("cycles", 0, 10000, (), "initialisation of one mbarrier"),
-    "launch.cta_setup_cycles": Key("cycles", 0, 100000, (), "CTA start to the first instruction of its roles, barriers apart"),
+    "launch.cta_setup_cycles": Key(
+        "cycles", 0, 100000, (), "CTA start to the first instruction of its roles, barriers apart"
+    ),
     "mufu.ex2_per_clk": Key("op/clk/SM", 1, 1024, _ALL, "base-2 exponentials"),
     "mufu.ex2_latency_cycles": Key("cycles", 1, 500, _ALL, "latency of ex2"),
     "mufu.ex2_emulation_fma_slots": Key("FMA lane slots/op", 1, 100, _ALL, "FMA work of one emulated ex2, degree 3"),

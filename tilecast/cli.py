@@ -238,7 +238,9 @@ def measure(
         str | None, typer.Argument(help="A plan (.toml) or one kernel file (.py); default: --variant or --kernel.")
     ] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="Table to append to.")] = "measured.csv",
-    machine: Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")
+    ] = None,
     variant: Annotated[
         list[str] | None, typer.Option("--variant", help="family:knob=value,...; a family alone: its best by forecast.")
     ] = None,
@@ -312,6 +314,23 @@ def emulate(
     typer.echo(text)
     if not right:
         raise typer.Exit(1)
+
+
+@app.command()
+def counters(
+    plan: Annotated[str, typer.Argument(help="A plan of tilecast measure.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Table to write.")] = "counters.csv",
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--most", min=1, max=100000, help="Kernels to profile, spread over the plan.")
+    ] = 40,
+) -> None:
+    """Read hardware counters of a plan's kernels with Nsight Compute (ncu)."""
+    from tilecast.cmd_measure import run_counters
+
+    typer.echo(run_counters(plan, output, machine, most))
 
 
 @app.command()
@@ -413,11 +432,17 @@ def validate_published(
 @validate_app.command("measured")
 def validate_measured(
     table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
-    codes: Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")] = None,
-    machine: Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")
+    ] = None,
     as_json: opt.AsJson = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row, worst first.")] = False,
-    picture: Annotated[str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")] = None,
+    picture: Annotated[
+        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
+    ] = None,
 ) -> None:
     """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
     from tilecast.validation.cmd_measured import run
@@ -428,7 +453,9 @@ def validate_measured(
 @validate_app.command("counters")
 def validate_counters(
     table: Annotated[str | None, typer.Argument(help="A table of hardware counters (default: the H200's).")] = None,
-    codes: Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
     as_json: opt.AsJson = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every kernel, not only disagreements.")] = False,
 ) -> None:

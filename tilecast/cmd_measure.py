@@ -58,7 +58,7 @@ def run_measure(
     rows = read(table)
     print(f"{table}: {len(rows)} rows ({len(items)} asked for, {len(failures)} failed, {len(left_out)} left out)")
     if plan is None:
-        _print_rows(rows[-len(items):])
+        _print_rows(rows[-len(items) :])
     return len(failures)
 
 
@@ -80,7 +80,9 @@ def _items(
     for text in variants:
         name, _, knobs = text.partition(":")
         family = find_family(name)
-        variant = parse_variant(f"family={family.model_family},{knobs}") if knobs else best_expressible(family, work, chip)
+        variant = (
+            parse_variant(f"family={family.model_family},{knobs}") if knobs else best_expressible(family, work, chip)
+        )
         items.append(Item(name, variant_text(variant), work, chip.name))
     for name in kernels:
         if name not in EXTERNAL:
@@ -145,3 +147,19 @@ def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
         print(f"failed: {line}", file=sys.stderr)
     write_text_atomically(output, dump_codes(codes))
     return f"{output}: {len(codes)} kernels, {len(failures)} failed"
+
+
+def run_counters(plan: str, output: str, machine: str | None, most: int) -> str:
+    """Collect hardware counters of a plan's generated kernels; returns what to print."""
+    from tilecast.validation.counters.collect import collect, write
+    from tilecast.validation.measure.plan import EXTERNAL, PlanError, load_plan
+
+    target = check_writable(output)
+    items = [i for i in load_plan(Path(plan), gpu_machine(machine)).items if i.kernel not in EXTERNAL]
+    if not items:
+        raise PlanError(f"{plan}: has no generated kernels to count")
+    # Evenly spread over the plan, so that a few already show every family and shape.
+    chosen = items[:: max(1, -(-len(items) // most))]
+    rows = collect(chosen, __version__)
+    write(target, rows)
+    return f"{output}: {len(rows)} counters of {len(chosen)} kernels"

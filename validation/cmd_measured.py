@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tilecast.validation.cmd_published import CheckError
 from tilecast.validation.measured_run import CODES, TABLE, run_measured
 from tilecast.validation.measured_text import report_dict, report_text, write_scatter
-from tilecast.validation.cmd_published import CheckError
 
 
-def run(*, table: str | None, codes: str | None, machine: str | None, as_json: bool, rows: bool, picture: str | None) -> str:
+def run(
+    *, table: str | None, codes: str | None, machine: str | None, as_json: bool, rows: bool, picture: str | None
+) -> str:
     """The report as text or JSON; writes the picture when asked."""
     if picture is not None and Path(picture).suffix not in (".png", ".svg"):
         raise CheckError(f"--picture: expected a name ending in .png or .svg, got '{picture}'")

@@ -107,7 +107,9 @@ def run_measured(table: Path = TABLE, codes: Path = CODES, machine: str | None =
     """
     points = [row for row in read(table) if row.source_sha and row.mode == "short" and row.kernel != "file"]
     if not points:
-        raise RecordError(f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml")
+        raise RecordError(
+            f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
+        )
     try:
         text = codes.read_text(encoding="utf-8")
     except OSError as error:
@@ -201,5 +203,9 @@ def _choices(rows: Iterable[Row], cycles: Callable[[Row], float]) -> Choices:
         times = [r.point.cycles for r in members]
         pick = times[forecasts.index(min(forecasts))]
         label = f"{kernel} {work.label()}"  # type: ignore[attr-defined]
-        found.append(Choice(label, members[0].point.role, len(members), rank_correlation(forecasts, times), pick / min(times) - 1))
+        found.append(
+            Choice(
+                label, members[0].point.role, len(members), rank_correlation(forecasts, times), pick / min(times) - 1
+            )
+        )
     return Choices(tuple(found))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.model.compiled.code import CodeError, KernelCode
-from tilecast.model.compiled.costs import WarpCosts, mma_cycles, warp_costs
+from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
 from tilecast.model.compiled.memory import memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
@@ -55,7 +55,9 @@ def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> 
     Raises CodeError when code and workload do not belong together.
     """
     if (code.head_dim_qk, code.head_dim_v, code.mask) != (work.head_dim_qk, work.head_dim_v, work.mask):
-        raise CodeError(f"the profile is of head_dim {code.head_dim_qk}/{code.head_dim_v}, mask {code.mask}; got {work.label()}")
+        raise CodeError(
+            f"the profile is of head_dim {code.head_dim_qk}/{code.head_dim_v}, mask {code.mask}; got {work.label()}"
+        )
     variant = parse_variant(code.variant)
     pace = 100.0 * max(1, round(mhz / 100.0))  # tiles are simulated once for clocks this close
     launch = machine.get("launch.graph_kernel_us", machine["launch.kernel_us"]) * mhz
@@ -143,7 +145,11 @@ def _hopper(
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
         turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
-        span = greedy_makespan(iter(one_head * heads), lambda block: by_block[block] + turnaround, sms) - turnaround + start
+        span = (
+            greedy_makespan(iter(one_head * heads), lambda block: by_block[block] + turnaround, sms)
+            - turnaround
+            + start
+        )
     else:
         span = start + max(
             sum(by_block[block] for block, _ in tiles)

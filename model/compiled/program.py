@@ -63,7 +63,8 @@ def hopper_cta(
     ``share`` of the K and V bytes come from memory, the rest from L2; ``together`` starts the warpgroups at one time.
     """
     programs = tuple(
-        tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])) for w in range(variant.warpgroups)
+        tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles]))
+        for w in range(variant.warpgroups)
     )
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
@@ -107,7 +108,9 @@ def _hopper_program(
                 looped = True
                 for _ in range(getattr(counts, role)):
                     left -= 1
-                    steps += _tagged(code, _loop_tags(code, variant, block, turn, (query, number) if left == 0 else None))
+                    steps += _tagged(
+                        code, _loop_tags(code, variant, block, turn, (query, number) if left == 0 else None)
+                    )
                     gave_q = gave_q or (left == 0 and _gives_q(code, variant, turn))
                     block += 1
             elif not looped:
@@ -205,7 +208,9 @@ def _triton_tile(
             for j in range(times):
                 if pipelined:
                     next_block = block + j + depth if j + depth < times else None
-                    load: list[Tag | None] = [None, None] if next_block is None else [("K", next_block), ("V", next_block)]
+                    load: list[Tag | None] = (
+                        [None, None] if next_block is None else [("K", next_block), ("V", next_block)]
+                    )
                 else:
                     load = [("K", block + j), ("V", block + j)]
                 ring: list[Tag | None] = [("K", block + j), ("V", block + j)]

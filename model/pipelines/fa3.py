@@ -116,7 +116,9 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
         rescale = rescale.scaled(rescale_share(v.rescale_threshold))
         # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, a vote.
         vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + m.get("sync.barrier_cycles", 0.0)
-    sync = _BARRIERS_PER_STEP * m.get("sync.barrier_cycles", 0.0) + _POLLS_PER_STEP * m.get("sync.wait_done_cycles", 0.0)
+    sync = _BARRIERS_PER_STEP * m.get("sync.barrier_cycles", 0.0) + _POLLS_PER_STEP * m.get(
+        "sync.wait_done_cycles", 0.0
+    )
     ops = [
         _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
         Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),

@@ -69,7 +69,10 @@ def collect(items: list[Item], version: str) -> list[dict[str, object]]:
         listing = Path(folder) / "items.json"
         listing.write_text(
             json.dumps(
-                [{"kernel": i.kernel, "variant": i.variant, "workload": i.workload.as_dict(), "machine": i.machine} for i in items]
+                [
+                    {"kernel": i.kernel, "variant": i.variant, "workload": i.workload.as_dict(), "machine": i.machine}
+                    for i in items
+                ]
             )
         )
         command = [

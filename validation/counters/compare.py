@@ -17,7 +17,13 @@ from tilecast.validation.measured_run import CODES, DATA
 
 TABLE = DATA / "h200_counters.csv"
 #: Unit -> counter that measures its busy share in percent of active cycles.
-SHARES = {"tensor": "tensor_cycles_percent", "xu": "xu_percent", "issue": "issue_percent", "fma": "fma_percent", "alu": "alu_percent"}
+SHARES = {
+    "tensor": "tensor_cycles_percent",
+    "xu": "xu_percent",
+    "issue": "issue_percent",
+    "fma": "fma_percent",
+    "alu": "alu_percent",
+}
 #: Differences beyond this many points are a disagreement that names the unit.
 POINTS = 5.0
 #: SM clock of the profiler's runs, for what the model holds in seconds; the profiler leaves the clock alone.
@@ -50,7 +56,9 @@ def load(table: Path = TABLE, codes: Path = CODES) -> list[CounterRow]:
     except OSError as error:
         raise CodeError(f"{error.filename}: cannot read: {error.strerror}") from None
     if not raw or "counter" not in raw[0]:
-        raise CodeError(f"{table}: not a table of counters: expected the columns kernel, variant, ..., counter, metric, value")
+        raise CodeError(
+            f"{table}: not a table of counters: expected the columns kernel, variant, ..., counter, metric, value"
+        )
     kernels: dict[tuple[str, str, Workload, str], dict[str, float]] = {}
     for row in raw:
         mask = row["mask"]
@@ -59,7 +67,9 @@ def load(table: Path = TABLE, codes: Path = CODES) -> list[CounterRow]:
             int(row["batch"]), int(row["heads_q"]), int(row["heads_kv"]), int(row["seqlen_q"]), int(row["seqlen_k"]),
             int(row["head_dim_qk"]), int(row["head_dim_v"]), mask, window, row["dtype"],
         )  # fmt: skip
-        kernels.setdefault((row["kernel"], row["variant"], work, row["machine"]), {})[row["counter"]] = float(row["value"])
+        kernels.setdefault((row["kernel"], row["variant"], work, row["machine"]), {})[row["counter"]] = float(
+            row["value"]
+        )
     found = []
     for (kernel, variant, work, machine), counters in kernels.items():
         code = profiles.get((kernel, variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
@@ -108,8 +118,13 @@ def report(rows: list[CounterRow], as_json: bool, every: bool) -> str:
     lines.append(f"tensor, xu and issue all within {POINTS:g} points: {len(three)} of {len(rows)} kernels")
     memory = [r.memory_gb[0] / r.memory_gb[1] - 1 for r in rows if r.memory_gb[1]]
     if memory:
-        lines.append(f"bytes to and from memory: predicted over measured less one {statistics.fmean(memory):+.1%} on average, worst {max(memory, key=abs):+.1%}")
-    lines += ["", "Disagreements (unit, predicted, measured):" if not every else "Every kernel (unit, predicted, measured):"]
+        lines.append(
+            f"bytes to and from memory: predicted over measured less one {statistics.fmean(memory):+.1%} on average, worst {max(memory, key=abs):+.1%}"
+        )
+    lines += [
+        "",
+        "Disagreements (unit, predicted, measured):" if not every else "Every kernel (unit, predicted, measured):",
+    ]
     for row in sorted(rows, key=lambda r: -max(map(abs, r.differences().values()))):
         named = [
             f"{unit} {row.predicted[unit]:.0f} / {row.measured[unit]:.0f}"

@@ -1,6 +1,6 @@
 """What Nsight Compute profiles: launches every item of a list once, each between start and stop of the profiler.
 
-    python -m tilecast.validation.counters.target ITEMS.json VERSION
+python -m tilecast.validation.counters.target ITEMS.json VERSION
 """
 
 from __future__ import annotations

@@ -36,5 +36,7 @@ def machine_here() -> Machine:
     import torch
 
     if not torch.cuda.is_available():
-        raise PlanError("no CUDA GPU here: this verb measures; forecasts need no GPU: tilecast predict --machine h200-sxm")
+        raise PlanError(
+            "no CUDA GPU here: this verb measures; forecasts need no GPU: tilecast predict --machine h200-sxm"
+        )
     return match_machine(torch.cuda.get_device_name(), torch.cuda.get_device_capability())

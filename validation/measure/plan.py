@@ -121,7 +121,9 @@ def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machi
         name, _, knobs = text.partition(":")
         try:
             family = find_family(name)
-            variant = parse_variant(f"family={family.model_family},{knobs}" if knobs else f"family={family.model_family}")
+            variant = parse_variant(
+                f"family={family.model_family},{knobs}" if knobs else f"family={family.model_family}"
+            )
         except VariantError as error:
             raise PlanError(f"{where}: variant '{text}': {error}") from None
         verdict = family.expressible(variant, workload, machine)

@@ -110,7 +110,9 @@ def append(path: Path, rows: Iterable[Measured]) -> None:
         with path.open(newline="", encoding="utf-8") as file:
             header = tuple(next(csv.reader(file), ()))
         if header != COLUMNS:
-            raise RecordError(f"{path}: not a table of measurements: expected the columns {', '.join(COLUMNS[:4])}, ...")
+            raise RecordError(
+                f"{path}: not a table of measurements: expected the columns {', '.join(COLUMNS[:4])}, ..."
+            )
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:

@@ -47,9 +47,7 @@ class Stamps:
 
     def read(self) -> tuple[float, float]:
         """(SM cycles, seconds) from the first stamp to the second: medians over the SMs that both ran on."""
-        first, second = (
-            {row[0]: (row[1], row[2]) for row in stamps} for stamps in self._rows.cpu().tolist()
-        )
+        first, second = ({row[0]: (row[1], row[2]) for row in stamps} for stamps in self._rows.cpu().tolist())
         both = first.keys() & second.keys()
         if not both:
             raise RuntimeError("the stamps before and after a measurement ran on no common SM")
