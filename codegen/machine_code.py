@@ -127,7 +127,7 @@ class _Flow:
 
     def inner(self) -> list[tuple[int, int]]:
         """Loops with matrix instructions and no smaller such loop inside, in address order."""
-        with_mma = sorted(set(loop for loop in self.loops if self.multiplies(loop)))
+        with_mma = sorted({loop for loop in self.loops if self.multiplies(loop)})
         return [a for a in with_mma if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in with_mma)]
 
     def is_masking(self, begin: int, end: int) -> bool:
