@@ -65,7 +65,7 @@ def run_emulate(
     """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
     from tilecast.validation.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.validation.emulator.run import emulate
-    from tilecast.validation.emulator.timing import chrome_trace, replay
+    from tilecast.validation.emulator.timing import chrome_trace
     from tilecast.validation.emulator.verify import judge
 
     if trace is not None:
@@ -92,7 +92,7 @@ def run_emulate(
     ]
     more, _ = _cycles(done)
     if trace is not None:
-        write_text_atomically(trace, chrome_trace(replay(one, done.machine) for one in done.traces))
+        write_text_atomically(trace, chrome_trace(done.timelines()))
         more.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     return "\n".join(lines + more), not verdict.wrong
 

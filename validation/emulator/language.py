@@ -271,6 +271,7 @@ class Language:
             return
         self._check_product(a, b, acc.shape)
         program.products += 1
+        program.last_product_line = program.line()
         home = "tmem" if isinstance(a, Tmem) else "smem"
         program.record(
             MatrixIssue(
