@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before numpy loads: workers fill the cores, and threads inside the emulator's small products only get in the way.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -304,13 +304,16 @@ def emulate(
         typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
     ] = "late",
     seed: Annotated[int, typer.Option("--seed", help="Of the inputs and of the random moments.")] = 0,
+    sms: Annotated[
+        int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
+    ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
 ) -> None:
     """Run a generated Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
     from tilecast.cmd_emulate import kernel_workload, run_emulate
 
     work, limits = kernel_workload(file, batch, heads, heads_kv, seqlen, seqlen_k, window, dtype)
-    text, right = run_emulate(file, work, machine, limits, mode, seed, trace)
+    text, right = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
     typer.echo(text)
     if not right:
         raise typer.Exit(1)

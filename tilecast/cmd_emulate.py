@@ -60,21 +60,24 @@ def run_emulate(
     window: tuple[int, int] | None,
     mode: str,
     seed: int,
+    sms: int | None,
     trace: str | None,
 ) -> tuple[str, bool]:
     """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
     from tilecast.validation.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.validation.emulator.run import emulate
-    from tilecast.validation.emulator.timing import chrome_trace, replay
+    from tilecast.validation.emulator.timing import chrome_trace
     from tilecast.validation.emulator.verify import judge
 
     if trace is not None:
         check_writable(trace)
+    if sms is not None and sms < 2:
+        raise RequestError(f"--sms: a pair of CTAs takes two, got {sms}")
     q, k, v = _inputs(work, seed)
     scale, limits = work.head_dim_qk**-0.5, window or (-1, 0 if work.mask == "causal" else -1)
     title = f"{file}: {work.label()}, {mode}" + (f" (seed {seed})" if mode == "random" else "")
     try:
-        done = emulate(file, q, k, v, scale=scale, window=limits, mode=mode, seed=seed, machine=machine)
+        done = emulate(file, q, k, v, scale=scale, window=limits, mode=mode, seed=seed, machine=machine, sms=sms)
     except (RequestError, UnsupportedError):
         raise
     except EmulationError as error:
@@ -92,7 +95,7 @@ def run_emulate(
     ]
     more, _ = _cycles(done)
     if trace is not None:
-        write_text_atomically(trace, chrome_trace(replay(one, done.machine) for one in done.traces))
+        write_text_atomically(trace, chrome_trace(done.timelines()))
         more.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     return "\n".join(lines + more), not verdict.wrong
 

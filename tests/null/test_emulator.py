@@ -19,7 +19,16 @@ from tilecast.validation.emulator.errors import (
     RaceError,
     UnsupportedError,
 )
-from tilecast.validation.emulator.layouts import DistributedLinearLayout, SliceLayout, expanded, row_per_lane
+from tilecast.validation.emulator.layouts import (
+    DistributedLinearLayout,
+    SliceLayout,
+    expanded,
+    halved,
+    permuted,
+    reshaped,
+    row_per_lane,
+    same_threads,
+)
 from tilecast.validation.emulator.run import emulate, kernel_path, new_session
 from tilecast.validation.emulator.source import Source
 from tilecast.validation.emulator.values import Int, Int64, Tensor, constexpr
@@ -148,6 +157,32 @@ def test_operands_need_one_layout() -> None:
     b = Tensor(shared, np.ones((128, 2), np.float32), SliceLayout(0, rows(4)))  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="different layouts"):
         a + b
+
+
+def test_layouts_follow_reshape_permute_and_split() -> None:
+    """The two halves of a row, as the kernels take them apart: same threads, registers renamed."""
+    middle = reshaped(rows(32), (128, 32), (128, 2, 16))
+    left = halved(permuted(middle, (0, 2, 1)))
+    assert left is not None and left.shape == (128, 16) and same_threads(left, rows(16))
+    across = DistributedLinearLayout(
+        [[0, 1]], [[0, 2], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0]], [], [64, 4]
+    )
+    with pytest.raises(LayoutError, match="same thread"):
+        halved(permuted(reshaped(across, (64, 4), (64, 2, 2)), (0, 2, 1)))
+
+
+def test_a_conversion_that_is_not_trivial() -> None:
+    body = """
+@gluon.jit
+def kernel(out):
+    rows = gl.DistributedLinearLayout([[0, 1]], [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], [[32, 0], [64, 0]], [], [128, 2])
+    turned = gl.DistributedLinearLayout([[0, 1]], [[2, 0], [1, 0], [4, 0], [8, 0], [16, 0]], [[32, 0], [64, 0]], [], [128, 2])
+    x = gl.full([128, 2], 1.0, gl.float32, rows)
+    gl.convert_layout(x, turned{})
+"""
+    run(body.format(""))
+    with pytest.raises(LayoutError, match="moves values between threads"):
+        run(body.format(", assert_trivial=True"))
 
 
 # --- happens-before -------------------------------------------------------------------------------------------------------

@@ -249,6 +249,17 @@ def test_missing_fence_between_a_store_and_the_tensor_core() -> None:
     assert "o = warpgroup_mma(p_smem" in str(caught.value) and "p_smem.store(p.to(gl.float16))" in str(caught.value)
 
 
+def test_a_copy_in_flight_when_the_program_ends() -> None:
+    path = Path(__file__).with_name("gluon_p_through_smem.py")
+    text = path.read_text(encoding="utf-8")
+    last = "    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, accumulator()))\n"
+    assert last in text
+    late = "    mbarrier.expect(full, 8192)\n    copy_tile(k_desc, [0, 0, 0, 0], full, k)\n"
+    ones = np.ones((1, 1, 64, 64), np.float16)
+    with pytest.raises(RaceError, match=r"ends while the copy issued at line \d+: copy_tile\(k_desc"):
+        emulate(path, ones, ones, ones, text=text.replace(last, late + last))
+
+
 @pytest.mark.parametrize("name", ["P announced before it is stored", "V stage released early", "dropped wait for V"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> None:

@@ -81,6 +81,7 @@ def issue_copy(role: Role, desc: TensorDescriptor, coordinates: Sequence[Any], b
         copy = Copy(role, cta, desc, corner, bar.of_cta(cta), target, number, event if cta == 0 else None)
         copy.bar.require()
         program.copies.append(copy)
+        program.issued_copies[cta][number] = copy.line
 
 
 def _operand_values(operand: Shared | Tmem) -> Any:

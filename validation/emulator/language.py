@@ -11,7 +11,7 @@ from tilecast.validation.emulator import dtypes, hostside, ptx
 from tilecast.validation.emulator.barriers import Barrier
 from tilecast.validation.emulator.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.validation.emulator.errors import LayoutError, UnsupportedError
-from tilecast.validation.emulator.layouts import DistributedLinearLayout, DotOperandLayout, SliceLayout
+from tilecast.validation.emulator.layouts import DotOperandLayout, same_threads
 from tilecast.validation.emulator.memory import Shared, Tmem, allocate_shared, allocate_tensor
 from tilecast.validation.emulator.program import Program
 from tilecast.validation.emulator.session import Session
@@ -111,7 +111,7 @@ class Language:
 
     def convert_layout(self, x: Tensor, layout: Any, assert_trivial: bool = False) -> Tensor:
         """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
-        if assert_trivial and x.layout is not None and not _same_threads(x.layout, layout):
+        if assert_trivial and not same_threads(x.layout, layout):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
         return Tensor(self.session, x.a, layout)
 
@@ -271,6 +271,7 @@ class Language:
             return
         self._check_product(a, b, acc.shape)
         program.products += 1
+        program.last_product_line = program.line()
         home = "tmem" if isinstance(a, Tmem) else "smem"
         program.record(
             MatrixIssue(
@@ -342,14 +343,3 @@ class Language:
         if deps is None:
             return None
         return deps[0] if len(deps) == 1 else tuple(deps)
-
-
-def _same_threads(a: Any, b: Any) -> bool:
-    """Whether two layouts of a column of row statistics keep a row in the same thread."""
-    if a == b:
-        return True
-    if isinstance(a, SliceLayout) and isinstance(b, SliceLayout) and a.dim == b.dim:
-        a, b = a.parent, b.parent
-        if isinstance(a, DistributedLinearLayout) and isinstance(b, DistributedLinearLayout):
-            return (a.lane, a.warp, a.block) == (b.lane, b.warp, b.block)
-    return False

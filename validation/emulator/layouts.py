@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tilecast.validation.emulator.errors import LayoutError
@@ -22,6 +24,7 @@ class DistributedLinearLayout:
         self.reg, self.lane = _frozen(reg_bases), _frozen(lane_bases)
         self.warp, self.block = _frozen(warp_bases), _frozen(block_bases)
         self.shape = tuple(int(n) for n in shape)
+        self._hash = hash(self._key())
 
     def _key(self) -> Any:
         return (self.reg, self.lane, self.warp, self.block, self.shape)
@@ -30,7 +33,7 @@ class DistributedLinearLayout:
         return isinstance(other, DistributedLinearLayout) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
 
     def __repr__(self) -> str:
         return f"linear layout of {list(self.shape)} (lanes {list(self.lane)}, warps {list(self.warp)})"
@@ -145,3 +148,79 @@ def expanded(layout: Any, dim: int) -> Any:
     if not isinstance(layout, SliceLayout) or layout.dim != dim:
         raise LayoutError(f"a new dimension {dim} needs a SliceLayout({dim}, ...), got {layout!r}")
     return layout.parent
+
+
+# -- what reshape, permute and split make of a linear layout; None where a layout is not followed ----------------------
+
+
+def linear(layout: Any) -> DistributedLinearLayout | None:
+    """A linear layout, or a slice of one, as a linear layout; None for other kinds."""
+    if isinstance(layout, DistributedLinearLayout):
+        return layout
+    parent = linear(layout.parent) if isinstance(layout, SliceLayout) else None
+    if parent is None or not isinstance(layout, SliceLayout):
+        return None
+    return _mapped(parent, lambda basis: _without(basis, layout.dim), _without(parent.shape, layout.dim))
+
+
+def _without(values: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return values[:dim] + values[dim + 1 :]
+
+
+def _mapped(
+    layout: DistributedLinearLayout, place: Callable[[tuple[int, ...]], tuple[int, ...]], shape: Sequence[int]
+) -> DistributedLinearLayout:
+    """Every basis moved; registers that would repeat an element are dropped."""
+    reg, lane, warp, block = (
+        [place(basis) for basis in bases] for bases in (layout.reg, layout.lane, layout.warp, layout.block)
+    )
+    return DistributedLinearLayout([basis for basis in reg if any(basis)], lane, warp, block, shape)
+
+
+@lru_cache(maxsize=4096)
+def reshaped(layout: Any, old: tuple[int, ...], new: tuple[int, ...]) -> DistributedLinearLayout | None:
+    """After a reshape, elements in row-major order."""
+    known = linear(layout)
+    if known is None or known.shape != old:
+        return None
+    steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
+
+    def place(basis: tuple[int, ...]) -> tuple[int, ...]:
+        rest = sum(b * s for b, s in zip(basis, steps, strict=True))
+        out = []
+        for extent in reversed(new):
+            rest, digit = divmod(rest, extent)
+            out.append(digit)
+        return tuple(reversed(out))
+
+    return _mapped(known, place, new)
+
+
+@lru_cache(maxsize=4096)
+def permuted(layout: Any, order: tuple[int, ...]) -> DistributedLinearLayout | None:
+    """After a permutation of the dimensions."""
+    known = linear(layout)
+    if known is None:
+        return None
+    return _mapped(known, lambda basis: tuple(basis[d] for d in order), [known.shape[d] for d in order])
+
+
+@lru_cache(maxsize=4096)
+def halved(layout: Any) -> DistributedLinearLayout | None:
+    """Of the two parts of a last dimension of 2; LayoutError when they sit in different threads."""
+    known = linear(layout)
+    if known is None:
+        return None
+    last = (0,) * (len(known.shape) - 1) + (1,)
+    if last not in known.reg:
+        raise LayoutError(f"split needs both parts in the same thread, got {known!r}")
+    return _mapped(known, lambda basis: basis[:-1], known.shape[:-1])
+
+
+@lru_cache(maxsize=4096)
+def same_threads(a: Any, b: Any) -> bool:
+    """Whether a conversion only renames registers; layouts that are not followed may."""
+    one, two = linear(a), linear(b)
+    if one is None or two is None:
+        return a is None or b is None or a == b
+    return (one.lane, one.warp, one.block, set(one.reg)) == (two.lane, two.warp, two.block, set(two.reg))

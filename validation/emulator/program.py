@@ -24,7 +24,13 @@ from tilecast.validation.emulator.clocks import (
     Agent,
 )
 from tilecast.validation.emulator.engines import Commit, Copy, Product, Wgmma
-from tilecast.validation.emulator.errors import AllocationError, BarrierError, DeadlockError, UnsupportedError
+from tilecast.validation.emulator.errors import (
+    AllocationError,
+    BarrierError,
+    DeadlockError,
+    RaceError,
+    UnsupportedError,
+)
 from tilecast.validation.emulator.memory import TMEM_COLUMNS, Access, Shadow
 from tilecast.validation.emulator.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
 
@@ -75,6 +81,9 @@ class Program:
         self.copies: list[Copy] = []
         self.engine: deque[Product | Commit] = deque()
         self.products = 0
+        self.last_product_line = 0
+        #: Line of every copy, by number, in each CTA.
+        self.issued_copies: list[dict[int, int]] = [{} for _ in range(ctas)]
         self._copy_number = 0
         self._barriers = 0
         self._smem_used = 0
@@ -278,7 +287,22 @@ class Program:
             pass
         for role in self.roles:
             self.complete_wgmma(role, 0)
+        self._check_end()
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles))
+
+    def _check_end(self) -> None:
+        """RaceError when a copy or product may still be in flight as the program ends and gives up its memory."""
+        for agent in self.roles[0].agents:
+            known, quote = agent.knowledge, self.session.source.quote
+            for number, line in self.issued_copies[agent.cta].items():
+                if not known.has(COPY + number):
+                    raise RaceError(
+                        f"program {self.number} ends while the copy issued at {quote(line)} may be in flight"
+                    )
+            if known.epochs[MATRIX_ENGINE] < self.products:
+                raise RaceError(
+                    f"program {self.number} ends while the matrix product issued at {quote(self.last_product_line)} may be in flight"
+                )
 
     # -- effects -----------------------------------------------------------------------------------------------------
 

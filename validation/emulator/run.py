@@ -16,6 +16,7 @@ from tilecast.validation.emulator.hostside import Array
 from tilecast.validation.emulator.modules import counted, modules
 from tilecast.validation.emulator.session import RELEASES, Session
 from tilecast.validation.emulator.source import Source
+from tilecast.validation.emulator.timing import Timeline, replay
 from tilecast.validation.emulator.trace import ProgramTrace
 from tilecast.validation.emulator.verify import as_numpy
 
@@ -40,6 +41,10 @@ class Emulation:
     #: Lines that put -inf into scores.
     mask_lines: tuple[int, ...]
     _source: Source
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Every program's operations on its SM, in cycles."""
+        return tuple(replay(trace, self.machine) for trace in self.traces)
 
     def quote(self, line: int) -> str:
         """A line of the kernel, for messages."""

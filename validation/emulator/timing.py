@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from tilecast.model.graph import Op
 from tilecast.model.machine import Machine
@@ -37,6 +38,7 @@ from tilecast.validation.emulator.trace import (
 RESCALE, COPY_LATENCY = "rescale", "copy latency"
 _EPS = 1e-6
 _NEVER = float("inf")
+_LAP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class Timeline:
         times = max(ends.values(), key=len, default=[])
         if len(times) < 8:
             return 0.0
-        first, last = len(times) // 3, len(times) - 2
-        return (times[last] - times[first]) / (last - first)
+        # The median keeps the change from tile to tile out; four at a time, because loops may alternate.
+        laps = [(b - a) / _LAP for a, b in zip(times[2:-1], times[2 + _LAP : -1], strict=False)]
+        return median(laps) if laps else 0.0
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast.validation.emulator import dtypes
 from tilecast.validation.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
-from tilecast.validation.emulator.layouts import SliceLayout, expanded
+from tilecast.validation.emulator.layouts import SliceLayout, expanded, halved, permuted, reshaped
 
 if TYPE_CHECKING:
     from tilecast.validation.emulator.session import Session
@@ -185,19 +185,22 @@ class Tensor:
         return self.like(dtypes.cast(self.a, dtype), self.layout)
 
     def reshape(self, shape: list[int]) -> Tensor:
-        """Other extents; the layout that the compiler infers is not followed."""
-        return self.like(self.a.reshape([int(n) for n in shape]))
+        """Other extents, elements in row-major order."""
+        new = tuple(int(n) for n in shape)
+        return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
 
     def permute(self, *order: Any) -> Tensor:
         """Dimensions in another order."""
         places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
-        return self.like(self.a.transpose([int(n) for n in places]))
+        numbers = tuple(int(n) for n in places)
+        return self.like(self.a.transpose(numbers), permuted(self.layout, numbers))
 
     def split(self) -> tuple[Tensor, Tensor]:
         """The two elements of the last dimension."""
         if self._a.shape[-1] != 2:
             raise LayoutError(f"split needs a last dimension of 2, got {list(self._a.shape)}")
-        return self.like(self.a[..., 0]), self.like(self.a[..., 1])
+        layout = halved(self.layout)
+        return self.like(self.a[..., 0], layout), self.like(self.a[..., 1], layout)
 
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)

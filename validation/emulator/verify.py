@@ -94,8 +94,11 @@ def judge(emulation: Any, q: Any, k: Any, v: Any, scale: float, window: tuple[in
     ulp = 2.0**-8 if values.dtype.name == "bfloat16" else 2.0**-11
     tolerance = _ROUNDINGS * ulp * max(float(np.abs(values.astype(np.float64)).max(initial=0.0)), 1e-3)
     with np.errstate(all="ignore"):
-        off = np.abs(out - expected)
-        off_lse = np.where(lse == expected_lse, 0.0, np.abs(lse - expected_lse))
+        # A NaN where there must be one is right.
+        off = np.where(np.isnan(out) & np.isnan(expected), 0.0, np.abs(out - expected))
+        off_lse = np.where(
+            (lse == expected_lse) | (np.isnan(lse) & np.isnan(expected_lse)), 0.0, np.abs(lse - expected_lse)
+        )
         allowed = _LSE_TOLERANCE + _LSE_RELATIVE * float(
             np.abs(expected_lse[np.isfinite(expected_lse)]).max(initial=0.0)
         )
