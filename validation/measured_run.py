@@ -21,6 +21,8 @@ from tilecast.model.variant import VariantError, parse_variant
 from tilecast.validation.measure.records import Measured, RecordError, read
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
+#: What makes kernels the same code (`KernelCode.key`).
+Key = tuple[str, str, int, int, str, str]
 DATA = Path(__file__).parent / "measured"
 TABLE = DATA / "h200_points.csv"
 CODES = DATA / "h200_code.txt"
@@ -130,17 +132,12 @@ def run_measured(table: Path = TABLE, codes: Path = CODES, machine: str | None =
     )
 
 
-def _rows(
-    points: Sequence[Measured], profiles: dict[tuple[str, str, int, int, str, str], KernelCode], machine: str | None
-) -> tuple[Row, ...]:
+def _rows(points: Sequence[Measured], profiles: dict[Key, KernelCode], machine: str | None) -> tuple[Row, ...]:
     """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[Key, list[int]] = {}
     for i, p in enumerate(points):
         groups.setdefault((p.kernel, p.variant, p.head_dim_qk, p.head_dim_v, p.mask, p.dtype), []).append(i)
-    jobs = [
-        ([points[i] for i in members], profiles.get(key), machine)  # type: ignore[call-overload]
-        for key, members in groups.items()
-    ]
+    jobs = [([points[i] for i in members], profiles.get(key), machine) for key, members in groups.items()]
     workers = min(os.cpu_count() or 1, len(jobs))
     if workers > 1 and len(points) > 50:
         with multiprocessing.get_context("spawn").Pool(workers) as pool:

@@ -160,7 +160,7 @@ def _hopper(
     return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
-def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[list[Tile]]:
+def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[Sequence[Tile]]:
     """The n-th tiles of all persistent programs, for every n."""
     queues = list(program_tiles(scheduler, blocks, heads, programs))
     return [[queue[n] for queue in queues if n < len(queue)] for n in range(max(map(len, queues)))]

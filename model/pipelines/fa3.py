@@ -141,7 +141,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
 
 
 def _program(v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
-    turn = (Step(f"sync{g}", 1 if v.overlap else 0),) if m.has("sync.barrier_cycles") else ()
+    turn: tuple[Step, ...] = (Step(f"sync{g}", 1 if v.overlap else 0),) if m.has("sync.barrier_cycles") else ()
     turn += (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
     anchored = v.rescale == "anchored"
     softmax = ("exp", "sum") if anchored else ("max", "exp", "sum", "rescale")

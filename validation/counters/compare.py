@@ -13,7 +13,8 @@ from tilecast.model.compiled.forecast import forecast
 from tilecast.model.compiled.shares import executed
 from tilecast.model.machine import load_machine
 from tilecast.model.workload import Workload
-from tilecast.validation.measured_run import CODES, DATA
+from tilecast.validation.measured_run import CODES as CODES
+from tilecast.validation.measured_run import DATA
 
 TABLE = DATA / "h200_counters.csv"
 #: Unit -> counter that measures its busy share in percent of active cycles.

@@ -31,4 +31,4 @@ def relative_error(work: Workload, q: torch.Tensor, k: torch.Tensor, v: torch.Te
         reference = torch.softmax(scores, 0) @ values
         wrong += float((out[b, h, i].double() - reference).square().sum())
         size += float(reference.square().sum())
-    return (wrong / max(size, 1e-300)) ** 0.5
+    return float((wrong / max(size, 1e-300)) ** 0.5)

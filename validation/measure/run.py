@@ -138,7 +138,7 @@ def _copies(work: Workload, device: torch.device) -> int:
         + work.heads_kv * work.seqlen_k * (work.head_dim_qk + work.head_dim_v)
     )  # fmt: skip
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(1, min(_MOST_COPIES, math.ceil(_L2_TIMES * cache / size)))
+    return int(max(1, min(_MOST_COPIES, math.ceil(_L2_TIMES * cache / size))))
 
 
 def _measure_shape(
