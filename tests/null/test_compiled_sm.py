@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -156,7 +157,7 @@ def test_the_spread_of_barriers_is_bounded_and_repeats() -> None:
     first, again = (run(steps(*[own, MARK] * 50), costs=costs) for _ in range(2))
     assert first == again
     marks = first.marks[0]
-    gaps = [b - a - 1 for a, b in zip(marks, marks[1:], strict=False)]
+    gaps = [b - a - 1 for a, b in pairwise(marks)]
     assert all(10 <= gap <= 18 for gap in gaps)
     assert max(gaps) - min(gaps) > 4
 
