@@ -95,6 +95,7 @@ class _State:
         self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
         self.queued = 0
         self.served = 0
+        #: Begin and end of every matrix instruction taken up so far, in order.
         self.intervals: list[tuple[float, float]] = []
         for i in range(len(ctas)):
             self.produce(i)
@@ -242,12 +243,12 @@ def _ready(warp: _Warp, state: _State, pipe_free: dict[str, float], ports_free: 
                 at = counters[bit]
     kind = instruction.kind
     if kind == "mma":
-        # The queue in front of the tensor core is shared by the warps of a sub-partition.
-        room = state.costs.mma_queue - state.queued
-        if room <= 0:
+        # The queue of the tensor core is shared by the warps of a sub-partition: room comes when one under way ends.
+        ended = len(state.intervals) + state.queued - state.costs.mma_queue
+        if ended >= len(state.intervals):
             return None
-        if room == 1:
-            at = max(at, state.tensor_free)
+        if ended >= 0:
+            at = max(at, state.intervals[ended][1])
         # Back-to-back FMA of other warps keeps a matrix instruction from issuing; other pipes leave it room.
         for other in state.warps:
             if other is not warp and other.fma_at + state.costs.mma_gap > at:
