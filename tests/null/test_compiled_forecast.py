@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.model.compiled.code import (
-    KINDS, LATENCIES, PIPES, CodeError, KernelCode, Stretch, WarpInstruction, dump_codes, load_codes,
+    KINDS,
+    LATENCIES,
+    PIPES,
+    CodeError,
+    KernelCode,
+    Stretch,
+    WarpInstruction,
+    dump_codes,
+    load_codes,
 )  # fmt: skip
 from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import hopper_counts, triton_counts
@@ -93,7 +101,7 @@ def packed(text: str) -> str:
              packed('{"instructions": [], "kernels": [{}]}'), "é"]
 )  # fmt: skip
 def test_other_files_are_refused(text: str) -> None:
-    with pytest.raises(CodeError, match="not a file of machine-code profiles .*: write one with tilecast profile"):
+    with pytest.raises(CodeError, match=r"not a file of machine-code profiles .*: write one with tilecast profile"):
         load_codes(text)
 
 
