@@ -98,7 +98,9 @@ def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
     elif opcode == "UTMALDG":
         kind = "load"
     elif opcode == "STG":
-        kind, amount = "store", 16 if ".128" in text else 8 if ".64" in text else 4
+        # The width is the opcode's: addresses say .64 as well.
+        width = _PREDICATE.sub("", text).split()[0].split(".")
+        kind, amount = "store", 16 if "128" in width else 8 if "64" in width else 4
     elif opcode == "BAR":
         # With a thread count the barrier is one warpgroup's own; without, all warps of the CTA meet.
         kind, amount = "barrier", 0 if re.search(r",\s*0x80\s*$", text) else cta_warpgroups

@@ -114,7 +114,7 @@ def load_codes(text: str) -> list[KernelCode]:
             )
             for kernel in raw["kernels"]
         ]
-    except (ValueError, KeyError, TypeError, lzma.LZMAError) as error:
+    except (ValueError, LookupError, TypeError, lzma.LZMAError) as error:
         raise CodeError(
             f"not a file of machine-code profiles ({type(error).__name__}): write one with tilecast profile"
         ) from None

@@ -113,6 +113,8 @@ class _State:
         self.queued = 0
         self.served = 0
         self.intervals: deque[tuple[float, float]] = deque()
+        #: End of every matrix instruction taken up so far, in order.
+        self.ends: list[float] = []
         for i in range(len(ctas)):
             self.produce(i)
 
@@ -178,6 +180,7 @@ class _State:
         self.served = turn
         self.tensor_free = at + cycles
         self.intervals.append((at, self.tensor_free))
+        self.ends.append(self.tensor_free)
         if last:
             self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
 
@@ -301,12 +304,12 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
     """Earliest issue of an instruction that depends on other warps or engines; None while that is unknown."""
     kind = prepared.kind
     if kind == "mma":
-        # The queue in front of the tensor core is shared by the warps of a sub-partition.
-        room = state.costs.mma_queue - state.queued
-        if room <= 0:
+        # The queue of the tensor core is shared by the warps of a sub-partition: room comes when one under way ends.
+        ended = len(state.ends) + state.queued - state.costs.mma_queue
+        if ended >= len(state.ends):
             return None
-        if room == 1:
-            at = max(at, state.tensor_free)
+        if ended >= 0:
+            at = max(at, state.ends[ended])
         # Back-to-back FMA of other warps keeps a matrix instruction from issuing; other pipes leave it room.
         for other in state.warps:
             if other is not warp and other.fma_at + state.costs.mma_gap > at:

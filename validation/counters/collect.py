@@ -98,7 +98,7 @@ def _rows(item: Item, found: dict[str, str], chosen: dict[str, str], ncu: str) -
     out: list[dict[str, object]] = []
     for counter, metric in chosen.items():
         text = found.get(metric, "").replace(",", "")
-        if text:
+        if text and text.lower() != "n/a":
             out.append({**about, "counter": counter, "metric": metric, "value": float(text)})
     return out
 
@@ -113,7 +113,7 @@ def parse(text: str) -> list[dict[str, str]]:
     if start is None:
         return []
     rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
-    return [row for row in rows if row["ID"].strip() and "attention_forward" in row.get("Kernel Name", "")]
+    return [row for row in rows if row["ID"].strip() and "attention_forward" in (row.get("Kernel Name") or "")]
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:

@@ -80,21 +80,31 @@ def load_plan(path: Path, machine: Machine) -> Plan:
 
 
 def _shapes(where: str, group: dict[str, Any]) -> Iterator[Workload]:
+    if not isinstance(group, dict):
+        raise PlanError(f"{where}: expected a table with shapes and kernels or variants, got {group!r}")
     unknown = sorted(set(group) - _GROUP)
     if unknown:
         raise PlanError(f"{where}: unknown field '{unknown[0]}'; known: {', '.join(sorted(_GROUP))}")
     if group.get("role", "build") not in ROLES:
         raise PlanError(f"{where}: role takes {' or '.join(ROLES)}, got '{group['role']}'")
+    for name in ("kernels", "variants"):
+        listed = group.get(name, [])
+        if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+            raise PlanError(f"{where}: {name} takes a list of names, got {listed!r}")
     shapes = group.get("shapes")
     if not isinstance(shapes, list) or not shapes:
         raise PlanError(f"{where}: expected shapes, a list of tables with seqlen and head_dim")
     for shape in shapes:
+        if not isinstance(shape, dict):
+            raise PlanError(f"{where}: a shape is a table with seqlen and head_dim, got {shape!r}")
         unknown = sorted(set(shape) - _SHAPE)
         if unknown:
             raise PlanError(f"{where}: unknown shape field '{unknown[0]}'; known: {', '.join(sorted(_SHAPE))}")
         try:
             yield _workload(shape)
-        except (WorkloadError, KeyError) as error:
+        except KeyError as error:
+            raise PlanError(f"{where}: shape {shape}: {error.args[0]} is missing") from None
+        except WorkloadError as error:
             raise PlanError(f"{where}: shape {shape}: {error}") from None
 
 

@@ -7,6 +7,7 @@ rounds, L2) and what came out (cycles, milliseconds, clocks, power), so that tab
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -104,7 +105,10 @@ def shape_fields(workload: Workload) -> dict[str, object]:
 
 
 def append(path: Path, rows: Iterable[Measured]) -> None:
-    """Add rows to the table and force them to disk; the header comes with the first.  RecordError on another table."""
+    """Add rows to the table and force them to disk; the header comes with the first.  RecordError on another table.
+
+    A last line that a crash cut off goes: what follows it would be lost with it.
+    """
     new = not path.exists() or path.stat().st_size == 0
     if not new:
         with path.open(newline="", encoding="utf-8") as file:
@@ -113,6 +117,7 @@ def append(path: Path, rows: Iterable[Measured]) -> None:
             raise RecordError(
                 f"{path}: not a table of measurements: expected the columns {', '.join(COLUMNS[:4])}, ..."
             )
+        new = _drop_cut_line(path) == 0
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:
@@ -121,6 +126,12 @@ def append(path: Path, rows: Iterable[Measured]) -> None:
             writer.writerow([_cell(name, getattr(row, name)) for name in COLUMNS])
         file.flush()
         os.fsync(file.fileno())
+
+
+def _drop_cut_line(path: Path) -> int:
+    """Shorten the file to its whole lines; returns the bytes that remain."""
+    with path.open("r+b") as file:
+        return file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _cell(name: str, value: object) -> object:
@@ -133,8 +144,8 @@ def read(path: Path) -> list[Measured]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot read the measurements: {error}") from None
-    lines = text.splitlines()
-    rows = list(csv.reader(lines))
+    # Not splitlines: a command may hold line breaks, and what Unicode takes for one.
+    rows = list(csv.reader(io.StringIO(text, newline="")))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise RecordError(f"{path}: not a table of measurements: expected the columns {', '.join(COLUMNS[:4])}, ...")
     out = []

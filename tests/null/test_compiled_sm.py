@@ -1,0 +1,266 @@
+"""The simulator of compiled warps on programs small enough to follow by hand: every expected cycle is worked out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast.model.compiled.code import LATENCIES, PIPES, CodeError, WarpInstruction
+from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.compiled.sm import MARK, Cta, SmRun, Step, Tag, run_sm
+
+COSTS = WarpCosts(
+    pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0}, pipe_under_mma={**dict.fromkeys(PIPES, 1.0), "alu": 4.0, "mufu": 8.0},
+    ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
+    latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0, barrier_spread=0.0,
+    handover=30.0, branch=8.0, mma_latency=50.0, mma_queue=6, mma_gap=0.0, tma_latency=100.0, tma_latency_hbm=200.0, tma_issue=3.0,
+    tma_bytes_per_clk=16.0, memory_bytes_per_clk=4.0, store_bytes_per_clk=8.0, barrier_setup=40.0, cta_setup=0.0,
+)  # fmt: skip
+MMA = {(64, False): 32.0, (64, True): 40.0}
+#: A mark that waits for counter 0, and a barrier poll that raises it.
+GATE = WarpInstruction("other", 1, 0b1, 7, 7, "fixed", "mark")
+POLL = WarpInstruction("shared", 1, 0, 0, 7, "poll", "wait")
+ARRIVE = WarpInstruction("shared", 1, 0b1, 7, 7, "fixed", "arrive")
+TURN: Tag = ("turn", 0)
+
+
+def op(
+    pipe: str = "alu", stall: int = 1, waits: int = 0, writes: int = 7, reads: int = 7, latency: str = "fixed"
+) -> WarpInstruction:
+    return WarpInstruction(pipe, stall, waits, writes, reads, latency, "plain")
+
+
+def mma(commits: bool = True, from_registers: bool = False) -> WarpInstruction:
+    return WarpInstruction("tensor", 1, 0, 7, 7, "fixed", "mma", 64, from_registers, commits)
+
+
+def mma_wait(in_flight: int) -> WarpInstruction:
+    return WarpInstruction("other", 1, 0, 7, 7, "fixed", "mma_wait", in_flight)
+
+
+def steps(*code: WarpInstruction | Step) -> tuple[Step, ...]:
+    return tuple((i, None) if isinstance(i, WarpInstruction) else i for i in code)
+
+
+def run(*warps: tuple[Step, ...], costs: WarpCosts = COSTS, **cta: object) -> SmRun:
+    return run_sm([Cta(warps, cta.pop("copies", ()), **cta)], costs, MMA)  # type: ignore[arg-type]
+
+
+def test_stall_counts_space_a_warps_instructions() -> None:
+    found = run(steps(op("fma", 4), op("fma", 7), MARK))
+    assert found.marks == ((11.0,),)
+    assert found.instructions == 3
+
+
+def test_a_pipe_takes_one_instruction_at_a_time_from_all_warps() -> None:
+    assert run(steps(op("mufu"), op("mufu"), MARK)).marks == ((9.0,),)
+    found = run(steps(op("mufu"), MARK), steps(op("mufu"), MARK))
+    assert found.marks == ((1.0,), (9.0,))
+    assert found.busy["mufu"] == 16.0
+
+
+def test_one_instruction_issues_a_cycle() -> None:
+    assert run(steps(op("fma"), MARK), steps(op("uniform"), MARK)).marks == ((2.0,), (3.0,))
+
+
+def test_counters_hold_back_until_results_and_operands_are_done() -> None:
+    assert run(steps(op("mufu", writes=0, latency="mufu"), GATE)).marks == ((20.0,),)
+    assert run(steps(op("mufu", reads=0), GATE)).marks == ((5.0,),)  # operands only
+    assert run(steps(op("mufu", writes=1, latency="mufu"), GATE)).marks == ((1.0,),)  # another counter
+    both = steps(op("mufu", writes=1, latency="mufu"), op("fma", writes=3), op("fma", 1, 0b1010), MARK)
+    assert run(both).marks == ((21.0,),)
+
+
+def test_a_counter_raised_twice_waits_for_the_later() -> None:
+    assert run(steps(op("mufu", writes=0, latency="mufu"), op("fma", writes=0), GATE)).marks == ((20.0,),)
+
+
+def test_mma_wait_lets_the_newest_groups_fly() -> None:
+    # 0 to 32 and 32 to 64 on the tensor core, each 50 more until it is seen.
+    program = (mma(), mma())
+    assert run(steps(*program, mma_wait(0), MARK)).marks == ((115.0,),)
+    assert run(steps(*program, mma_wait(1), MARK)).marks == ((83.0,),)
+    assert run(steps(*program, mma_wait(2), MARK)).marks == ((3.0,),)
+
+
+def test_a_group_ends_with_its_last_instruction_and_operands_from_registers_cost_their_own() -> None:
+    found = run(steps(mma(commits=False), mma(from_registers=True), mma_wait(0), MARK))
+    assert found.marks == ((32 + 40 + 50 + 1.0,),)
+    assert found.tensor_cycles == found.busy["tensor"] == 72.0
+
+
+def test_a_full_queue_stops_the_warp_until_an_instruction_has_ended() -> None:
+    program = steps(*[i for _ in range(5) for i in (mma(), MARK)])
+    # Two under way: the third goes when the first ends at 32, the next every 32 cycles.
+    assert run(program, costs=replace(COSTS, mma_queue=2)).marks == ((1.0, 3.0, 33.0, 65.0, 97.0),)
+    assert run(program, costs=replace(COSTS, mma_queue=4)).marks == ((1.0, 3.0, 5.0, 7.0, 33.0),)
+    assert run(program, costs=replace(COSTS, mma_queue=5)).marks == ((1.0, 3.0, 5.0, 7.0, 9.0),)
+
+
+def test_the_queue_is_shared_by_warps() -> None:
+    costs = replace(COSTS, mma_queue=2)
+    first, second = run(steps(mma(), MARK, mma(), MARK), steps(mma(), MARK, mma(), MARK), costs=costs).marks
+    # One each goes at once; the other two wait for the ends at 32 and 64.
+    assert sorted([first[1], second[1]]) == [33.0, 65.0]
+
+
+def test_the_tensor_core_serves_warps_in_turns() -> None:
+    program = steps(*[mma()] * 3, mma_wait(2), MARK, mma_wait(1), MARK, mma_wait(0), MARK)
+    first, second = run(program, program).marks
+    assert first == (32 + 51.0, 96 + 51.0, 160 + 51.0)
+    assert second == (64 + 51.0, 128 + 51.0, 192 + 51.0)
+
+
+def test_arithmetic_is_slower_while_the_tensor_core_runs() -> None:
+    arithmetic = (op(), op(), op(), MARK)
+    assert run(steps(*arithmetic)).marks == ((5.0,),)
+    assert run(steps(mma(), *arithmetic)).marks == ((10.0,),)  # at 1, 5, 9
+    # Its end at 32 frees the pipe for the usual rate.
+    assert run(steps(mma(), op(stall=31), *arithmetic)).marks == ((37.0,),)
+
+
+def test_register_ports_are_shared_by_pipes_while_the_tensor_core_runs() -> None:
+    costs = replace(COSTS, ports_under_mma={**COSTS.ports_under_mma, "alu": 6.0, "fma": 6.0})
+    pipes = steps(mma(), op("alu"), op("fma"), op("alu"), MARK)
+    assert run(pipes, costs=costs).marks == ((14.0,),)  # at 1, 7, 13
+    assert run(pipes[1:], costs=costs).marks == ((3.0,),)
+
+
+def test_fma_of_another_warp_keeps_a_matrix_instruction_waiting() -> None:
+    costs = replace(COSTS, mma_gap=3.0)
+    stream = steps(*[op("fma", 2)] * 10, MARK)
+    alone, beside = run(steps(mma(), MARK), costs=costs), run(steps(op("uniform", 2), mma(), MARK), stream, costs=costs)
+    assert alone.marks == ((1.0,),)
+    # The stream issues at 1, 3, ... 19; the gap after the last ends at 22.
+    assert beside.marks[0] == (23.0,)
+
+
+def test_a_barrier_holds_warpgroups_until_the_last_is_there() -> None:
+    meet = WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 2)
+    found = run(steps(op("fma", 20), meet, MARK), steps(op("fma", 3), meet, MARK))
+    assert sorted(found.marks) == [(30.0,), (31.0,)]  # both from 20 on, one a cycle
+    own = meet._replace(amount=0)
+    assert run(steps(op("fma", 20), own, MARK), steps(op("fma", 3), own, MARK)).marks == ((30.0,), (14.0,))
+
+
+def test_barriers_of_different_rounds_do_not_mix() -> None:
+    meet = WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 2)
+    found = run(steps(meet, op("fma", 40), meet, MARK), steps(meet, meet, MARK))
+    assert min(found.marks[0][0], found.marks[1][0]) >= 10 + 40 + 10
+
+
+def test_the_spread_of_barriers_is_bounded_and_repeats() -> None:
+    own = WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 0)
+    costs = replace(COSTS, barrier_spread=8.0)
+    first, again = (run(steps(*[own, MARK] * 50), costs=costs) for _ in range(2))
+    assert first == again
+    marks = first.marks[0]
+    gaps = [b - a - 1 for a, b in pairwise(marks)]
+    assert all(10 <= gap <= 18 for gap in gaps)
+    assert max(gaps) - min(gaps) > 4
+
+
+K = [(("K", n), 64.0, 1, 100.0, 0.0) for n in range(3)]
+
+
+def eat(n: int) -> tuple[Step, ...]:
+    return ((POLL, ("K", n)), (ARRIVE, ("K", n)))
+
+
+def test_a_ring_of_one_slot_waits_for_its_release() -> None:
+    # 4 cycles of copying and 100 of latency; the slot is handed back 30 after it was let go.
+    found = run(steps(*eat(0), *eat(1), *eat(2), MARK), copies=tuple(K))
+    assert found.marks == ((104 + 2 * (30 + 4 + 100) + 1.0,),)
+
+
+def test_a_second_slot_hides_the_copy() -> None:
+    copies = tuple((tag, size, 2, latency, share) for tag, size, _, latency, share in K)
+    # K1 is asked for at 3 and copied from 4 to 8; K2 waits for K0's slot.
+    assert run(steps(*eat(0), *eat(1), MARK), copies=copies).marks == ((109.0,),)
+    assert run(steps(*eat(0), *eat(1), *eat(2), MARK), copies=copies).marks == ((104 + 30 + 4 + 100 + 1.0,),)
+
+
+def test_a_slot_is_free_when_every_warpgroup_has_let_it_go() -> None:
+    late = steps((POLL, ("K", 0)), op("fma", 200, 0b1), (ARRIVE, ("K", 0)), *eat(1), MARK)
+    found = run(steps(*eat(0), *eat(1), MARK), late, copies=tuple(K[:2]))
+    released = 104 + 1 + 200  # the late one issues after the other, or before it
+    assert all(marks[0] == pytest.approx(released + 30 + 4 + 100 + 1, abs=2) for marks in found.marks)
+
+
+def test_copies_from_memory_share_one_path() -> None:
+    for share, landed in ((0.0, 4.0), (0.5, 8.0), (1.0, 16.0)):
+        copies = ((("K", 0), 64.0, 1, 100.0, share),)
+        assert run(steps(*eat(0), MARK), copies=copies).marks == ((landed + 100 + 1,),)
+    two = ((("Q0", 0), 64.0, 1, 100.0, 1.0), (("K", 0), 64.0, 1, 100.0, 1.0))
+    assert run(steps(*eat(0), MARK), copies=two).marks == ((32 + 100 + 1.0,),)
+
+
+def test_consumers_that_issue_their_own_copies() -> None:
+    load = WarpInstruction("other", 1, 0, 7, 7, "fixed", "load")
+    program = steps(op("fma", 10), (load, ("K", 0)), (POLL, ("K", 0)), GATE)
+    other = steps((POLL, ("K", 0)), GATE)
+    found = run(program, other, own_copies={"K": (64.0, 100.0, 0.0)})
+    assert sorted(found.marks) == [(114.0,), (115.0,)]  # copied from 10 to 14
+
+
+def test_stores_leave_at_their_rate() -> None:
+    store = WarpInstruction("shared", 1, 0, 7, 7, "fixed", "store", 16)
+    # 128 lanes of 16 bytes at 8 bytes a cycle: 256 cycles before the next can go.
+    assert run(steps(store, MARK, store, MARK)).marks == ((1.0, 257.0),)
+
+
+def test_warpgroups_take_turns() -> None:
+    block = ((POLL, TURN), (GATE, None), (op("fma", 10), None), (ARRIVE._replace(waits=0), TURN))
+    found = run(steps(*block, *block), steps(*block, *block))
+    # 0 may begin; each hands over 10 + 1 after its mark, and 30 later the other goes on.
+    assert found.marks == ((2.0, 84.0), (43.0, 125.0))
+
+
+def test_ctas_are_independent_but_share_the_pipes() -> None:
+    program = steps(op("mufu"), MARK)
+    found = run_sm([Cta((program,), ()), Cta((program,), (), begins=3.0)], COSTS, MMA)
+    assert found.marks == ((1.0,), (9.0,))
+    meet = WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 2)
+    pair = (steps(meet, MARK), steps(meet, MARK))
+    late = run_sm([Cta(pair, ()), Cta(pair, (), begins=500.0)], COSTS, MMA)
+    assert max(late.marks[0] + late.marks[1]) < 20
+    assert min(late.marks[2] + late.marks[3]) >= 510
+
+
+@pytest.mark.parametrize(
+    "warps",
+    [
+        (steps((POLL, ("K", 0)), GATE),),
+        (steps((POLL, ("K", 1)), GATE), steps(*eat(0))),
+        (steps(WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 2)),),
+        (steps(MARK), steps((POLL, TURN), GATE)),
+        (steps(mma_wait(0), mma(commits=False), (POLL, ("V", 0)), GATE),),
+    ],
+)
+def test_warps_that_wait_forever_are_an_error_not_a_hang(warps: tuple[tuple[Step, ...], ...]) -> None:
+    with pytest.raises(CodeError, match="wait for each other"):
+        run(*warps)
+
+
+PLAIN = st.builds(op, st.sampled_from(PIPES[:6]), st.integers(1, 15), st.integers(0, 63), st.integers(0, 7), st.integers(0, 7),
+                  st.sampled_from(LATENCIES))  # fmt: skip
+ANY = st.one_of(PLAIN, st.builds(mma, st.booleans()), st.builds(mma_wait, st.integers(0, 3)))
+
+
+@given(st.lists(st.lists(ANY, min_size=1, max_size=25), min_size=1, max_size=3), st.integers(2, 6))
+def test_no_run_beats_its_stalls_pipes_or_tensor_core(warps: list[list[WarpInstruction]], queue: int) -> None:
+    found = run(*[steps(*code, MARK) for code in warps], costs=replace(COSTS, mma_queue=queue))
+    assert found.instructions == sum(map(len, warps)) + len(warps)
+    for code, marks in zip(warps, found.marks, strict=True):
+        assert marks[0] >= sum(i.stall for i in code)
+        matrix = [i for i in code if i.kind == "mma"]
+        if len(matrix) > queue and code[-1].kind == "mma":
+            assert marks[0] >= 32.0 * (len(matrix) - queue)  # all but a queue full have ended
+    for pipe in ("alu", "mufu"):
+        last = {"alu": 4.0, "mufu": 8.0}[pipe]
+        assert found.end >= found.busy[pipe] - last
+    assert found.end >= found.instructions - 1
