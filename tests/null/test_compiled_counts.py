@@ -213,7 +213,9 @@ def test_keys_and_values_come_at_least_once_and_never_more_than_copied(launch, l
     work, waves, rows = launch
     moved, share = memory_traffic(work, waves, rows, l2_bytes)
     copied = sum(
-        (key_blocks(work, b * rows, rows, 1)[1]) * 2.0 * (work.head_dim_qk + work.head_dim_v) for wave in waves for b, _ in wave
+        (key_blocks(work, b * rows, rows, 1)[1]) * 2.0 * (work.head_dim_qk + work.head_dim_v)
+        for wave in waves
+        for b, _ in wave
     )
     once = kv_bytes(work, work.seqlen_k)
     from_memory = moved - q_and_o(work)

@@ -63,7 +63,9 @@ THREE = pytest.mark.parametrize("kernel", [PERSISTENT, LONGEST, TRITON], ids=lam
 
 def shape(code: KernelCode, seqlen: int, heads: int = 16, batch: int = 1) -> Workload:
     window = (300, 0) if code.mask == "window" else None
-    return Workload(batch, heads, heads, seqlen, seqlen, code.head_dim_qk, code.head_dim_v, code.mask, window, code.dtype)
+    return Workload(
+        batch, heads, heads, seqlen, seqlen, code.head_dim_qk, code.head_dim_v, code.mask, window, code.dtype
+    )
 
 
 def what_if(**facts: float) -> Machine:
@@ -75,13 +77,15 @@ def what_if(**facts: float) -> Machine:
 # --- files of profiles -------------------------------------------------------------------------------------------
 
 INSTRUCTION = st.builds(
-    WarpInstruction, st.sampled_from(PIPES), st.integers(1, 15), st.integers(0, 63), st.integers(0, 7), st.integers(0, 7),
+    WarpInstruction, st.sampled_from(PIPES), st.integers(1, 15), st.integers(0, 63), st.integers(0, 7),
+    st.integers(0, 7),
     st.sampled_from(LATENCIES), st.sampled_from(KINDS), st.integers(0, 256), st.booleans(), st.booleans(),
 )  # fmt: skip
 STRETCH = st.builds(Stretch, st.sampled_from(("once", "edge", "main")), st.lists(INSTRUCTION, max_size=5).map(tuple))
 CODE = st.builds(
     KernelCode, st.text(max_size=8), st.text(max_size=8), st.integers(16, 256), st.integers(16, 256), st.just("none"),
-    st.just("bf16"), st.just("sm_90a"), st.text(max_size=8), st.integers(4, 16), st.integers(24, 255), st.integers(0, 232448),
+    st.just("bf16"), st.just("sm_90a"), st.text(max_size=8), st.integers(4, 16),
+    st.integers(24, 255), st.integers(0, 232448),
     st.integers(0, 64), st.integers(0, 64), st.lists(st.lists(STRETCH, max_size=3).map(tuple), max_size=3).map(tuple),
 )  # fmt: skip
 
@@ -97,7 +101,8 @@ def packed(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gpu,machine\n", "{}", packed("no json"), packed("{}"), packed("[]"), packed('{"instructions": [3], "kernels": []}'),
+    "text", ["", "gpu,machine\n", "{}", packed("no json"), packed("{}"), packed("[]"),
+             packed('{"instructions": [3], "kernels": []}'),
              packed('{"instructions": [], "kernels": [{}]}'), "é"]
 )  # fmt: skip
 def test_other_files_are_refused(text: str) -> None:
@@ -211,7 +216,9 @@ def test_more_sms_are_never_slower(kernel: dict[str, object]) -> None:
     code = pick(**kernel)  # type: ignore[arg-type]
     # Memory and caches grow along, so that only the sharing out of tiles differs.
     cycles = [
-        forecast(code, shape(code, 1024), what_if(chip__sm_count=f, hbm__tbps_achieved=f, l2__store_tbps=f, l2__bytes=f), MHZ).cycles
+        forecast(
+            code, shape(code, 1024), what_if(chip__sm_count=f, hbm__tbps_achieved=f, l2__store_tbps=f, l2__bytes=f), MHZ
+        ).cycles
         for f in (0.5, 1.0)
     ]
     assert cycles == sorted(cycles, reverse=True)

@@ -47,7 +47,13 @@ def test_control_words_are_decoded(cuobjdump) -> None:  # type: ignore[no-untype
     # 0x00544c: stall 6, counter 1 for the result, 2 for operands, counters 0 and 2 waited for.
     product = instruction(second, 1)
     assert (product.stall, product.write_counter, product.read_counter, product.waits) == (6, 1, 2, 0b101)
-    assert (product.pipe, product.kind, product.amount, product.from_registers, product.commits) == ("tensor", "mma", 128, False, True)
+    assert (product.pipe, product.kind, product.amount, product.from_registers, product.commits) == (
+        "tensor",
+        "mma",
+        128,
+        False,
+        True,
+    )
 
 
 def test_a_file_without_instructions_is_refused_with_what_the_tool_said(cuobjdump) -> None:  # type: ignore[no-untyped-def]
@@ -88,7 +94,8 @@ def test_what_an_instruction_is(text: str, pipe: str, kind: str, amount: int) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "target"), [("@P0 BRA 0x1f0", 0x1F0), ("BRA.U.ANY 0x10", 0x10), ("BRX R4 -0x10", None), ("IADD3 R4, R4, 0x10, RZ", None)]
+    ("text", "target"),
+    [("@P0 BRA 0x1f0", 0x1F0), ("BRA.U.ANY 0x10", 0x10), ("BRX R4 -0x10", None), ("IADD3 R4, R4, 0x10, RZ", None)],
 )
 def test_branch_targets(text: str, target: int | None) -> None:
     assert Line(0, text, 0).target == target
@@ -110,16 +117,22 @@ def assemble(*rows: str) -> list[Line]:
             labels[row[:-1]] = 16 * len(texts)
         else:
             texts.append(row)
-    return [Line(16 * i, text.format(**{k: hex(v) for k, v in labels.items()}) if "{" in text else text, 1) for i, text in enumerate(texts)]
+    return [
+        Line(16 * i, text.format(**{k: hex(v) for k, v in labels.items()}) if "{" in text else text, 1)
+        for i, text in enumerate(texts)
+    ]
 
 
 def loop(name: str, *body: str) -> list[str]:
     return [f"{name}:", *body, f"@P0 BRA {{{name}}}"]
 
 
-def read(lines: list[Line], family: str = "triton", mask: str = "causal", warps: int = 4, variant: str = "family=fa2") -> KernelCode:
+def read(
+    lines: list[Line], family: str = "triton", mask: str = "causal", warps: int = 4, variant: str = "family=fa2"
+) -> KernelCode:
     return kernel_code(
-        lines, family=family, variant=variant, head_dims=(64, 64), mask=mask, dtype="bf16", arch="sm_90a", compiler="none",
+        lines, family=family, variant=variant, head_dims=(64, 64), mask=mask, dtype="bf16",
+        arch="sm_90a", compiler="none",
         warps=warps, registers=100, shared_bytes=1024, stack_bytes=0,
     )  # fmt: skip
 
@@ -178,7 +191,9 @@ def test_the_left_edge_of_a_window_comes_first() -> None:
 
 def consumer(name: str, skip: bool = True) -> list[str]:
     """A tile loop with the loops over keys inside, and the loop that passes over others' blocks."""
-    passing = loop(f"pass{name}", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4+URZ], RZ")
+    passing = loop(
+        f"pass{name}", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4+URZ], RZ"
+    )
     return loop(f"tile{name}", "NOP", *(passing if skip else []), "NOP", MMA, *loop(f"edge{name}", MMA, "NOP"), "NOP",
                 *loop(f"main{name}", MMA), "NOP", "NOP")  # fmt: skip
 
@@ -213,7 +228,12 @@ def test_other_code_is_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "variant", "rows", "consumers"),
     [
-        ("hopper_ws", "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=grid", 64, 2),
+        (
+            "hopper_ws",
+            "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=grid",
+            64,
+            2,
+        ),
         ("triton", "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2", 64, 1),
     ],
 )

@@ -29,7 +29,7 @@ LEVELS = ("from machine code", "before compilation")
 
 @cache
 def twelve() -> tuple[Measured, ...]:
-    """Nine rows with forecasts (two of them held out), a peer's, a sustained one and one of a kernel without a profile."""
+    """Nine rows with forecasts (two of them held out), a peer's, a sustained one and one without a profile."""
     rows = [r for r in read(DATA / "h200_points.csv") if r.seqlen_q == r.seqlen_k == 512]
     causal = [r for r in rows if (r.head_dim_qk, r.head_dim_v, r.mask) == (64, 64, "causal")]
     hopper = [r for r in causal if r.kernel == "hopper_ws"][:4]
@@ -63,7 +63,9 @@ def test_headline_numbers_follow_from_the_rows(report: MeasuredReport, table: Pa
         mine = forecast(code, row.workload(), machine, row.effective_mhz).cycles
         before = predict(row.workload(), machine, parse_variant(row.variant), clock=row.effective_mhz)
         errors.setdefault((LEVELS[0], row.role), []).append((mine - row.cycles) / row.cycles)
-        errors.setdefault((LEVELS[1], row.role), []).append(before.time_ms / (1e3 * row.cycles / row.effective_mhz / 1e6) - 1)
+        errors.setdefault((LEVELS[1], row.role), []).append(
+            before.time_ms / (1e3 * row.cycles / row.effective_mhz / 1e6) - 1
+        )
     assert {(level, role) for level, roles in report.headline.items() for role in roles} == set(errors)
     for (level, role), signed in errors.items():
         found, sizes = report.headline[level][role], [abs(e) for e in signed]
@@ -124,7 +126,9 @@ def test_files_of_something_else_are_refused(table: Path, tmp_path: Path) -> Non
         run_measured(table, table)
 
 
-@pytest.mark.parametrize("arguments", [["--code", "none.txt"], ["--picture", "x.gif"], ["--machine", "h2000"], ["none.csv"]])
+@pytest.mark.parametrize(
+    "arguments", [["--code", "none.txt"], ["--picture", "x.gif"], ["--machine", "h2000"], ["none.csv"]]
+)
 def test_the_verb_refuses_in_a_sentence(arguments: list[str], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["validate", "measured", *([str(table)] if len(arguments) == 2 else []), *arguments])
@@ -142,7 +146,10 @@ VARIANTS = [f"family=fa2,tile_m={m},tile_n={n}" for m in (64, 128) for n in (32,
 
 
 def choices(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, shapes: list[tuple[int, list[float], list[float]]], role: str = "build"
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    shapes: list[tuple[int, list[float], list[float]]],
+    role: str = "build",
 ) -> dict[str, measured_run.Choices]:
     """Level -> choices of shapes given as (seqlen, forecast cycles, measured cycles) by variant."""
     base = next(r for r in twelve() if r.kernel == "triton")
@@ -150,7 +157,17 @@ def choices(
     points, told = [], {}
     for seqlen, forecasts, times in shapes:
         for variant, cycles, time in zip(VARIANTS, forecasts, times, strict=False):
-            points.append(replace(base, variant=variant, seqlen_q=seqlen, seqlen_k=seqlen, cycles=time, role=role, effective_mhz=1000.0))
+            points.append(
+                replace(
+                    base,
+                    variant=variant,
+                    seqlen_q=seqlen,
+                    seqlen_k=seqlen,
+                    cycles=time,
+                    role=role,
+                    effective_mhz=1000.0,
+                )
+            )
             told[variant, seqlen] = cycles
     append(folder / "t.csv", points)
     (folder / "codes.txt").write_text(dump_codes([replace(code, variant=v) for v in VARIANTS]))
@@ -161,7 +178,7 @@ def choices(
     by_variant = {parse_variant(v): v for v in VARIANTS}
     monkeypatch.setattr(
         measured_run, "predict",
-        lambda work, machine, variant, **_: SimpleNamespace(time_ms=1e-6 * (1e6 - told[by_variant[variant], work.seqlen_q])),
+        lambda work, _, variant, **__: SimpleNamespace(time_ms=1e-6 * (1e6 - told[by_variant[variant], work.seqlen_q])),
     )  # fmt: skip
     found = run_measured(folder / "t.csv", folder / "codes.txt").choices
     return {level: found[level][role] for level in LEVELS}
@@ -184,14 +201,18 @@ def test_regret_is_what_the_first_pick_loses(monkeypatch: pytest.MonkeyPatch, tm
     assert choice.regret == pytest.approx(0.1)
 
 
-def test_shapes_are_judged_apart_and_summed_up_by_median_and_worst(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shapes_are_judged_apart_and_summed_up_by_median_and_worst(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shapes = [
         (512, [1, 2, 3], [100, 110, 120]),
         (1024, [2, 1, 3], [1000, 1050, 2000]),  # the pick is 5 % behind
         (2048, [3, 2, 1], [10, 11, 14]),  # 40 %
         (4096, [1, 2], [10, 9]),  # two variants are no choice
     ]
-    found = choices(monkeypatch, tmp_path, [(n, list(map(float, f)), list(map(float, t))) for n, f, t in shapes])[LEVELS[0]]
+    found = choices(monkeypatch, tmp_path, [(n, list(map(float, f)), list(map(float, t))) for n, f, t in shapes])[
+        LEVELS[0]
+    ]
     assert [c.variants for c in found.shapes] == [3, 3, 3]
     assert found.median_regret == pytest.approx(0.05)
     assert found.worst_regret == pytest.approx(0.4)
