@@ -75,9 +75,8 @@ def test_hopper_visits_the_blocks_with_visible_keys(work: Workload, warpgroups: 
             visited = 1 + count.edge + count.main + count.left
             if mine:
                 assert visited == len(mine)
-                assert count.main <= len(whole)
-                # Every whole block but the first, which stands before the loops, takes the short loop.
-                assert count.main >= len(whole) - 1
+                # Whole blocks take the short loop, but for the last block of keys, which stands before the loops.
+                assert count.main == len([b for b in whole if b != mine[-1]])
             else:
                 assert visited == 1  # rows that see nothing still go through the block before the loops
 
@@ -93,6 +92,25 @@ def test_triton_visits_the_blocks_with_visible_keys(work: Workload, rows: int, k
         if mine:
             assert count.blocks(0) == len(mine)
             assert count.main == len(whole)
+
+
+@pytest.mark.parametrize("right", [0, 1, 63, 64, -1])
+def test_edges_are_where_the_window_cuts_a_block(right: int) -> None:
+    # Every reach to the left in turn, so that each alignment of window and blocks comes up.
+    for left in range(200):
+        work = Workload(1, 1, 1, 256, 256, 64, 64, "window", (left, right))
+        seen = visible(work)
+        for block in range(2):
+            mine, whole = blocks_of(rows_of(seen, 128 * block, 128), 32)
+            count = triton_counts(work, block, 128, 32)
+            assert (count.blocks(0), count.main) == (len(mine), len(whole)), left
+            if whole:
+                assert (count.left, count.edge) == (whole[0] - mine[0], mine[-1] - whole[-1]), left
+            for w, found in enumerate(hopper_counts(work, block, 2, 32)):
+                mine, whole = blocks_of(rows_of(seen, 128 * block + 64 * w, 64), 32)
+                assert found.main == len([b for b in whole if b != mine[-1]]), left
+                if whole:
+                    assert found.left == whole[0] - mine[0], left
 
 
 @given(workloads(), st.integers(0, 5), st.sampled_from((64, 128)))
@@ -136,6 +154,11 @@ def test_longest_first_never_takes_up_a_longer_tile_later() -> None:
     for tiles in program_tiles("longest-first", 8, 6, 5):
         blocks = [block for block, _ in tiles]
         assert blocks == sorted(blocks, reverse=True)
+
+
+def test_longest_first_turns_back_so_that_sums_even_out() -> None:
+    shares = [sum(block + 1 for block, _ in tiles) for tiles in program_tiles("longest-first", 8, 1, 2)]
+    assert shares == [8 + 5 + 4 + 1, 7 + 6 + 3 + 2]
 
 
 @pytest.mark.parametrize("scheduler", ["grid", "work-stealing", ""])
@@ -215,6 +238,15 @@ def test_without_a_cache_every_wave_reads_its_keys_again() -> None:
     waves = [[(b, 0)] for b in range(4)]
     moved, share = memory_traffic(work, waves, 128, 1.0)
     assert (moved - q_and_o(work), share) == (4 * kv_bytes(work, 512), 1.0)
+
+
+def test_what_was_used_longest_ago_leaves_the_cache_first() -> None:
+    work = Workload(1, 2, 2, 512, 512, 64, 64)
+    one = 512 * 128 * 2.0
+    waves = [[(0, 0)], [(0, 1)], [(0, 0)], [(1, 0)]]
+    # Room for one head beside what a wave streams: head 1 sends head 0 out, which then stays for its second wave.
+    moved, share = memory_traffic(work, waves, 128, 2 * (one + 2 * 128 * 256))
+    assert (moved - q_and_o(work), share) == (3 * one, 3 / 4)
 
 
 def test_query_heads_of_a_group_share_keys() -> None:

@@ -14,10 +14,13 @@ from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.sm import MARK, Cta, SmRun, Step, Tag, run_sm
 
 COSTS = WarpCosts(
-    pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0}, pipe_under_mma={**dict.fromkeys(PIPES, 1.0), "alu": 4.0, "mufu": 8.0},
+    pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0},
+    pipe_under_mma={**dict.fromkeys(PIPES, 1.0), "alu": 4.0, "mufu": 8.0},
     ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
-    latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0, barrier_spread=0.0,
-    handover=30.0, branch=8.0, mma_latency=50.0, mma_queue=6, mma_gap=0.0, tma_latency=100.0, tma_latency_hbm=200.0, tma_issue=3.0,
+    latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0,
+    barrier_spread=0.0,
+    handover=30.0, branch=8.0, mma_latency=50.0, mma_queue=6, mma_gap=0.0, tma_latency=100.0, tma_latency_hbm=200.0,
+    tma_issue=3.0,
     tma_bytes_per_clk=16.0, memory_bytes_per_clk=4.0, store_bytes_per_clk=8.0, barrier_setup=40.0, cta_setup=0.0,
 )  # fmt: skip
 MMA = {(64, False): 32.0, (64, True): 40.0}
@@ -246,7 +249,8 @@ def test_warps_that_wait_forever_are_an_error_not_a_hang(warps: tuple[tuple[Step
         run(*warps)
 
 
-PLAIN = st.builds(op, st.sampled_from(PIPES[:6]), st.integers(1, 15), st.integers(0, 63), st.integers(0, 7), st.integers(0, 7),
+PLAIN = st.builds(op, st.sampled_from(PIPES[:6]), st.integers(1, 15), st.integers(0, 63), st.integers(0, 7),
+                  st.integers(0, 7),
                   st.sampled_from(LATENCIES))  # fmt: skip
 ANY = st.one_of(PLAIN, st.builds(mma, st.booleans()), st.builds(mma_wait, st.integers(0, 3)))
 

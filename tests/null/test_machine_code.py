@@ -131,7 +131,8 @@ def read(
     lines: list[Line], family: str = "triton", mask: str = "causal", warps: int = 4, variant: str = "family=fa2"
 ) -> KernelCode:
     return kernel_code(
-        lines, family=family, variant=variant, head_dims=(64, 64), mask=mask, dtype="bf16", arch="sm_90a", compiler="none",
+        lines, family=family, variant=variant, head_dims=(64, 64), mask=mask, dtype="bf16",
+        arch="sm_90a", compiler="none",
         warps=warps, registers=100, shared_bytes=1024, stack_bytes=0,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def ncu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-unt
         script = tmp_path / "ncu"
         script.write_text(
             "#!/bin/sh\ncase $1 in\n"
-            "--query-metrics) printf 'Device NVIDIA H200\\n  indented\\ndram__bytes  # of bytes\\nsm__cycles_elapsed  # of\\n';;\n"
+            "--query-metrics) printf 'Device H200\\n  indented\\ndram__bytes  # bytes\\nsm__cycles_elapsed  #\\n';;\n"
             "--version) printf 'NVIDIA (R) Nsight Compute\\nVersion 2025.3.1.0 (build 1)\\n';;\n"
             f"*) cat '{tmp_path}/page.csv'; echo 'ERR_NVGPUCTRPERM: ask your administrator' >&2;;\nesac\n"
         )

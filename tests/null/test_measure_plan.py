@@ -58,7 +58,7 @@ def test_every_group_pairs_its_shapes_with_its_kernels_and_variants(tmp_path: Pa
 
 def test_shape_fields_reach_the_workload_and_have_defaults(tmp_path: Path) -> None:
     shapes = """{seqlen = 512, head_dim = 128},
-      {seqlen = 512, seqlen_k = 1024, head_dim = 192, head_dim_v = 128, batch = 3, heads = 8, heads_kv = 2, causal = true},
+      {seqlen = 512, seqlen_k = 1024, head_dim = 192, head_dim_v = 128, batch=3, heads=8, heads_kv=2, causal=true},
       {seqlen = 512, head_dim = 64, window = "255,0", dtype = "fp16"}"""
     assert [i.workload for i in plan(tmp_path, group(shapes=shapes)).items] == [
         Workload(1, 16, 16, 512, 512, 128, 128),

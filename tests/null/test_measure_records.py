@@ -15,10 +15,12 @@ from tilecast.validation.measure.records import COLUMNS, Measured, RecordError, 
 ROOT = Path(__file__).parents[2]
 WORK = Workload(2, 16, 4, 512, 1024, 128, 128, "causal")
 ROW = Measured(
-    gpu="NVIDIA H200", machine="h200-sxm", date="2026-01-02", driver="580.1", torch="2.11", triton="3.6", tilecast="0.1",
+    gpu="NVIDIA H200", machine="h200-sxm", date="2026-01-02", driver="580.1", torch="2.11", triton="3.6",
+    tilecast="0.1",
     kernel="hopper_ws", variant="family=fa3,tile_n=64", source_sha="0123456789abcdef", mode="short",
     **shape_fields(WORK), role="build", cycles=1000.0, cycles_low=990.0, cycles_high=1010.0, ms=0.5, ms_low=0.49,
-    ms_high=0.51, effective_mhz=1700.0, nvml_mhz=1980.0, power_w=600.0, temperature_c=50.0, throttle="power cap, thermal",
+    ms_high=0.51, effective_mhz=1700.0, nvml_mhz=1980.0, power_w=600.0, temperature_c=50.0,
+    throttle="power cap, thermal",
     rounds=15, launches_per_round=8, input_copies=2, error=0.002, command='tilecast measure "a b".toml',
 )  # fmt: skip
 DIGITS = ("cycles", "ms", "effective_mhz", "power_w", "error")

@@ -29,7 +29,7 @@ LEVELS = ("from machine code", "before compilation")
 
 @cache
 def twelve() -> tuple[Measured, ...]:
-    """Nine rows with forecasts (two of them held out), a peer's, a sustained one and one of a kernel without a profile."""
+    """Nine rows with forecasts (two of them held out), a peer's, a sustained one and one without a profile."""
     rows = [r for r in read(DATA / "h200_points.csv") if r.seqlen_q == r.seqlen_k == 512]
     causal = [r for r in rows if (r.head_dim_qk, r.head_dim_v, r.mask) == (64, 64, "causal")]
     hopper = [r for r in causal if r.kernel == "hopper_ws"][:4]
@@ -178,7 +178,7 @@ def choices(
     by_variant = {parse_variant(v): v for v in VARIANTS}
     monkeypatch.setattr(
         measured_run, "predict",
-        lambda work, machine, variant, **_: SimpleNamespace(time_ms=1e-6 * (1e6 - told[by_variant[variant], work.seqlen_q])),
+        lambda work, _, variant, **__: SimpleNamespace(time_ms=1e-6 * (1e6 - told[by_variant[variant], work.seqlen_q])),
     )  # fmt: skip
     found = run_measured(folder / "t.csv", folder / "codes.txt").choices
     return {level: found[level][role] for level in LEVELS}
