@@ -340,6 +340,21 @@ def calibrate(
 
 
 @app.command()
+def bundle(
+    output: Annotated[str, typer.Option("-o", "--output", help="Zip to write.")] = "bundle.zip",
+    quick: Annotated[bool, typer.Option("--quick", help="The main facts and about a dozen kernels.")] = False,
+    plan: Annotated[str | None, typer.Option("--plan", help="A plan of tilecast measure (default: the GPU's).")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Folder of unfinished work (default: beside the output).")
+    ] = None,
+) -> None:
+    """Measure everything on the GPU at hand and pack it into one zip; a run that was cut off goes on."""
+    from tilecast.cmd_bundle import run_bundle
+
+    typer.echo(run_bundle(output=output, quick=quick, plan=plan, resume=resume))
+
+
+@app.command()
 def presets() -> None:
     """Model shapes that --preset takes."""
     from tilecast.tables import presets_table
@@ -423,6 +438,19 @@ def validate_measured(
     from tilecast.validation.cmd_measured import run
 
     typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
+
+
+@validate_app.command("compare")
+def validate_compare(
+    bundle: Annotated[str, typer.Argument(help="A zip of tilecast bundle.")],
+    machine: Annotated[str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every point, worst first.")] = False,
+) -> None:
+    """A bundle's facts and measurements against the forecasts; needs no GPU."""
+    from tilecast.cmd_bundle import run_compare
+
+    typer.echo(run_compare(bundle=bundle, machine=machine, as_json=as_json, rows=rows))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

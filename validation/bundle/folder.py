@@ -42,7 +42,7 @@ class WorkFolder:
                     )
             self._mend()
             return True
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(path.name != STATE + ".new" for path in self.path.iterdir()):
             raise BundleError(f"{self.path}: not the folder of an unfinished bundle: pass another with --resume")
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.file(STATE + ".new")

@@ -22,6 +22,8 @@ PROFILED = 90
 _CHECK_SILENCE_S = 300.0
 _PROFILE_SILENCE_S = 300.0
 _CALIBRATE_SILENCE_S = 180.0
+#: One benchmark in NVRTC.
+_COMPILE_CU_S = 0.7
 #: Benchmarks that may kill their process before calibration gives up.
 _MOST_LOST = 12
 #: Words of errors after which a CUDA context takes no more work, so that what fails next is not at fault.
@@ -88,9 +90,16 @@ def _calibrate_size(context: Context) -> tuple[int, float]:
         return 0, 0.0
     from tilecast.validation.calibrate.groups import all_cases
     from tilecast.validation.calibrate.run import chosen
+    from tilecast.validation.calibrate.store import params_text, read_rows
 
-    cases = chosen(all_cases(()), context.capability, context.quick)
-    return len(cases), sum(case.seconds for case in cases) + 0.5 * len({case.text() for case in cases}) / context.workers
+    known = {(row.group, row.benchmark, row.params) for row in read_rows(context.folder.file("calibrate.csv"))}
+    cases = [
+        case for case in chosen(all_cases(()), context.capability, context.quick)
+        if (case.group, case.benchmark, params_text(case.params)) not in known
+    ]  # fmt: skip
+    compiling = _COMPILE_CU_S * len({case.text() for case in cases}) / context.workers
+    # Also with all benchmarks known the machine file is to be written.
+    return max(1, len(cases)), sum(case.seconds for case in cases) + compiling + START_S
 
 
 def calibrate(context: Context, tell: Tell) -> None:
