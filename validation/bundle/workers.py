@@ -106,13 +106,14 @@ def farm(
                 request = todo.get_nowait()
             except queue.Empty:
                 break
-            if number not in alive:
-                alive[number] = start()
             try:
+                if number not in alive:
+                    alive[number] = start()
                 results.put((request, alive[number].ask(request, silence_s)))
-            except WorkerError as error:
-                alive.pop(number).close()
-                results.put((request, error))
+            except Exception as error:  # whatever happens, the run must not wait for this answer for ever
+                if number in alive:
+                    alive.pop(number).close()
+                results.put((request, error if isinstance(error, WorkerError) else WorkerError(str(error))))
 
     threads = [threading.Thread(target=drive, args=(n,), daemon=True) for n in range(min(workers, count))]
     for thread in threads:
