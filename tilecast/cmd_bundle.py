@@ -75,7 +75,9 @@ class _Screen:
         for stage in todo:
             self._before[stage.name] = self._total
             self._total += stage.seconds
-        self._console.print(f"{'resuming' if resumed else 'bundle'} on {gpu}, plan {work.name}, about {_time(self._total)}:")
+        self._console.print(
+            f"{'resuming' if resumed else 'bundle'} on {gpu}, plan {work.name}, about {_time(self._total)}:"
+        )
         for stage in todo:
             left = f"{stage.units:>4} to do, about {_time(stage.seconds)}" if stage.units else "   done"
             self._console.print(f"  {stage.name:<10} {left:<28} {stage.title}")

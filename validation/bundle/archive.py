@@ -87,7 +87,9 @@ def _read(where: str, archive: zipfile.ZipFile) -> Bundle:
         if names.count(info.filename) > 1:
             raise BundleError(f"{where}: damaged: holds '{info.filename}' twice: ask for the bundle again")
         if info.file_size > MOST_BYTES:
-            raise BundleError(f"{where}: '{info.filename}' unpacks to {info.file_size} bytes, at most {MOST_BYTES} expected")
+            raise BundleError(
+                f"{where}: '{info.filename}' unpacks to {info.file_size} bytes, at most {MOST_BYTES} expected"
+            )
     try:
         text = archive.read(MANIFEST).decode("utf-8")
     except UnicodeDecodeError:
@@ -102,6 +104,8 @@ def _read(where: str, archive: zipfile.ZipFile) -> Bundle:
             raise BundleError(f"{where}: damaged: '{name}' is missing: ask for the bundle again")
         content = archive.read(name)
         if entry_of(content) != entry:
-            raise BundleError(f"{where}: damaged: '{name}' is not what the manifest's hash says: ask for the bundle again")
+            raise BundleError(
+                f"{where}: damaged: '{name}' is not what the manifest's hash says: ask for the bundle again"
+            )
         members[name] = content
     return Bundle(where, manifest, members)

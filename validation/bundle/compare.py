@@ -116,7 +116,12 @@ def _calibrated(bundle: Bundle, cited: Machine) -> tuple[Machine | None, tuple[F
             machine = load_machine(path)
         except MachineError as error:
             raise BundleError(f"{bundle.path}: {error}") from None
-    own = {f"{section}.{name}" for section, entries in tomllib.loads(text).items() if isinstance(entries, dict) for name in entries}
+    own = {
+        f"{section}.{name}"
+        for section, entries in tomllib.loads(text).items()
+        if isinstance(entries, dict)
+        for name in entries
+    }
     facts = tuple(
         FactRow(key, cited[key] if cited.has(key) else None, fact.value, fact.unit)
         for key, fact in machine.facts.items() if key in own
@@ -144,7 +149,9 @@ def _table(bundle: Bundle, name: str) -> list[Measured]:
             raise BundleError(f"{bundle.path}: {str(error).replace(str(path), name)}") from None
 
 
-def _point(point: Measured, machines: dict[str, Machine], codes: dict[tuple[str, str, int, int, str, str], KernelCode]) -> PointRow:
+def _point(
+    point: Measured, machines: dict[str, Machine], codes: dict[tuple[str, str, int, int, str, str], KernelCode]
+) -> PointRow:
     work, mhz = point.workload(), point.effective_mhz
     code = codes.get((point.kernel, point.variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
     cycles: dict[Level, float] = {}

@@ -45,7 +45,11 @@ def _facts(report: Comparison) -> list[str]:
 def _errors(report: Comparison) -> list[str]:
     if not report.points:
         return ["", "No short runs of generated kernels."]
-    lines = ["", f"{len(report.points)} short runs of generated kernels: cycles per launch, predicted over measured less one", _HEAD]
+    lines = [
+        "",
+        f"{len(report.points)} short runs of generated kernels: cycles per launch, predicted over measured less one",
+        _HEAD,
+    ]
     lines += [_line(f"{how}, {facts}", summary) for (how, facts), summary in report.summary.items()]
     for level, groups in report.groups.items():
         lines += ["", f"{level[0]}, {level[1]}, by kernel, head_dim, mask", _HEAD]
@@ -89,7 +93,9 @@ def _peers(report: Comparison) -> list[str]:
 
 def _failures(report: Comparison) -> list[str]:
     m = report.manifest
-    lines = ["", f"{len(m.failed)} failed while it was made:"] if m.failed else ["", "Nothing failed while it was made."]
+    lines = (
+        ["", f"{len(m.failed)} failed while it was made:"] if m.failed else ["", "Nothing failed while it was made."]
+    )
     lines += [f"  {failure.stage}: {failure.what}: {failure.reason}" for failure in m.failed]
     if m.left_out:
         lines.append(f"{len(m.left_out)} plan entries were left out, for example: {m.left_out[0]}")
@@ -101,10 +107,15 @@ def _worst(row: PointRow) -> float:
 
 
 def _rows(report: Comparison) -> list[str]:
-    lines = ["", "Every short run, worst first: measured cycles, then predicted and error by " + "; ".join(f"{a}, {b}" for a, b in LEVELS)]
+    lines = [
+        "",
+        "Every short run, worst first: measured cycles, then predicted and error by "
+        + "; ".join(f"{a}, {b}" for a, b in LEVELS),
+    ]
     for row in sorted(report.points, key=_worst):
         cells = "".join(
-            f"{row.cycles[level]:>11.0f}{row.error(level):>+8.1%}" if level in row.cycles else f"{'-':>11}{'':>8}" for level in LEVELS
+            f"{row.cycles[level]:>11.0f}{row.error(level):>+8.1%}" if level in row.cycles else f"{'-':>11}{'':>8}"
+            for level in LEVELS
         )
         lines.append(f"{row.point.cycles:>11.0f}{cells}  {_name(row.point)}")
     return lines

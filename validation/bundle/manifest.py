@@ -78,7 +78,9 @@ def parse_manifest(where: str, text: str) -> Manifest:
     except (json.JSONDecodeError, RecursionError) as error:
         raise BundleError(f"{where}: {MANIFEST} is not JSON ({error}): ask for the bundle again") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise BundleError(f"{where}: not a bundle: {MANIFEST} lacks \"format\": \"{FORMAT}\"; make one with tilecast bundle")
+        raise BundleError(
+            f'{where}: not a bundle: {MANIFEST} lacks "format": "{FORMAT}"; make one with tilecast bundle'
+        )
     if raw.get("version") != VERSION:
         raise BundleError(
             f"{where}: bundle format {raw.get('version')!r}, this tilecast reads {VERSION}: use the tilecast that wrote it "
@@ -103,8 +105,14 @@ def _nested(where: str, values: dict[str, Any]) -> dict[str, Any]:
     files = {}
     for name, entry in values["files"].items():
         if name not in MEMBERS:
-            raise BundleError(f"{where}: {MANIFEST} lists '{name}', which no bundle holds; expected {', '.join(MEMBERS)}")
-        if not isinstance(entry, dict) or type(entry.get("size")) is not int or not isinstance(entry.get("sha256"), str):
+            raise BundleError(
+                f"{where}: {MANIFEST} lists '{name}', which no bundle holds; expected {', '.join(MEMBERS)}"
+            )
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("size")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
             raise BundleError(f"{where}: {MANIFEST}: '{name}' takes a size and a sha256, got {entry!r}")
         files[name] = FileEntry(entry["size"], entry["sha256"])
     failed = []

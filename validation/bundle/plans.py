@@ -57,7 +57,9 @@ def plan_path(capability: int, given: str | None) -> Path:
 
 def load_work(path: Path, machine: Machine, quick: bool) -> Work:
     """The items of a plan for a machine; PlanError for a plan that makes no sense, BundleError for one without items."""
-    plans = {run: load_plan(path, machine, run) for run in (("quick", "sustained") if quick else ("short", "sustained"))}
+    plans = {
+        run: load_plan(path, machine, run) for run in (("quick", "sustained") if quick else ("short", "sustained"))
+    }
     short, sustained = plans["quick" if quick else "short"].items, plans["sustained"].items
     if quick:
         # A plan of one's own need not say what is quick.

@@ -66,7 +66,13 @@ def stages(context: Context) -> tuple[Stage, ...]:
     checks, codes = len(_unchecked(context)), len(_unprofiled(context))
     found = [
         Stage("calibrate", "microbenchmarks fill the machine file", *_calibrate_size(context), calibrate),
-        Stage("check", "compile, run and check every kernel once", checks, _farm_seconds(context, checks, COMPILE_S), check),
+        Stage(
+            "check",
+            "compile, run and check every kernel once",
+            checks,
+            _farm_seconds(context, checks, COMPILE_S),
+            check,
+        ),
     ]
     for name, title in (("short", "short runs"), ("sustained", "sustained runs (clock and power settle)")):
         items = _unmeasured(context, name)
@@ -167,7 +173,9 @@ def profile(context: Context, tell: Tell) -> None:
     """Profile the machine code of every kernel that ran, and write codes.txt."""
     folder, items = context.folder, _unprofiled(context)
     requests = [{"do": "profile", "item": item_to(item)} for item in items]
-    for done, (request, answer) in enumerate(farm(context.start, requests, context.workers, _PROFILE_SILENCE_S), start=1):
+    for done, (request, answer) in enumerate(
+        farm(context.start, requests, context.workers, _PROFILE_SILENCE_S), start=1
+    ):
         item = item_from(request["item"])
         if isinstance(answer, WorkerError):
             folder.fail("profile", label(item), str(answer))

@@ -45,13 +45,17 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     except ImportError as error:
         raise BundleError(f"tilecast bundle needs torch and triton ({error}): pip install 'tilecast[gpu]'") from None
     if not torch.cuda.is_available():
-        raise BundleError(f"tilecast bundle needs an NVIDIA GPU and a torch built for CUDA, and there is none here: {elsewhere}")
+        raise BundleError(
+            f"tilecast bundle needs an NVIDIA GPU and a torch built for CUDA, and there is none here: {elsewhere}"
+        )
     try:
         from tilecast.validation.measure.telemetry import Nvml
 
         driver = Nvml(torch.cuda.current_device()).driver
     except ImportError:
-        raise BundleError("tilecast bundle reads clock and power through nvidia-ml-py: pip install 'tilecast[gpu]'") from None
+        raise BundleError(
+            "tilecast bundle reads clock and power through nvidia-ml-py: pip install 'tilecast[gpu]'"
+        ) from None
     major, minor = torch.cuda.get_device_capability()
     return {
         "gpu": torch.cuda.get_device_name(), "capability": 10 * major + minor, "driver": driver,
