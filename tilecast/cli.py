@@ -443,7 +443,9 @@ def validate_measured(
 @validate_app.command("compare")
 def validate_compare(
     bundle: Annotated[str, typer.Argument(help="A zip of tilecast bundle.")],
-    machine: Annotated[str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")
+    ] = None,
     as_json: opt.AsJson = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print every point, worst first.")] = False,
 ) -> None:
