@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
+from tilecast.output import check_writable
 
 if TYPE_CHECKING:
     from tilecast.validation.bundle.manifest import Manifest
@@ -20,7 +21,7 @@ def run_bundle(*, output: str, quick: bool, plan: str | None, resume: str | None
     """Make a bundle (progress on stderr); returns what to print.  BundleError without a GPU."""
     from tilecast.validation.bundle.create import Asked, create
 
-    target = Path(output)
+    target = check_writable(output)
     folder = Path(resume) if resume is not None else target.with_name(target.name + ".work")
     command = "tilecast " + " ".join(shlex.quote(argument) for argument in sys.argv[1:])
     with _Screen() as screen:

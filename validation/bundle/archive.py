@@ -47,22 +47,27 @@ def write_bundle(output: Path, manifest: Manifest, members: Mapping[str, bytes])
         archive.writestr(MANIFEST, full.to_json())
         for name, content in members.items():
             archive.writestr(name, content)
+    write_atomically(output, memory.getvalue())
+    return full
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write through a temporary file beside it, forced to disk; BundleError where that fails, and nothing changes."""
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            file.write(memory.getvalue())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         mode = os.umask(0)
         os.umask(mode)
         os.chmod(temporary, 0o666 & ~mode)
-        os.replace(temporary, output)
+        os.replace(temporary, path)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise BundleError(f"{output}: cannot write the bundle: {error.strerror or error}") from None
-    return full
+        raise BundleError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilecast.output import check_writable
 from tilecast.validation.bundle.archive import write_bundle
 from tilecast.validation.bundle.folder import WorkFolder
 from tilecast.validation.bundle.manifest import BundleError, Manifest
@@ -53,7 +52,6 @@ def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker
     Raises BundleError, PlanError and MachineError before anything is written when there is no GPU, no plan for it, or
     the folder holds other work.
     """
-    check_writable(asked.output)
     if asked.plan is not None and not Path(asked.plan).is_file():
         raise BundleError(f"--plan: {asked.plan} is not a file")
     about = _identify(start)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecast.model.compiled.code import dump_codes, load_codes
 from tilecast.model.machine import Machine
-from tilecast.output import write_text_atomically
+from tilecast.validation.bundle.archive import write_atomically
 from tilecast.validation.bundle.folder import WorkFolder
 from tilecast.validation.bundle.plans import COMPILE_S, PROFILE_S, START_S, Work, code_key, item_seconds
 from tilecast.validation.bundle.worker import item_from, item_to
@@ -184,7 +184,7 @@ def profile(context: Context, tell: Tell) -> None:
         tell(done / len(items), label(item))
     codes = [code for entry in folder.lines("profiles.jsonl") if entry["code"] for code in load_codes(entry["code"])]
     if codes:
-        write_text_atomically(folder.file("codes.txt"), dump_codes(codes))
+        write_atomically(folder.file("codes.txt"), dump_codes(codes).encode())
 
 
 # --- timing -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from tilecast.model.workload import Workload
@@ -65,7 +66,7 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
 
 def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Run the benchmarks that the store lacks (less those in ``skip``) and write the machine file."""
-    from tilecast.output import write_text_atomically
+    from tilecast.validation.bundle.archive import write_atomically
     from tilecast.validation.calibrate.gpu import Gpu
     from tilecast.validation.calibrate.groups import all_cases
     from tilecast.validation.calibrate.report import machine_text
@@ -78,7 +79,8 @@ def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         gpu, cases, request["store"], request["command"],
         lambda case, done, count, passed, total: tell(case.label(), passed / max(total, 1e-9)),
     )  # fmt: skip
-    write_text_atomically(request["machine"], machine_text(outcome.rows, gpu.identity, request["name"]))
+    text = machine_text(outcome.rows, gpu.identity, request["name"])
+    write_atomically(Path(request["machine"]), text.encode())
     return {"failed": list(outcome.failed), "measured": outcome.measured, "skipped": outcome.skipped}
 
 
@@ -102,8 +104,6 @@ def check(request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
 
 def measure(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Time the items of one shape and append them to the table."""
-    from pathlib import Path
-
     from tilecast.validation.measure.run import Options
     from tilecast.validation.measure.run import measure as run
 
