@@ -81,7 +81,7 @@ class _Screen:
         )
         for stage in todo:
             left = f"{stage.units:>4} to do, about {_time(stage.seconds)}" if stage.units else "   done"
-            self._console.print(f"  {stage.name:<10} {left:<28} {stage.title}")
+            self._console.print(f"  {stage.name:<10} {left:<28} {stage.title}", soft_wrap=True)
         self._bar.start()
         self._bar.update(self._task, total=max(self._total, 1.0))
 
@@ -90,7 +90,7 @@ class _Screen:
         passed = self._before[stage.name] + share * stage.seconds
         left = _time(self._total - passed)
         self._bar.update(self._task, completed=passed, stage=stage.name, at=text[:60], left=left)
-        if not self._console.is_terminal and share in (0.0, 1.0) and not text:
+        if not self._console.is_terminal and not text:
             print(f"{stage.name}: {'ended' if share else 'begins'}, about {left} left", file=sys.stderr, flush=True)
 
 

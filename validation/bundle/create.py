@@ -70,7 +70,7 @@ def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker
     screen.begin(about["gpu"], work, todo, resumed)
 
     def tell(stage: Stage, share: float, text: str) -> None:
-        if share in (0.0, 1.0):
+        if not text:
             folder.log(f"{stage.name}: {'ended' if share else f'{stage.units} to do'}")
         screen.tell(stage, share, text)
 

@@ -85,12 +85,12 @@ def _first(plans: Iterable[Plan]) -> str:
 # --- time estimates, in seconds -------------------------------------------------------------------------------
 
 #: Writing, compiling and running one kernel for the first time in one process, and reading its machine code.
-COMPILE_S = 12.0
-PROFILE_S = 14.0
+COMPILE_S = 4.0
+PROFILE_S = 3.0
 #: Making tensors, the check against float64 and the capture, for one item.
-_SETUP_S = 0.4
+_SETUP_S = 0.2
 #: A process that imports torch and opens the GPU.
-START_S = 8.0
+START_S = 4.0
 #: What a peer takes to compile for a shape.
 _PEER_S = {"flash-attn-4": 12.0, "flex": 12.0}
 

@@ -23,7 +23,7 @@ _CHECK_SILENCE_S = 300.0
 _PROFILE_SILENCE_S = 300.0
 _CALIBRATE_SILENCE_S = 180.0
 #: One benchmark in NVRTC.
-_COMPILE_CU_S = 0.7
+_COMPILE_CU_S = 0.3
 #: Benchmarks that may kill their process before calibration gives up.
 _MOST_LOST = 12
 #: Words of errors after which a CUDA context takes no more work, so that what fails next is not at fault.
