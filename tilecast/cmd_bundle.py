@@ -30,10 +30,11 @@ def run_bundle(*, output: str, quick: bool, plan: str | None, resume: str | None
 
 
 def _summary(target: Path, manifest: Manifest) -> str:
+    from tilecast.validation.bundle.manifest import failure_lines
+
     size = target.stat().st_size / 1024
     lines = [f"{target}: {size:.0f} KB, {', '.join(manifest.files)}; {sum(manifest.seconds.values()):.0f} s"]
-    for failure in manifest.failed:
-        lines.append(f"failed: {failure.stage}: {failure.what}: {failure.reason}")
+    lines += [f"failed: {line}" for line in failure_lines(manifest.failed)]
     lines.append(f"read it anywhere: tilecast validate compare {shlex.quote(str(target))}")
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ from tilecast.model.variant import parse_variant
 from tilecast.validation.bundle.archive import read_bundle, write_bundle
 from tilecast.validation.bundle.compare import compare
 from tilecast.validation.bundle.create import Asked, create
-from tilecast.validation.bundle.manifest import MANIFEST, BundleError
+from tilecast.validation.bundle.manifest import MANIFEST, BundleError, failure_lines
 from tilecast.validation.bundle.plans import PLANS, load_work, plan_path
 from tilecast.validation.bundle.worker import item_from, item_to
 from tilecast.validation.bundle.workers import Worker, WorkerError, WorkerLostError
@@ -209,6 +209,7 @@ def test_a_kernel_that_hangs_or_is_wrong_is_recorded_and_the_rest_goes_on(tmp_pa
         ("check", "hopper_ws", "no answer in 300 s: it hangs"), ("check", "hopper_ws", "no answer in 300 s: it hangs"),
         ("short", "triton", "its process ended (signal 11)"),
     ]  # fmt: skip
+    assert [line.count("and 1 more of hopper_ws") for line in failure_lines(bundle.manifest.failed)] == [1, 0]
     # cuDNN and the sound kernels of the shape that crashed were measured all the same.
     assert len(read_rows(want.output, "points.csv")) == 8 - 2 - 1
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tilecast.validation.bundle.compare import LEVELS, Comparison, PointRow, best_times
+from tilecast.validation.bundle.manifest import failure_lines
 from tilecast.validation.measure.records import Measured
 from tilecast.validation.statistics import ErrorSummary
 
@@ -96,7 +97,7 @@ def _failures(report: Comparison) -> list[str]:
     lines = (
         ["", f"{len(m.failed)} failed while it was made:"] if m.failed else ["", "Nothing failed while it was made."]
     )
-    lines += [f"  {failure.stage}: {failure.what}: {failure.reason}" for failure in m.failed]
+    lines += [f"  {line}" for line in failure_lines(m.failed)]
     if m.left_out:
         lines.append(f"{len(m.left_out)} plan entries were left out, for example: {m.left_out[0]}")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -33,6 +34,17 @@ class Failed:
     stage: str
     what: str
     reason: str
+
+
+def failure_lines(failed: Iterable[Failed]) -> list[str]:
+    """One line for every reason a kernel (or a benchmark) failed for in a stage, however many shapes it failed at."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for failure in failed:
+        groups.setdefault((failure.stage, failure.what.split(" ")[0], failure.reason), []).append(failure.what)
+    return [
+        f"{stage}: {whats[0]}{f' and {len(whats) - 1} more of {kernel}' if len(whats) > 1 else ''}: {reason}"
+        for (stage, kernel, reason), whats in groups.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,15 @@ from tilecast.validation.measure.records import read
 
 #: Compute capability whose machine code the simulator reads.
 PROFILED = 90
-_CHECK_SILENCE_S = 300.0
+#: Compiling and one launch; a kernel that takes longer is taken to hang.
+_CHECK_SILENCE_S = 180.0
 _PROFILE_SILENCE_S = 300.0
 _CALIBRATE_SILENCE_S = 180.0
 #: One benchmark in NVRTC.
 _COMPILE_CU_S = 0.3
 #: Benchmarks that may kill their process before calibration gives up.
 _MOST_LOST = 12
+_LAP_S = 2.0
 #: Words of errors after which a CUDA context takes no more work, so that what fails next is not at fault.
 _SPOILT = ("cuda error", "cuda driver", "illegal", "launch failure", "misaligned", "context is lost")
 #: share of the stage that is done, what is at hand
@@ -292,18 +294,35 @@ def _spoilt(reason: str) -> bool:
 def run_stages(context: Context, todo: Iterable[Stage], tell: Callable[[Stage, float, str], None]) -> None:
     """Run the stages one after the other; one that fails as a whole is recorded and the rest goes on."""
     for stage in todo:
-        begin = time.monotonic()
+        lap = _Lap(context.folder, stage.name)
         tell(stage, 0.0, "")
         try:
             if stage.units:
-                stage.run(context, _telling(tell, stage))
+                stage.run(context, _telling(tell, stage, lap))
         except (ValueError, RuntimeError, OSError) as error:
             context.folder.fail(stage.name, stage.title, " ".join(str(error).split()))
         finally:
-            spent = {"stage": stage.name, "seconds": time.monotonic() - begin}
-            context.folder.append("seconds.jsonl", spent)
+            lap.note(0.0)
         tell(stage, 1.0, "")
 
 
-def _telling(tell: Callable[[Stage, float, str], None], stage: Stage) -> Tell:
-    return lambda share, text: tell(stage, share, text)
+class _Lap:
+    """Notes the seconds of a stage as they pass, so that those of a run that is killed count too."""
+
+    def __init__(self, folder: WorkFolder, name: str) -> None:
+        self._folder, self._name, self._since = folder, name, time.monotonic()
+
+    def note(self, least_s: float) -> None:
+        """Write down what passed since the last time, if at least so much."""
+        now = time.monotonic()
+        if now - self._since >= least_s:
+            self._folder.append("seconds.jsonl", {"stage": self._name, "seconds": now - self._since})
+            self._since = now
+
+
+def _telling(tell: Callable[[Stage, float, str], None], stage: Stage, lap: _Lap) -> Tell:
+    def told(share: float, text: str) -> None:
+        lap.note(_LAP_S)
+        tell(stage, share, text)
+
+    return told

@@ -133,8 +133,11 @@ def serve() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
     def answer(kind: str, value: object) -> None:
-        answers.write(json.dumps({kind: value}) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps({kind: value}) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # nobody is left to hear it
+            os._exit(0)
 
     for line in sys.stdin:
         request = json.loads(line)
