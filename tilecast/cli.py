@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tilecast import cli_gpu, cli_machine, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -18,10 +19,9 @@ app = typer.Typer(
     name="tilecast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Forecast what a tiled attention kernel will do on a GPU, and why.",
 )  # fmt: skip
-machine_app = typer.Typer(no_args_is_help=True, help="GPUs as data: list, show, check, schema.")
-validate_app = typer.Typer(no_args_is_help=True, help="Predictions against reality.")
-app.add_typer(machine_app, name="machine")
-app.add_typer(validate_app, name="validate")
+app.add_typer(cli_gpu.app)
+app.add_typer(cli_machine.app, name="machine")
+app.add_typer(cli_validate.app, name="validate")
 
 
 def _version(wanted: bool) -> None:
@@ -233,60 +233,6 @@ def inspect(
 
 
 @app.command()
-def measure(
-    plan: Annotated[
-        str | None, typer.Argument(help="A plan (.toml) or one kernel file (.py); default: --variant or --kernel.")
-    ] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="Table to append to.")] = "measured.csv",
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")
-    ] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option("--variant", help="family:knob=value,...; a family alone: its best by forecast.")
-    ] = None,
-    kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="A peer: cudnn, flash-attn-2, flash-attn-4 or flex.")
-    ] = None,
-    mode: Annotated[str, typer.Option("--mode", help="short, or sustained (settled clock and power).")] = "short",
-    rounds: Annotated[int, typer.Option("--rounds", min=3, max=1000, help="Samples a kernel, taken in turns.")] = 15,
-    role: Annotated[str | None, typer.Option("--role", help="Only a plan's items of this role.")] = None,
-    batch: opt.Batch = None,
-    heads: opt.Heads = None,
-    heads_kv: opt.HeadsKv = None,
-    seqlen: opt.Seqlen = None,
-    seqlen_k: opt.SeqlenK = None,
-    head_dim: opt.HeadDim = None,
-    head_dim_v: opt.HeadDimV = None,
-    causal: opt.Causal = None,
-    window: opt.Window = None,
-    dtype: opt.Dtype = None,
-    preset: opt.PresetName = None,
-) -> None:
-    """Time kernels on the GPU here: cycles, time, clock and power, appended to a table; goes on where it stopped."""
-    from tilecast.cmd_measure import run_measure
-
-    (work,) = opt.workloads(
-        batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
-        head_dim_v=head_dim_v, causal=causal, window=window, dtype=dtype, preset=preset,
-    )  # fmt: skip
-    failed = run_measure(plan, work, machine, output, mode, rounds, kernel or [], variant or [], role)
-    raise typer.Exit(1 if failed else 0)
-
-
-@app.command()
-def profile(
-    plan: Annotated[str, typer.Argument(help="A plan of tilecast measure.")],
-    output: Annotated[str, typer.Option("-o", "--output", help="File to write.")],
-    machine: Annotated[str, typer.Option("--machine", help="Machine name or file.")] = "h200-sxm",
-    workers: Annotated[int, typer.Option("--workers", min=1, max=256, help="Compilers that run at a time.")] = 2,
-) -> None:
-    """Compile a plan's kernels without a GPU and keep what forecasts from machine code read."""
-    from tilecast.cmd_measure import run_profile
-
-    typer.echo(run_profile(plan, output, machine, workers))
-
-
-@app.command()
 def emulate(
     file: str,
     machine: Annotated[
@@ -320,45 +266,11 @@ def emulate(
 
 
 @app.command()
-def counters(
-    plan: Annotated[str, typer.Argument(help="A plan of tilecast measure.")],
-    output: Annotated[str, typer.Option("-o", "--output", help="Table to write.")] = "counters.csv",
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")
-    ] = None,
-    most: Annotated[
-        int, typer.Option("--most", min=1, max=100000, help="Kernels to profile, spread over the plan.")
-    ] = 40,
-) -> None:
-    """Read hardware counters of a plan's kernels with Nsight Compute (ncu)."""
-    from tilecast.cmd_measure import run_counters
-
-    typer.echo(run_counters(plan, output, machine, most))
-
-
-@app.command()
 def ship() -> None:
     """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
     from tilecast.cmd_generate import run_ship
 
     typer.echo(run_ship())
-
-
-@app.command()
-def calibrate(
-    output: Annotated[str, typer.Option("-o", "--output", help="Machine file to write.")] = "machine.toml",
-    store: Annotated[str, typer.Option("--store", help="Table of results; what it holds is not measured again.")] = (
-        "calibrate.csv"
-    ),
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only this group of benchmarks (may be repeated).")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The main facts only, in under a minute.")] = False,
-) -> None:
-    """Measure the GPU at hand with microbenchmarks and write its machine file."""
-    from tilecast.cmd_calibrate import run_calibrate
-
-    typer.echo(run_calibrate(output=output, store=store, only=tuple(only or ()), quick=quick))
 
 
 @app.command()
@@ -376,99 +288,6 @@ def variants(machine: opt.MachineName = "b200") -> None:
     from tilecast.tables import variants_table
 
     typer.echo(variants_table(load_machine(machine)))
-
-
-@machine_app.command("list")
-def machine_list() -> None:
-    """Machines that ship with tilecast."""
-    from tilecast.tables import machines_table
-
-    typer.echo(machines_table())
-
-
-@machine_app.command("show")
-def machine_show(name: str) -> None:
-    """Draw one SM with its numbers, then every fact with its source."""
-    from tilecast.model.machine import load_machine
-    from tilecast.model.machine_view import describe_machine
-
-    typer.echo(describe_machine(load_machine(name)))
-
-
-@machine_app.command("check")
-def machine_check(file: str) -> None:
-    """Check a machine file; silent problems do not exist, the first one is named."""
-    from tilecast.model.machine import MachineError, load_machine
-
-    if not file.endswith(".toml") and "/" not in file:
-        raise MachineError(f"machine check takes a file ending in .toml, got '{file}'")
-    chip = load_machine(file)
-    kinds = {
-        kind: sum(f.kind == kind for f in chip.facts.values()) for kind in ("spec", "measured", "inferred", "assumed")
-    }
-    typer.echo(f"{file}: {chip.name} is complete: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
-
-
-@machine_app.command("schema")
-def machine_schema() -> None:
-    """JSON schema of machine files, for editors."""
-    from tilecast.model.machine import machine_json_schema
-
-    typer.echo(json.dumps(machine_json_schema(), indent=2))
-
-
-@validate_app.command("published")
-def validate_published(
-    as_json: opt.AsJson = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Print every row, not only the summaries.")] = False,
-    picture: Annotated[
-        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
-    ] = None,
-    clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "sustained",
-) -> None:
-    """Predicted against published for every forward row, and the cycle-level rows."""
-    from tilecast.validation.cmd_published import run
-
-    typer.echo(run(as_json=as_json, rows=rows, picture=picture, clock=clock))
-
-
-@validate_app.command("measured")
-def validate_measured(
-    table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
-    codes: Annotated[
-        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
-    ] = None,
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")
-    ] = None,
-    as_json: opt.AsJson = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Print every row, worst first.")] = False,
-    picture: Annotated[
-        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
-    ] = None,
-) -> None:
-    """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
-    from tilecast.validation.cmd_measured import run
-
-    typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
-
-
-@validate_app.command("counters")
-def validate_counters(
-    table: Annotated[str | None, typer.Argument(help="A table of hardware counters (default: the H200's).")] = None,
-    codes: Annotated[
-        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
-    ] = None,
-    as_json: opt.AsJson = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Print every kernel, not only disagreements.")] = False,
-) -> None:
-    """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
-    from pathlib import Path
-
-    from tilecast.validation.counters import compare
-
-    found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES)
-    typer.echo(compare.report(found, as_json, rows))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

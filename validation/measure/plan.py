@@ -3,6 +3,7 @@
     title = "..."
     [[group]]
     role = "build"                      # or "held-out": kept out of sight while the model is changed
+    runs = ["short"]                    # what `tilecast bundle` measures it in: short (default), sustained, quick
     kernels = ["cudnn", "flash-attn-4"] # peers
     variants = ["hopper_ws:warpgroups=2,tile_n=64,...", "triton:tile_m=128,..."]
     shapes = [ {seqlen = 4096, head_dim = 128, causal = true, batch = 4, heads = 16}, ... ]
@@ -26,7 +27,8 @@ from tilecast.model.workload import Workload, WorkloadError
 #: Kernels that are not ours.
 EXTERNAL = ("cudnn", "flash-attn-2", "flash-attn-4", "flex")
 ROLES = ("build", "held-out")
-_GROUP = {"role", "kernels", "variants", "shapes"}
+RUNS = ("short", "sustained", "quick")
+_GROUP = {"role", "runs", "kernels", "variants", "shapes"}
 _SHAPE = {"seqlen", "seqlen_k", "head_dim", "head_dim_v", "batch", "heads", "heads_kv", "causal", "window", "dtype"}
 
 
@@ -53,8 +55,8 @@ class Plan:
     left_out: tuple[str, ...]
 
 
-def load_plan(path: Path, machine: Machine) -> Plan:
-    """Read a plan; PlanError names file, group, field, expected and got."""
+def load_plan(path: Path, machine: Machine, run: str | None = None) -> Plan:
+    """Read a plan, or only its groups of a ``run``; PlanError names file, group, field, expected and got."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -68,6 +70,8 @@ def load_plan(path: Path, machine: Machine) -> Plan:
     left_out: list[str] = []
     for number, group in enumerate(groups, start=1):
         where = f"{path}: group {number}"
+        if run is not None and run not in _runs(where, group):
+            continue
         for workload in _shapes(where, group):
             for entry in _items(where, group, workload, machine):
                 if isinstance(entry, str):
@@ -77,6 +81,13 @@ def load_plan(path: Path, machine: Machine) -> Plan:
     # One shape after the other, so that its kernels can be measured in turns.
     order = {workload: i for i, workload in enumerate(dict.fromkeys(item.workload for item in items))}
     return Plan(tuple(sorted(items, key=lambda item: order[item.workload])), tuple(dict.fromkeys(left_out)))
+
+
+def _runs(where: str, group: dict[str, Any]) -> list[str]:
+    runs = group.get("runs", ["short"])
+    if not isinstance(runs, list) or not runs or not all(name in RUNS for name in runs):
+        raise PlanError(f"{where}: runs takes a list of {', '.join(RUNS)}, got {runs!r}")
+    return runs
 
 
 def _shapes(where: str, group: dict[str, Any]) -> Iterator[Workload]:

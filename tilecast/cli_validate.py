@@ -1,0 +1,80 @@
+"""Forecasts held against reality, from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilecast import options as opt
+
+app = typer.Typer(no_args_is_help=True, help="Predictions against reality.")
+
+
+@app.command("published")
+def validate_published(
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row, not only the summaries.")] = False,
+    picture: Annotated[
+        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
+    ] = None,
+    clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "sustained",
+) -> None:
+    """Predicted against published for every forward row, and the cycle-level rows."""
+    from tilecast.validation.cmd_published import run
+
+    typer.echo(run(as_json=as_json, rows=rows, picture=picture, clock=clock))
+
+
+@app.command("measured")
+def validate_measured(
+    table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")
+    ] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row, worst first.")] = False,
+    picture: Annotated[
+        str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")
+    ] = None,
+) -> None:
+    """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
+    from tilecast.validation.cmd_measured import run
+
+    typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
+
+
+@app.command("counters")
+def validate_counters(
+    table: Annotated[str | None, typer.Argument(help="A table of hardware counters (default: the H200's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every kernel, not only disagreements.")] = False,
+) -> None:
+    """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
+    from pathlib import Path
+
+    from tilecast.validation.counters import compare
+
+    found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES)
+    typer.echo(compare.report(found, as_json, rows))
+
+
+@app.command("compare")
+def validate_compare(
+    bundle: Annotated[str, typer.Argument(help="A zip of tilecast bundle.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")
+    ] = None,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every point, worst first.")] = False,
+) -> None:
+    """A bundle's facts and measurements against the forecasts; needs no GPU."""
+    from tilecast.cmd_bundle import run_compare
+
+    typer.echo(run_compare(bundle=bundle, machine=machine, as_json=as_json, rows=rows))

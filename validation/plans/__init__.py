@@ -1,0 +1,1 @@
+"""Plans that `tilecast bundle` measures, one for each kind of chip."""
