@@ -30,6 +30,8 @@ CREATE TABLE runs (unix_s REAL NOT NULL, tilecast TEXT NOT NULL, source TEXT NOT
                    items INTEGER NOT NULL, known INTEGER NOT NULL);
 """
 _BATCH = 500
+#: How long another program may hold the file before that is an error.
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,8 @@ def _connect(path: Path | None, write: bool) -> sqlite3.Connection:
     if path is None:
         return sqlite3.connect(":memory:", isolation_level=None)
     if write:
-        return sqlite3.connect(path, isolation_level=None, timeout=5.0)
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", isolation_level=None, timeout=5.0, uri=True)
+        return sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE_S)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", isolation_level=None, timeout=_PATIENCE_S, uri=True)
 
 
 def _lock(path: Path) -> int | None:
