@@ -50,15 +50,19 @@ def several(*choices: object) -> st.SearchStrategy:
     table=st.fixed_dictionaries(
         {},
         optional={
-            "batch": several(1, 2, 5), "heads": several(8, 16, 32), "seqlen": several(512, 1000, 4096),
-            "seqlen_k": several(512, 8192), "head_dim": several(64, 96, 128), "dtype": several("bf16", "fp16", "fp8"),
+            "batch": several(1, 2, 5),
+            "heads": several(8, 16, 32),
+            "seqlen": several(512, 1000, 4096),
+            "seqlen_k": several(512, 8192),
+            "head_dim": several(64, 96, 128),
+            "dtype": several("bf16", "fp16", "fp8"),
             "mask": several("none", "causal"),
         },
-    ),  # fmt: skip
+    ),
     machines=several("b200", "h200-sxm", "a100"),
     clocks=several("sustained", "short", 1500, 1200.5),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_every_combination_is_one_item_whatever_order_the_fields_are_written_in(
     table: dict, machines: list, clocks: list, seed: int
 ) -> None:

@@ -157,10 +157,11 @@ def _compile(
 ) -> None:
     """Fill Triton's cache; a kernel that does not compile says so when its turn to be timed comes."""
     target = _TARGETS.get(host.gpus[0].capability)
-    generated = {item.group: item for item in todo if json.loads(item.text)["variant"]}
+    generated = [item for item in todo if json.loads(item.text)["variant"]]
     if target is None or not generated:
         return
-    tasks = [Task(group, compile_request(item.text, target, tilecast), group) for group, item in generated.items()]
+    # Shapes of one kernel follow each other in one worker: most of them are in the cache after the first.
+    tasks = [Task(item.key, compile_request(item.text, target, tilecast), item.group) for item in generated]
     done = 0
 
     def count(*_: object) -> None:

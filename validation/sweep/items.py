@@ -68,6 +68,7 @@ def machine_from(document: Mapping[str, Any]) -> Machine:
     return Machine(**{**document, "facts": {key: Fact(**fact) for key, fact in document["facts"].items()}})
 
 
+@lru_cache(maxsize=1024)
 def machine_hash(machine: Machine) -> str:
     """First 16 hex digits of SHA-256 over what forecasts read: values, units, kinds, ranges.  Not sources and notes."""
     facts = {key: (f.value, f.unit, f.kind, f.low, f.high) for key, f in machine.facts.items()}

@@ -60,7 +60,7 @@ def compile_ahead(request: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     item = _plan_item(json.loads(request["item"]))
     kernel = subject(item, request["version"])
     source = cache_folder() / f"{item.kernel}_{kernel.source_sha}.py"
-    compile_kernel(source, request["target"], item.workload.dtype)
+    compile_kernel(source, request["target"], item.workload.dtype, shape=item.workload.as_dict())
     return {"compiled": kernel.source_sha}
 
 
