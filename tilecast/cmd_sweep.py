@@ -34,10 +34,7 @@ def run_sweep(
         )  # fmt: skip
     except KeyboardInterrupt:
         screen.close()
-        print(
-            f"tilecast: stopped: {screen.done} results of this run are kept in {kept}; run the same command to go on",
-            file=sys.stderr,
-        )
+        print(f"tilecast: stopped: results so far are kept in {kept}; run the same command to go on", file=sys.stderr)
         raise
     finally:
         screen.close()
@@ -75,7 +72,6 @@ class _Screen:
 
         console = Console(stderr=True)
         self._terminal = console.is_terminal
-        self.done = 0
         self._stage = ""
         self._began = self._told = 0.0
         self._task: Any = None
@@ -93,7 +89,6 @@ class _Screen:
                 self._bar.remove_task(self._task)
             self._bar.start()
             self._task = self._bar.add_task(what, total=total, rate="")
-        self.done = done
         rate = done / max(now - self._began, 1e-9)
         if self._terminal:
             self._bar.update(self._task, completed=done, rate=f"{rate:.3g}/s" if done else "")

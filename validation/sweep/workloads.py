@@ -60,8 +60,8 @@ def _table(where: str, table: dict[str, Any], folder: Path, most: int) -> Iterat
         count *= len(values)
     if count > most:
         raise SpecError(f"{where}: crosses to {count} workloads, at most {most} expected: split the sweep")
-    for values in product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
+    for combination in product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
         try:
             yield _workload(chosen)
         except WorkloadError as error:
