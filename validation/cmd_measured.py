@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tilecast.validation.cmd_published import CheckError
-from tilecast.validation.measured_run import CODES, TABLE, run_measured
+from tilecast.validation.measured_run import CODES, SUSTAINED, TABLE, run_measured
 from tilecast.validation.measured_text import report_dict, report_text, write_scatter
 
 
@@ -16,7 +16,9 @@ def run(
     """The report as text or JSON; writes the picture when asked."""
     if picture is not None and Path(picture).suffix not in (".png", ".svg"):
         raise CheckError(f"--picture: expected a name ending in .png or .svg, got '{picture}'")
-    report = run_measured(Path(table) if table else TABLE, Path(codes) if codes else CODES, machine)
+    report = run_measured(
+        Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, None if table else SUSTAINED
+    )
     if picture is not None:
         write_scatter(report, picture)
     return json.dumps(report_dict(report), indent=2) if as_json else report_text(report, rows)

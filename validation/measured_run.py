@@ -19,6 +19,7 @@ from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import VariantError, parse_variant
 from tilecast.validation.measure.records import Measured, RecordError, read
+from tilecast.validation.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
 #: What makes kernels the same code (`KernelCode.key`).
@@ -26,6 +27,7 @@ Key = tuple[str, str, int, int, str, str]
 DATA = Path(__file__).parent / "measured"
 TABLE = DATA / "h200_points.csv"
 CODES = DATA / "h200_code.txt"
+SUSTAINED = DATA / "h200_sustained.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class MeasuredReport:
     #: grouping -> group -> summary, of the compiled forecast
     groups: dict[str, dict[str, ErrorSummary]]
     choices: dict[str, dict[str, Choices]]
+    settled: tuple[SettledRow, ...]
 
 
 LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
@@ -102,12 +105,15 @@ LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
 }
 
 
-def run_measured(table: Path = TABLE, codes: Path = CODES, machine: str | None = None) -> MeasuredReport:
-    """Forecast every short-run row of ``table`` that is a kernel of ours.
+def run_measured(
+    table: Path = TABLE, codes: Path = CODES, machine: str | None = None, sustained: Path | None = None
+) -> MeasuredReport:
+    """Forecast every short-run row of ``table`` that is a kernel of ours, and the clock of sustained runs in either table.
 
     Raises RecordError and CodeError for files that are something else.
     """
-    points = [row for row in read(table) if row.source_sha and row.mode == "short" and row.kernel != "file"]
+    measured = read(table)
+    points = [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
     if not points:
         raise RecordError(
             f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
@@ -128,8 +134,9 @@ def run_measured(table: Path = TABLE, codes: Path = CODES, machine: str | None =
         for level, (cycles, _) in LEVELS.items()
     }
     return MeasuredReport(
-        str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices
-    )
+        str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
+        settled_rows([*measured, *(read(sustained) if sustained else ())], machine),
+    )  # fmt: skip
 
 
 def _rows(points: Sequence[Measured], profiles: dict[Key, KernelCode], machine: str | None) -> tuple[Row, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.validation.measured_run import LEVELS, MeasuredReport
-from tilecast.validation.statistics import ErrorSummary
+from tilecast.validation.statistics import ErrorSummary, summarise
 
 _HEAD = f"{'':<44}{'n':>5}{'mean':>8}{'median':>8}{'p90':>8}{'max':>8}{'bias':>8}"
 
@@ -38,6 +38,7 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
     for title, groups in report.groups.items():
         lines += ["", f"By {title} (from machine code, all roles):", _HEAD]
         lines += [_line(name, summary) for name, summary in groups.items()]
+    lines += _settled(report)
     if report.refused:
         lines += ["", f"{len(report.refused)} rows without a forecast, for example: {report.refused[0].refused}"]
     if rows:
@@ -48,6 +49,21 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
                 f"{row.analytical_error:>+8.1%}  {row.point.kernel} {row.point.variant} {row.point.workload().label()}"
             )
     return "\n".join(lines)
+
+
+def _settled(report: MeasuredReport) -> list[str]:
+    if not report.settled:
+        return []
+    errors = [row.error for row in report.settled]
+    within = sum(abs(error) <= 0.03 for error in errors)
+    lines = ["", f"Settled SM clock of sustained runs: {within} of {len(errors)} within 3%", _HEAD]
+    lines.append(_line("predicted over measured less one", summarise(errors)))
+    for row in sorted(report.settled, key=lambda r: -abs(r.error)):
+        lines.append(
+            f"  measured {row.point.effective_mhz:5.0f} MHz, predicted {row.mhz:5.0f} ({row.error:+.1%})  "
+            f"{row.point.kernel} {row.point.workload().label()}"
+        )
+    return lines
 
 
 def _summary(s: ErrorSummary) -> dict[str, float]:
@@ -77,6 +93,13 @@ def report_dict(report: MeasuredReport) -> dict[str, Any]:
                 "analytical_cycles": r.analytical_cycles,
             }
             for r in report.rows
+        ],
+        "settled": [
+            {
+                "kernel": r.point.kernel, "variant": r.point.variant, "workload": r.point.workload().as_dict(),
+                "measured_mhz": r.point.effective_mhz, "predicted_mhz": r.mhz,
+            }
+            for r in report.settled
         ],
         "refused": [{"kernel": r.point.kernel, "variant": r.point.variant, "reason": r.refused} for r in report.refused],
     }  # fmt: skip

@@ -16,6 +16,7 @@ from tilecast.model.variant import VariantError, parse_variant
 from tilecast.validation.bundle.archive import Bundle
 from tilecast.validation.bundle.manifest import BundleError, Manifest
 from tilecast.validation.measure.records import Measured, read
+from tilecast.validation.settled import settled_mhz
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
 CITED, CALIBRATED = "cited facts", "calibrated facts"
@@ -172,14 +173,8 @@ def _point(
 
 
 def _clock(point: Measured, machines: dict[str, Machine]) -> ClockRow:
-    mhz = {}
-    for name, machine in machines.items() if point.source_sha else ():
-        try:
-            answer = predict(point.workload(), machine, parse_variant(point.variant), clock="sustained", interval=False)
-        except (PredictError, VariantError):
-            continue
-        mhz[name] = answer.clock_mhz
-    return ClockRow(point, mhz)
+    forecasts = {name: settled_mhz(point, machine) for name, machine in machines.items()}
+    return ClockRow(point, {name: mhz for name, mhz in forecasts.items() if mhz is not None})
 
 
 def best_times(points: Iterable[PointRow]) -> dict[object, PointRow]:
