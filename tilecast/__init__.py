@@ -32,6 +32,7 @@ _HOME = {
     "preset": "tilecast.model.presets",
     "preset_names": "tilecast.model.presets",
     "read_shapes": "tilecast.model.shapes_csv",
+    "report": "tilecast.validation.report.build",
 }
 __all__ = ["__version__", *_HOME]
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tilecast.model.shapes_csv import read_shapes
     from tilecast.model.variant import VariantError, parse_variant
     from tilecast.model.workload import Workload, WorkloadError
+    from tilecast.validation.report.build import report
 
 
 def __getattr__(name: str) -> Any:

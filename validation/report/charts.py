@@ -1,0 +1,345 @@
+"""The charts as plain descriptions, which `plots` turns interactive and `drawings` into static SVG.
+
+Three kinds cover the report: bars on rows (waterfall, roofline, tornado, timeline), a scatter, a map.  ``kind`` of a
+mark is a key of `COLOURS`; the palette is Okabe and Ito's, which people with colour-blindness tell apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.validation.report.content import (
+    Ceiling,
+    Change,
+    Map,
+    Placed,
+    Point,
+    Regime,
+    Region,
+    ReviewContent,
+    Side,
+    Step,
+    Timeline,
+    Tornado,
+)
+
+#: kind -> (fill, text on the fill with a contrast of at least 4.5).
+COLOURS: dict[str, tuple[str, str]] = {
+    "blue": ("#0072B2", "#ffffff"),
+    "orange": ("#E69F00", "#000000"),
+    "sky": ("#56B4E9", "#000000"),
+    "green": ("#009E73", "#000000"),
+    "yellow": ("#F0E442", "#000000"),
+    "vermillion": ("#D55E00", "#000000"),
+    "purple": ("#CC79A7", "#000000"),
+    "grey": ("#999999", "#000000"),
+    "dark": ("#5A5A5A", "#ffffff"),
+    "wait": ("#D9D9D9", "#000000"),
+    "unit": ("#7F9DB9", "#000000"),
+}
+#: Colour of an operation's kind on the timeline.
+_OPERATIONS = {
+    "qk": "blue", "pv": "sky", "mma": "blue", "row max": "yellow", "exp": "vermillion", "row sum": "orange", "rescale": "green",
+    "correction": "green", "load": "purple", "store": "dark", "barrier": "grey", "wait": "wait", "unit": "unit",
+}  # fmt: skip
+#: Rows of the tornado; the table has the rest.
+MOST_DRAWN = 14
+_STEPS = ("green", "orange", "purple", "vermillion", "sky", "yellow", "blue", "dark", "grey", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One bar: its row, where it begins, how long it is, and what a reader gets to see of it."""
+
+    row: int
+    start: float
+    length: float
+    kind: str
+    #: Drawn on the bar ("inside", where it fits) or after its end.
+    text: str = ""
+    hover: str = ""
+    inside: bool = False
+    #: Share of the row's height; bars stand on the bottom of their row.
+    height: float = 1.0
+    #: Entry of the legend; "" shows none.
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars on named rows, first row on top."""
+
+    ident: str
+    title: str
+    caption: str
+    rows: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    x_title: str
+    log: bool = False
+    percent: bool = False
+    #: (position, text) of vertical lines.
+    lines: tuple[tuple[float, str], ...] = ()
+    #: The part of the axis shown first; the rest is reached by zooming.
+    view: tuple[float, float] | None = None
+    zoom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One point of a scatter or map."""
+
+    x: float
+    y: float
+    group: str
+    hover: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Points around the diagonal, both axes logarithmic; ``band`` is the relative width that is shaded."""
+
+    ident: str
+    title: str
+    caption: str
+    dots: tuple[Dot, ...]
+    x_title: str
+    y_title: str
+    band: float
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A map: a category and a value for every (x, y), iso-lines of the value, points on top; log2 axes."""
+
+    ident: str
+    title: str
+    caption: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]
+    categories: tuple[tuple[str, ...], ...]
+    levels: tuple[float, ...]
+    dots: tuple[Dot, ...]
+    x_title: str
+    y_title: str
+
+
+Chart = Bars | Scatter | Field
+
+
+def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
+    """Interval of every clock regime with the value in it."""
+    marks = []
+    for i, r in enumerate(regimes):
+        hover = f"{r.name}: {r.tflops:.0f} TFLOP/s, interval {r.low:.0f} to {r.high:.0f}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
+        marks.append(Mark(i, 0.0, r.tflops, "blue", "", hover, legend="forecast", height=0.9))
+        marks.append(Mark(i, r.low, r.high - r.low, "orange", f"{r.tflops:.0f}", hover, legend="interval", height=0.35))
+    caption = "Forecast and its interval, from the ranges of the machine facts, at each clock regime."
+    return Bars(
+        "forecast",
+        "Forecast with interval",
+        caption,
+        tuple(f"{r.name} clock" for r in regimes),
+        tuple(marks),
+        "TFLOP/s",
+    )
+
+
+def waterfall_chart(steps: tuple[Step, ...]) -> Bars:
+    """Where the time goes; the steps add up to 100 %."""
+    marks, rows, at = [], [], 0.0
+    for step in steps:
+        if abs(step.share) >= 0.0005:
+            kind = "green" if not rows else "orange"
+            text = f"{step.share:.1%}"
+            marks.append(
+                Mark(
+                    len(rows),
+                    at,
+                    step.share,
+                    kind,
+                    text,
+                    f"{step.cause}: {step.share:.2%} of the time, {step.cycles:.0f} cycles per SM",
+                )
+            )
+            rows.append(step.cause)
+        at += step.share
+    marks.append(Mark(len(rows), 0.0, at, "blue", f"{at:.0%}", "the whole time of the kernel"))
+    caption = "From the tensor cores' peak to the forecast: share of the time by cause."
+    return Bars(
+        "waterfall",
+        "From peak to achieved",
+        caption,
+        (*rows, "time of the kernel"),
+        tuple(marks),
+        "share of the time",
+        percent=True,
+    )
+
+
+def roofline_chart(ceilings: tuple[Ceiling, ...], tflops: float) -> Bars:
+    """Every unit's ceiling on a logarithmic axis, with the forecast as a line."""
+    marks = []
+    for i, c in enumerate(ceilings):
+        cycles = f"{c.cycles:.0f} cycles per iteration, " if c.cycles is not None else ""
+        hover = f"{c.unit}: ceiling {c.tflops:.0f} TFLOP/s; {cycles}busy {c.busy:.0%} of the time; {c.about}"
+        kind = "vermillion" if i == 0 else "sky"
+        marks.append(Mark(i, tflops, c.tflops - tflops, kind, f"{c.tflops:.0f}", hover))
+    caption = "TFLOP/s the workload would reach if the unit alone set the pace, at the forecast's clock. Bars begin at the forecast: their length is headroom."
+    return Bars(
+        "roofline", "Ceiling of every unit", caption, tuple(c.unit for c in ceilings), tuple(marks), "TFLOP/s (logarithmic)", log=True,
+        lines=((tflops, f"forecast {tflops:.0f}"),),
+    )  # fmt: skip
+
+
+def timeline_chart(t: Timeline, ident: str) -> Bars:
+    """Roles and engines above, units below; drawn whole, shown from the steady state."""
+    lanes = (*t.lanes, *t.unit_lanes)
+    row = {lane: i for i, lane in enumerate(lanes)}
+    marks = tuple(
+        Mark(
+            row[b.lane],
+            b.start,
+            b.cycles,
+            _OPERATIONS.get(b.kind, "grey"),
+            b.name,
+            "<br>".join(b.lines),
+            True,
+            b.share,
+            _legend(b.kind),
+        )
+        for b in t.bars
+    )
+    caption = (
+        f"Two periods of {t.ii_cycles:.0f} cycles in the steady state; roles and engines above, below how busy each unit is. "
+        "Grey is waiting."
+    )
+    return Bars(ident, f"Schedule: {t.title}", caption, lanes, marks, "SM cycles", view=t.view, zoom=True)
+
+
+def _legend(kind: str) -> str:
+    return {"unit": "unit busy", "qk": "Q·Kᵀ", "pv": "P·V"}.get(kind, kind)
+
+
+def tornado_chart(t: Tornado) -> Bars:
+    """Percent of time per percent, kernel kept (wide bar) and chosen again (narrow bar)."""
+    marks = []
+    shown = t.rows[:MOST_DRAWN]
+    for i, r in enumerate(shown):
+        hover = (
+            f"{r.fact} = {r.value:g} {r.unit}: {r.fixed:+.3f} % time per % with the kernel kept, {r.reoptimised:+.3f} chosen again; "
+            f"{r.low_ms:.4g} ms at {r.low:g}, {r.high_ms:.4g} ms at {r.high:g}"
+        )
+        marks.append(Mark(i, 0.0, r.fixed, "sky", "", hover, height=0.95, legend="kernel kept"))
+        marks.append(
+            Mark(
+                i, 0.0, r.reoptimised, "blue", f"{r.reoptimised:+.2f}", hover, height=0.5, legend="kernel chosen again"
+            )
+        )
+    caption = "Percent of time per percent of each fact: left of zero, more of it is faster."
+    return Bars(
+        "tornado",
+        "Sensitivity",
+        caption,
+        tuple(r.fact for r in shown),
+        tuple(marks),
+        "% of time per % of the fact",
+        lines=((0.0, ""),),
+    )
+
+
+def accuracy_chart(regions: tuple[Region, ...]) -> Scatter | None:
+    """Predicted over measured, near the question; None without a point."""
+    dots = tuple(
+        Dot(q.measured, q.predicted, f"{region.kind} ({region.count})", _point_hover(q))
+        for region in regions
+        for q in region.points
+    )
+    if not dots:
+        return None
+    caption = "Forecast against measurement for the points nearest to the question; the band is ±10 %."
+    return Scatter(
+        "accuracy", "Accuracy near this question", caption, dots, "measured TFLOP/s", "predicted TFLOP/s", 0.10
+    )
+
+
+def _point_hover(q: Point) -> str:
+    return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {q.measured:.0f}, predicted {q.predicted:.0f} TFLOP/s ({q.error:+.1%})<br>{q.source}"
+
+
+def map_chart(m: Map) -> Field:
+    """What binds and how fast, over two rates, with the machines on it."""
+    places: dict[tuple[float, float], list[Placed]] = {}
+    for placed in m.machines:
+        places.setdefault((placed.x, placed.y), []).append(placed)
+    dots = tuple(
+        Dot(
+            x,
+            y,
+            "machine",
+            "<br>".join(f"{d.name}: {d.tflops:.0f} TFLOP/s, bound by {d.bound_by}" for d in here),
+            ", ".join(d.name for d in here),
+        )
+        for (x, y), here in places.items()
+    )
+    caption = "Colour: what binds. Lines: TFLOP/s. Points: machines by these two rates alone, everything else as on the machine of this report."
+    return Field(
+        "map",
+        "Map of asymmetric machines",
+        caption,
+        m.x,
+        m.y,
+        m.tflops,
+        m.bound_by,
+        iso_levels(m.tflops),
+        dots,
+        m.x_title,
+        m.y_title,
+    )
+
+
+def iso_levels(values: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """Six to twelve round numbers that the values span."""
+    low, high = min(map(min, values)), max(map(max, values))
+    step = next((s for s in (10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000) if (high - low) / s <= 12), 10000)
+    first = int(low // step + 1)
+    return tuple(float(step * i) for i in range(first, int(high // step) + 1)) or (round(0.5 * (low + high), 1),)
+
+
+def change_chart(change: Change) -> Bars:
+    """Both times, split by cause, one above the other."""
+    marks = []
+    causes = list(dict.fromkeys(s.cause for side in (change.before, change.after) for s in side.waterfall))
+    for row, side in enumerate((change.before, change.after)):
+        marks += _stack(row, side, causes)
+    caption = "Milliseconds by cause before and after the change, the kernel chosen again."
+    return Bars("change", "Before and after", caption, ("before", "after"), tuple(marks), "milliseconds")
+
+
+def _stack(row: int, side: Side, causes: list[str]) -> list[Mark]:
+    marks, at = [], 0.0
+    shown = [s for s in side.waterfall if s.share >= 0.0005]
+    for step in shown:
+        length = step.share * side.time_ms
+        kind = _STEPS[causes.index(step.cause) % len(_STEPS)]
+        hover = f"{side.title}: {step.cause}, {length:.3g} ms ({step.share:.1%})"
+        text = f"{side.time_ms:.4g} ms" if step is shown[-1] else ""
+        marks.append(Mark(row, at, length, kind, text, hover, legend=step.cause))
+        at += length
+    return marks
+
+
+def charts(c: ReviewContent) -> dict[str, Chart]:
+    """Every chart of the review by its identifier."""
+    found: list[Chart | None] = [
+        forecast_chart(c.regimes), waterfall_chart(c.waterfall), roofline_chart(c.ceilings, c.regimes[0].tflops),
+        timeline_chart(c.timeline, "timeline"), tornado_chart(c.tornado), map_chart(c.map), accuracy_chart(c.regions),
+    ]  # fmt: skip
+    if c.change is not None:
+        found += [
+            change_chart(c.change),
+            timeline_chart(c.change.before.timeline, "before"),
+            timeline_chart(c.change.after.timeline, "after"),
+        ]
+    return {chart.ident: chart for chart in found if chart is not None}
