@@ -208,7 +208,7 @@ def _evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(kernel_shape(workload), variant, machine)
     chip = run_chip(workload, variant, pipeline, machine)
-    activity = _activity(workload, machine, pipeline, chip)
+    activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = _settle(machine, activity, cycles, chip.hbm_seconds, clock)
     launch = machine["launch.kernel_us"] * 1e-6
@@ -222,16 +222,22 @@ def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: fl
     return fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
 
 
-def _activity(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRun) -> Activity:
-    """Executed work of the launch; blocks cut by a mask cost like whole ones."""
-    per_cta = chip.iterations
+def evaluate_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
+    """Seconds of the forecast alone, for rankings; ``variant`` must be legal."""
+    return _evaluate(workload, machine, variant, clock).seconds
+
+
+def launch_activity(
+    workload: Workload, machine: Machine, pipeline: Pipeline, iterations: float, l2_bytes: float, hbm_bytes: float
+) -> Activity:
+    """Executed work of a launch of ``iterations`` blocks in all; blocks cut by a mask cost like whole ones."""
     demand = pipeline.demand()
     # A CTA that shares its SM with others is one of ctas_per_sm in the pipeline's demand.
-    share = per_cta / pipeline.ctas_per_sm
+    share = iterations / pipeline.ctas_per_sm
     flop = demand.get("tensor", 0.0) * share * machine[f"tensor.{workload.dtype}_flop_per_clk"]
     pair = float(pipeline.cta_group)
     units = tuple((unit, cycles * share * pair) for unit, cycles in demand.items())
-    return Activity(flop * pair, workload.dtype, units, chip.l2_bytes, chip.hbm_bytes)
+    return Activity(flop * pair, workload.dtype, units, l2_bytes, hbm_bytes)
 
 
 def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float) -> _Answer:

@@ -12,10 +12,10 @@ The loop body repeats, so after a few iterations the simulation is periodic; `st
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from tilecast.model.graph import Op, Pipeline, PipelineError, Step
+from tilecast.model.graph import Edge, Op, Pipeline, PipelineError, Role, Step
 
 _EPS = 1e-6
 #: Iterations simulated before the steady state is read off; `_settled` asks for more when it has not settled.
@@ -171,6 +171,8 @@ class _Run:
         self.role_last: list[tuple[str, int]] = [("", -1)] * len(self.programs)
         self.role_busy = [False] * len(self.programs)
         self.known_ready: list[tuple[float, str, int, str] | None] = [None] * len(self.programs)
+        #: The operation that has not ended and that a role's next one waits for: no need to ask again before it has.
+        self.awaited: list[tuple[str, int] | None] = [None] * len(self.programs)
         self.queue: deque[_Running] = deque()
         self.engine_last: tuple[str, int] = ("", -1)
         self.engine_free = 0.0
@@ -196,6 +198,7 @@ class _Run:
                 continue
             end = self.ends.get((src, source_it))
             if end is None:
+                self.awaited[role] = (src, source_it)
                 return None
             if end + latency > best + _EPS:
                 best, cause, cause_it, why = end + latency, src, source_it, reason
@@ -215,10 +218,14 @@ class _Run:
         for role, program in enumerate(self.programs):
             if self.role_busy[role] or self.next_step[role] >= len(program):
                 continue
+            awaited = self.awaited[role]
+            if awaited is not None and awaited not in self.ends:
+                continue
             name, iteration = program[self.next_step[role]]
             # Once every source has ended the answer is final: remember it until the operation starts.
             ready = self.known_ready[role]
             if ready is None:
+                self.awaited[role] = None
                 ready = self.known_ready[role] = self.ready(role, name, iteration)
                 if ready is None:
                     continue
@@ -351,9 +358,29 @@ def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) ->
     )
 
 
-@lru_cache(maxsize=4096)
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """What a simulation reads of a pipeline: pipelines that differ only around their loop share one."""
+
+    name: str
+    ops: tuple[Op, ...]
+    edges: tuple[Edge, ...]
+    roles: tuple[Role, ...]
+    mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    pipeline: Pipeline = field(compare=False)
+
+
+@lru_cache(maxsize=8192)
 def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
     """Simulate until the loop is periodic; the trace then answers for any number of blocks."""
+    p = pipeline
+    trace = _steady_loop(_Loop(p.name, p.ops, p.edges, p.roles, p.mask_demand, p), masked_iterations)
+    return trace if trace.pipeline is pipeline else replace(trace, pipeline=pipeline)
+
+
+@lru_cache(maxsize=4096)
+def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
+    pipeline = loop.pipeline
     window = _FIRST_WINDOW + masked_iterations
     while True:
         trace = simulate(pipeline, window, masked_iterations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from tilecast.model.graph import Pipeline
@@ -11,12 +12,17 @@ from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant
 from tilecast.model.workload import Workload
 
 
-@lru_cache(maxsize=8192)
 def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
     """The loop of ``variant`` for ``workload`` on ``machine``; of the workload only head dimensions, dtype and mask matter.
 
     The unfused family has three kernels; this returns the first, `unfused.kernels` all of them.
     """
+    # The scheduler deals tiles and leaves their loop alone: variants that differ in nothing else share one pipeline.
+    return _build(workload, variant if variant.scheduler == "grid" else replace(variant, scheduler="grid"), machine)
+
+
+@lru_cache(maxsize=8192)
+def _build(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
     if isinstance(variant, Fa4Variant):
         return fa4.build(workload, variant, machine)
     if isinstance(variant, Fa3Variant):
