@@ -10,6 +10,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tilecast.model.asymmetry import asymmetry_map
+from tilecast.model.breakeven import break_evens
 from tilecast.model.candidates import native_family
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import Prediction, predict
@@ -30,7 +32,6 @@ from tilecast.validation.report.content import (
     Tornado,
 )
 from tilecast.validation.report.judgement import Evidence, peak_share, question, risks, verdict
-from tilecast.validation.report.mapping import rate_map
 from tilecast.validation.report.nearby import regions
 from tilecast.validation.report.roofline import ceilings
 from tilecast.validation.report.timeline import timeline
@@ -77,7 +78,7 @@ def report(
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
-        map=rate_map(p, clock), variants=found.variants,
+        map=asymmetry_map(workload, chip, variant=p.variant, clock=None if clock == "sustained" else p.clock_mhz), variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(
@@ -130,8 +131,9 @@ def _waterfall(p: Prediction) -> tuple[Step, ...]:
 
 def _tornado(p: Prediction, clock: str | float) -> Tornado:
     rows = sensitivities(p.workload, p.machine, p.variant, clock=clock, step=_STEP)
+    points = break_evens(p.workload, p.machine, p.variant, clock=clock)
     drawn = tuple(r for r in rows if max(abs(r.fixed), abs(r.reoptimised)) >= LEAST)
-    return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), ())
+    return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), points)
 
 
 def _change(w: WhatIf) -> Change:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.asymmetry import AsymmetryMap, MapPoint
 from tilecast.validation.report.content import (
     Ceiling,
     Change,
-    Map,
-    Placed,
     Point,
     Regime,
     Region,
     ReviewContent,
-    Side,
     Step,
     Timeline,
     Tornado,
@@ -44,7 +42,6 @@ _OPERATIONS = {
 }  # fmt: skip
 #: Rows of the tornado; the table has the rest.
 MOST_DRAWN = 14
-_STEPS = ("green", "orange", "purple", "vermillion", "sky", "yellow", "blue", "dark", "grey", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +241,7 @@ def tornado_chart(t: Tornado) -> Bars:
         caption,
         tuple(r.fact for r in shown),
         tuple(marks),
-        "% of time per % of the fact",
+        "% of time per %",
         lines=((0.0, ""),),
     )
 
@@ -268,22 +265,20 @@ def _point_hover(q: Point) -> str:
     return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {q.measured:.0f}, predicted {q.predicted:.0f} TFLOP/s ({q.error:+.1%})<br>{q.source}"
 
 
-def map_chart(m: Map) -> Field:
-    """What binds and how fast, over two rates, with the machines on it."""
-    places: dict[tuple[float, float], list[Placed]] = {}
-    for placed in m.machines:
-        places.setdefault((placed.x, placed.y), []).append(placed)
+def map_chart(m: AsymmetryMap) -> Field:
+    """What binds and how fast, over two rates, with GPUs on it."""
+    places: dict[tuple[float, float], list[MapPoint]] = {}
+    for point in m.points:
+        places.setdefault((point.x, point.y), []).append(point)
     dots = tuple(
         Dot(
-            x,
-            y,
-            "machine",
-            "<br>".join(f"{d.name}: {d.tflops:.0f} TFLOP/s, bound by {d.bound_by}" for d in here),
-            ", ".join(d.name for d in here),
+            x, y, "GPU", "<br>".join(f"{q.label}: {q.kind}; {q.source}" for q in here), ", ".join(q.label for q in here)
         )
         for (x, y), here in places.items()
     )
-    caption = "Colour: what binds. Lines: TFLOP/s. Points: machines by these two rates alone, everything else as on the machine of this report."
+    low, high = min(map(min, m.tflops)), max(map(max, m.tflops))
+    levels = tuple(level for level in m.levels if low < level < high)
+    caption = "Colour: what binds. Lines: TFLOP/s. Points: where GPUs lie by these two rates."
     return Field(
         "map",
         "Map of asymmetric machines",
@@ -292,54 +287,53 @@ def map_chart(m: Map) -> Field:
         m.y,
         m.tflops,
         m.bound_by,
-        iso_levels(m.tflops),
+        levels,
         dots,
-        m.x_title,
-        m.y_title,
+        f"{m.x_fact} ({m.x_unit})",
+        f"{m.y_fact} ({m.y_unit})",
     )
 
 
-def iso_levels(values: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """Six to twelve round numbers that the values span."""
-    low, high = min(map(min, values)), max(map(max, values))
-    step = next((s for s in (10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000) if (high - low) / s <= 12), 10000)
-    first = int(low // step + 1)
-    return tuple(float(step * i) for i in range(first, int(high // step) + 1)) or (round(0.5 * (low + high), 1),)
-
-
 def change_chart(change: Change) -> Bars:
-    """Both times, split by cause, one above the other."""
-    marks = []
-    causes = list(dict.fromkeys(s.cause for side in (change.before, change.after) for s in side.waterfall))
-    for row, side in enumerate((change.before, change.after)):
-        marks += _stack(row, side, causes)
-    caption = "Milliseconds by cause before and after the change, the kernel chosen again."
-    return Bars("change", "Before and after", caption, ("before", "after"), tuple(marks), "milliseconds")
+    """Milliseconds by cause, before (wide bar) and after (narrow bar)."""
+    rows, marks = [], []
+    for cause, before, after in milliseconds(change):
+        hover = f"{cause}: {before:.4g} ms before, {after:.4g} ms after ({after - before:+.3g})"
+        marks.append(Mark(len(rows), 0.0, before, "sky", "", hover, height=0.95, legend="before"))
+        marks.append(Mark(len(rows), 0.0, after, "blue", f"{after - before:+.3f}", hover, height=0.5, legend="after"))
+        rows.append(cause)
+    caption = (
+        "Milliseconds by cause before and after the change, the kernel chosen again; the number is the difference."
+    )
+    return Bars("change", "Before and after", caption, tuple(rows), tuple(marks), "milliseconds")
 
 
-def _stack(row: int, side: Side, causes: list[str]) -> list[Mark]:
-    marks, at = [], 0.0
-    shown = [s for s in side.waterfall if s.share >= 0.0005]
-    for step in shown:
-        length = step.share * side.time_ms
-        kind = _STEPS[causes.index(step.cause) % len(_STEPS)]
-        hover = f"{side.title}: {step.cause}, {length:.3g} ms ({step.share:.1%})"
-        text = f"{side.time_ms:.4g} ms" if step is shown[-1] else ""
-        marks.append(Mark(row, at, length, kind, text, hover, legend=step.cause))
-        at += length
-    return marks
+def milliseconds(change: Change) -> list[tuple[str, float, float]]:
+    """(cause, before, after) of every cause that either side spends time on, and the whole time last."""
+    sides = [{s.cause: s.share * side.time_ms for s in side.waterfall} for side in (change.before, change.after)]
+    causes = [
+        c
+        for c in dict.fromkeys((*sides[0], *sides[1]))
+        if max(side.get(c, 0.0) for side in sides) > 5e-4 * change.before.time_ms
+    ]
+    rows = [(cause, sides[0].get(cause, 0.0), sides[1].get(cause, 0.0)) for cause in causes]
+    return [*rows, ("time of the kernel", change.before.time_ms, change.after.time_ms)]
 
 
 def charts(c: ReviewContent) -> dict[str, Chart]:
     """Every chart of the review by its identifier."""
     found: list[Chart | None] = [
-        forecast_chart(c.regimes), waterfall_chart(c.waterfall), roofline_chart(c.ceilings, c.regimes[0].tflops),
-        timeline_chart(c.timeline, "timeline"), tornado_chart(c.tornado), map_chart(c.map), accuracy_chart(c.regions),
-    ]  # fmt: skip
-    if c.change is not None:
-        found += [
-            change_chart(c.change),
-            timeline_chart(c.change.before.timeline, "before"),
-            timeline_chart(c.change.after.timeline, "after"),
-        ]
+        forecast_chart(c.regimes),
+        waterfall_chart(c.waterfall),
+        roofline_chart(c.ceilings, c.regimes[0].tflops),
+        tornado_chart(c.tornado),
+        map_chart(c.map),
+        accuracy_chart(c.regions),
+    ]
+    if c.change is None:
+        found.append(timeline_chart(c.timeline, "timeline"))
+    else:
+        # The timeline of before is that of the report: drawn once, beside the one of after.
+        found.append(change_chart(c.change))
+        found += [timeline_chart(t, t.title) for t in (c.change.before.timeline, c.change.after.timeline)]
     return {chart.ident: chart for chart in found if chart is not None}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.asymmetry import AsymmetryMap
+from tilecast.model.breakeven import BreakEven
 from tilecast.model.sensitivity import Sensitivity
 
 
@@ -174,32 +176,7 @@ class Tornado:
     rows: tuple[Sensitivity, ...]
     #: Facts that move the time by less than `LEAST` percent per percent, by name.
     without_effect: tuple[str, ...]
-    break_evens: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A machine on the map: where it lies, and what the map says there."""
-
-    name: str
-    x: float
-    y: float
-    tflops: float
-    bound_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Map:
-    """TFLOP/s and what binds over two facts; rows of ``tflops`` and ``bound_by`` belong to values of ``y``."""
-
-    x_title: str
-    y_title: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    tflops: tuple[tuple[float, ...], ...]
-    bound_by: tuple[tuple[str, ...], ...]
-    machines: tuple[Placed, ...]
-    note: str
+    break_evens: tuple[BreakEven, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +236,7 @@ class ReviewContent:
     ceilings: tuple[Ceiling, ...]
     timeline: Timeline
     tornado: Tornado
-    map: Map
+    map: AsymmetryMap
     variants: Variants
     regions: tuple[Region, ...]
     assumptions: tuple[Assumption, ...]

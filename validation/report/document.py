@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilecast.validation.report.charts import Chart, charts
+from tilecast.validation.report.charts import Chart, charts, milliseconds
 from tilecast.validation.report.content import Assumption, Change, Considered, Region, ReviewContent, Timeline
 
 #: Variants and points a table lists; the rest is counted.
 _MOST_VARIANTS, _MOST_POINTS = 28, 8
+HOW_TO_READ = (
+    "Move the pointer over a bar (or tap it) for the operation, its units, its cycles and what it waited for; drag, or use the "
+    "buttons, to zoom. The loop is shown from the start of a tile to one period beyond the steady state."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,9 @@ def document(c: ReviewContent) -> Document:
         Section("forecast", "Forecast", (_forecast_text(c),), some("forecast"), (_regimes(c),), (), c.variant),
         Section("waterfall", "Where the time goes", ("Every step is computed; together they are the time of the kernel.",), some("waterfall"), (_waterfall(c),)),
         Section("roofline", "Roofline of every unit", (_roofline_text(c),), some("roofline"), (_ceilings(c),)),
-        Section("schedule", "The schedule", _schedule_text(c.timeline), some("timeline"), _schedule_tables(c.timeline)),
-        Section("sensitivity", "What a change of the machine would bring", _tornado_text(c), some("tornado"), (_sensitivities(c),), c.tornado.break_evens),
-        Section("map", "Map of asymmetric machines", (c.map.note,), some("map"), (_machines(c),)),
+        Section("schedule", "The schedule", _schedule_text(c), some("timeline"), _schedule_tables(c.timeline)),
+        Section("sensitivity", "What a change of the machine would bring", _tornado_text(c), some("tornado"), (_sensitivities(c), _break_evens(c))),
+        Section("map", "Map of asymmetric machines", (_map_text(c),), some("map"), (_machines(c),)),
         Section("variants", "Variants considered", (_variants_text(c),), (), (_variants(c),)),
         Section("accuracy", "Accuracy near this question", _accuracy_text(c.regions), some("accuracy"), tuple(_points(r) for r in c.regions if r.count)),
         Section("assumptions", "Assumptions", ("Facts with a range come first, the widest effect on top.",), (), (_assumptions(c.assumptions),), c.conditions),
@@ -144,12 +148,13 @@ def _ceilings(c: ReviewContent) -> Table:
     )
 
 
-def _schedule_text(t: Timeline) -> tuple[str, ...]:
+def _schedule_text(c: ReviewContent) -> tuple[str, ...]:
+    t = c.timeline
     settled = "verified to repeat" if t.periodic else "an average: the loop did not settle"
-    return (
-        f"One iteration takes {t.ii_cycles:.0f} cycles, {settled}. Move the pointer over a bar (or tap it) for the operation, its units, "
-        "its cycles and what it waited for; drag, or use the buttons, to zoom. The loop is shown to one period beyond the steady state.",
-    )
+    text = f"One iteration takes {t.ii_cycles:.0f} cycles, {settled}."
+    if c.change is not None:
+        return (f"{text} Its timeline is the one called “before” above.",)
+    return (f"{text} {HOW_TO_READ}",)
 
 
 def _schedule_tables(t: Timeline) -> tuple[Table, ...]:
@@ -175,7 +180,8 @@ def _tornado_text(c: ReviewContent) -> tuple[str, ...]:
     t = c.tornado
     text = (
         f"Each fact is moved {t.step:.0%} down and up. −1 means that 1 % more of it takes 1 % off the time. “Kept” leaves the kernel as it is; "
-        "“chosen again” searches the knobs at both ends."
+        "“chosen again” searches the knobs at both ends. Break-even: solved for the busiest unit, simulated with all hand-overs, and the value beyond "
+        "which more brings less than 1 %."
     )
     if t.without_effect:
         text += f" Without effect here: {', '.join(t.without_effect)}."
@@ -201,6 +207,27 @@ def _sensitivities(c: ReviewContent) -> Table:
         ("fact", "value", "kind", "kernel kept", "chosen again", f"ms at −{step}", f"ms at +{step}"),
         rows,
     )
+
+
+def _break_evens(c: ReviewContent) -> Table:
+    rows = []
+    for b in c.tornado.break_evens:
+        equal = "–" if b.solved is None else f"{b.solved.value:.4g} ({b.solved.unit} = {b.solved.other})"
+        until = (
+            "–" if b.simulated is None else f"{b.simulated.value:.4g} ({b.simulated.below}, then {b.simulated.above})"
+        )
+        useful = "beyond the range" if b.useful_until is None else f"{b.useful_until:.4g}"
+        rows.append((b.fact, f"{b.value:g} {b.unit}", b.bound_now, equal, until, useful, f"{b.at_most_percent:.1f} %"))
+    header = (
+        "fact",
+        "value",
+        "bound now",
+        "equally busy at (solved)",
+        "stops binding at (simulated)",
+        "useful until",
+        "could save at most",
+    )
+    return table("Break-even points, the kernel kept", header, rows)
 
 
 def _variants_text(c: ReviewContent) -> str:
@@ -269,11 +296,19 @@ def _assumptions(rows: Sequence[Assumption]) -> Table:
     )
 
 
-def _machines(c: ReviewContent) -> Table:
-    rows = [(m.name, f"{m.x:g}", f"{m.y:g}", m.bound_by, f"{m.tflops:.0f}") for m in c.map.machines]
-    return table(
-        "Machines on the map", ("machine", c.map.x_title, c.map.y_title, "bound by", "TFLOP/s on the map"), rows
+def _map_text(c: ReviewContent) -> str:
+    m = c.map
+    return (
+        f"{m.x_fact} and {m.y_fact} are moved by up to a factor of {m.x[-1] / m.x[len(m.x) // 2]:.3g}; every other fact stays this machine's, and the clock is "
+        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {m.base_tflops:.0f} TFLOP/s. In every cell the share of emulated exponentials is chosen again. "
+        "A GPU's place says where it lies by these two rates; it is no forecast for that GPU."
     )
+
+
+def _machines(c: ReviewContent) -> Table:
+    rows = [(q.label, f"{q.x:g}", f"{q.y:g}", q.kind, q.source) for q in c.map.points]
+    header = ("GPU", f"{c.map.x_fact} ({c.map.x_unit})", f"{c.map.y_fact} ({c.map.y_unit})", "kind", "source")
+    return table("GPUs on the map", header, rows)
 
 
 def _provenance(c: ReviewContent) -> Table:
@@ -293,13 +328,15 @@ def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
         (s.title, f"{s.time_ms:.4g}", f"{s.tflops:.0f}", f"{s.clock_mhz:.0f}", f"{s.timeline.ii_cycles:.0f}", s.binding)
         for s in (change.before, change.after)
     ]
+    parts = [(cause, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}") for cause, a, b in milliseconds(change)]
     tables = [
         table(
             "Facts changed",
             ("fact", "before", "after"),
             [(n, f"{a:g} {u}", f"{b:g} {u}") for n, a, b, u in change.changes],
         ),
-        table("Forecast", ("", "ms", "TFLOP/s", "MHz", "cycles per iteration", "bound by"), sides),
+        table("Milliseconds by cause", ("cause", "before", "after", "difference"), parts),
+        table("Forecast", ("side", "ms", "TFLOP/s", "MHz", "cycles per iteration", "bound by"), sides),
     ]
     if change.knobs:
         tables.append(table("What the kernel changes", ("knob", "before", "after"), change.knobs))
@@ -307,4 +344,4 @@ def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
     text = f"Throughput changes by {change.speed_up - 1:+.1%} with the kernel chosen again; with the kernel of before, {kept}."
     if not change.knobs:
         text += " The best kernel stays the same."
-    return Section("change", "What the change brings", (text,), drawn, tuple(tables))
+    return Section("change", "What the change brings", (text, HOW_TO_READ), drawn, tuple(tables))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from tilecast.validation.report.charts import COLOURS, Bars, Chart, Field, Mark,
 from tilecast.validation.report.plots import CYCLE, lines_of, nice_ticks
 
 _WIDTH = 7.2
+#: Hundredths of a point are finer than any paper.
+_LONG_NUMBER = re.compile(r"(?<![\w#])-?\d+\.\d{3,}")
 _STYLE = {
     "svg.hashsalt": "tilecast", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False,
     "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True, "grid.color": "#e3e3e3", "grid.linewidth": 0.6, "path.simplify": True,
@@ -38,7 +41,8 @@ def svg(chart: Chart) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     # Readers without matplotlib's own font take one of theirs.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
-    lines = (line.rstrip() for line in text.splitlines())
+    text = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), text)
+    lines = (line.strip() for line in text.splitlines())
     return "\n".join(lines) + "\n"
 
 
@@ -54,13 +58,19 @@ def _bars(chart: Bars, figure: Any) -> None:
         axis.minorticks_off()
         ticks = nice_ticks(low, high, (1, 2, 5))
         axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
+    alike: dict[tuple[str, float, float], list[tuple[float, float]]] = {}
     for mark in shown:
-        fill, ink = COLOURS[mark.kind]
-        height = 0.86 * mark.height
+        # Bars of a timeline stand on the bottom of their row, others lie in its middle.
+        height = round(0.86 * mark.height, 2)
         bottom = mark.row + 0.43 - height if chart.zoom else mark.row - height / 2
-        axis.broken_barh([(mark.start, mark.length)], (bottom, height), facecolors=fill, edgecolors="white", linewidth=0.4,
-                         hatch="////" if mark.kind == "wait" else None)  # fmt: skip
-        _label(axis, mark, low, high, ink, bottom + height / 2)
+        if height > 0:
+            alike.setdefault((mark.kind, bottom, height), []).append((mark.start, mark.length))
+            _label(axis, mark, low, high, COLOURS[mark.kind][1], bottom + height / 2)
+    for (kind, bottom, height), spans in alike.items():
+        hatch = "////" if kind == "wait" else None
+        axis.broken_barh(
+            spans, (bottom, height), facecolors=COLOURS[kind][0], edgecolors="white", linewidth=0.4, hatch=hatch
+        )
     for at, text in chart.lines:
         axis.axvline(at, color="#1a1a1a", linewidth=1, linestyle="--" if text else "-")
         if text:

@@ -203,9 +203,13 @@ def _field(chart: Field) -> dict[str, Any]:
     data: list[dict[str, Any]] = [
         {"type": "heatmap", "x": list(chart.x), "y": list(chart.y), "z": [[index[name] for name in row] for row in chart.categories], "zmin": -0.5,
          "zmax": count - 0.5, "colorscale": scale, "showscale": False, "opacity": 0.55, "hoverinfo": "text", "text": hover},
+    ]  # fmt: skip
+    # Plotly spaces the levels of one trace evenly; a trace a level places them freely.
+    data += [
         {"type": "contour", "x": list(chart.x), "y": list(chart.y), "z": [[_round(v) for v in row] for row in chart.values], "showscale": False,
-         "contours": {"coloring": "none", "showlabels": True, "start": chart.levels[0], "end": chart.levels[-1], "size": chart.levels[1] - chart.levels[0] if len(chart.levels) > 1 else 1,
-                      "labelfont": {"size": 12}}, "line": {"width": 1.2}, "hoverinfo": "skip", "showlegend": False},
+         "contours": {"coloring": "none", "showlabels": True, "start": level, "end": level, "size": 1, "labelformat": ".0f", "labelfont": {"size": 12}},
+         "line": {"width": 1.2}, "hoverinfo": "skip", "showlegend": False}
+        for level in chart.levels
     ]  # fmt: skip
     data += [
         {
@@ -220,7 +224,7 @@ def _field(chart: Field) -> dict[str, Any]:
         for name, i in index.items()
     ]
     data.append(
-        {"type": "scatter", "mode": "markers+text", "x": [d.x for d in chart.dots], "y": [d.y for d in chart.dots], "text": [d.text for d in chart.dots], "textposition": "top center",
+        {"type": "scatter", "mode": "markers+text", "x": [d.x for d in chart.dots], "y": [d.y for d in chart.dots], "text": [d.text for d in chart.dots], "textposition": [("top center", "bottom center")[i % 2] for i in range(len(chart.dots))],
          "textfont": {"size": 13}, "marker": {"size": 11, "color": "#ffffff", "line": {"width": 2, "color": "#000000"}}, "showlegend": False, "hoverinfo": "text", "hovertext": [d.hover for d in chart.dots]}
     )  # fmt: skip
     layout = _layout(
