@@ -33,21 +33,26 @@ def run_report(
     chip = load_machine(machine)
     knobs = parse_variant(variant, FAMILIES[native_family(chip)]()) if variant else None
 
-    from tilecast.validation.report.build import report
+    from rich.console import Console
 
-    content = report(
-        work, chip, knobs, family=family, clock=clock, changes=changes, scales=scales, measured=measured, date=date, machine_name=machine
-    )  # fmt: skip
+    from tilecast.validation.report.build import report
+    from tilecast.validation.report.render import check_installed
+
+    check_installed(page=target.suffix == ".html")
+    screen = Console(stderr=True, highlight=False)
     files: dict[Path, str] = {}
-    if target.suffix == ".html":
-        files[target] = content.page()
-    if folder is not None:
-        files |= {folder / name: text for name, text in content.markdown(target.stem).items()}
+    with screen.status(f"{chip.title}: {work.label()}"):
+        content = report(
+            work, chip, knobs, family=family, clock=clock, changes=changes, scales=scales, measured=measured, date=date, machine_name=machine
+        )  # fmt: skip
+        if target.suffix == ".html":
+            files[target] = content.page()
+        if folder is not None:
+            files |= {folder / name: text for name, text in content.markdown(target.stem).items()}
     # The page or the text comes last: where it is, its charts are.
     for path, text in sorted(files.items(), key=lambda item: item[0].suffix != ".svg"):
         write_text_atomically(path, text)
-    listed = [path for path in files if path.suffix != ".svg"]
-    lines = [f"{path}: {_size(files, path)}" for path in listed]
+    lines = [f"{path}: {_size(files, path)}" for path in files if path.suffix != ".svg"]
     return "\n".join([*content.verdict, *lines])
 
 

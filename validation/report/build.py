@@ -53,12 +53,14 @@ def report(
     measured: str | Path | None = None,
     date: str = "",
     machine_name: str = "",
+    map_grid: int = 9,
 ) -> ReviewContent:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
 
     ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
     ``scales`` add a before and after; ``measured`` is a table of `tilecast measure`; ``date`` is printed as it is;
-    ``machine_name`` is how the command in the report names the machine (a file's path; default: its name).
+    ``machine_name`` is how the command in the report names the machine (a file's path; default: its name);
+    ``map_grid`` is the cells of the map each way.
     Raises PredictError, VariantError, MachineError, WorkloadError or RecordError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -78,7 +80,7 @@ def report(
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
-        map=asymmetry_map(workload, chip, variant=p.variant, clock=None if clock == "sustained" else p.clock_mhz), variants=found.variants,
+        map=asymmetry_map(workload, chip, variant=p.variant, grid=map_grid, clock=None if clock == "sustained" else p.clock_mhz), variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(

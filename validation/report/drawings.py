@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from tilecast.validation.report.charts import COLOURS, Bars, Chart, Field, Mark, Scatter
@@ -20,12 +21,10 @@ _STYLE = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=32)
 def svg(chart: Chart) -> str:
-    """The chart as an SVG document; ValueError where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("the report's charts need matplotlib: pip install 'tilecast[report]'") from None
+    """The chart as an SVG document; needs matplotlib."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):

@@ -6,6 +6,7 @@ import base64
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -43,11 +44,13 @@ class _Shown:
 
 def html_page(content: ReviewContent) -> str:
     """The whole review as one file without a single outside reference; about 5.5 MB, most of it the chart library."""
+    check_installed(page=True)
     return _render("review.html.j2", content, document(content), "")
 
 
 def markdown_files(content: ReviewContent, name: str) -> dict[str, str]:
     """{file name: text} of the Markdown twin: ``name``.md and its charts ``name``-*.svg."""
+    check_installed(page=False)
     doc = document(content)
     files = {f"{name}.md": _render("review.md.j2", content, doc, name)}
     files.update({f"{name}-{c.ident}.svg": svg(c) for section in doc.sections for c in section.charts})
@@ -102,14 +105,16 @@ def _file(name: str) -> Markup:
 @lru_cache(maxsize=1)
 def _plotly() -> str:
     """The chart library's own minified build, from the installed package without importing it."""
-    from importlib.util import find_spec
-
     found = find_spec("plotly")
-    if found is None or not found.submodule_search_locations:
-        raise ReportError(
-            "the HTML report needs plotly: pip install 'tilecast[report]', or write Markdown (-o review.md)"
-        )
+    assert found is not None and found.submodule_search_locations, "check_installed comes first"
     return (Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def check_installed(page: bool) -> None:
+    """ReportError where a package that draws is missing: matplotlib, and plotly for a page."""
+    for name in ("matplotlib", "plotly") if page else ("matplotlib",):
+        if find_spec(name) is None:
+            raise ReportError(f"the report needs {name}, which is not installed: pip install 'tilecast[report]'")
 
 
 def _strong(text: str) -> Markup:
