@@ -26,7 +26,7 @@ from tilecast.model.workload import Workload
 
 #: Machines a map shows unless told: the data-centre line the question is about.
 SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
-_SHARES = (0.0, 0.125, 0.25, 0.375)
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
 #: A cell keeps the smaller share unless another is faster by more than this.
 _GAIN = 0.002
 _LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -159,9 +159,7 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
     return tuple(tick for tick in ticks if rule.low <= tick <= rule.high)
 
 
-def _cell(
-    workload: Workload, machine: Machine, base: Variant, clock: str | float, hint: float
-) -> tuple[Quick, float]:
+def _cell(workload: Workload, machine: Machine, base: Variant, clock: str | float, hint: float) -> tuple[Quick, float]:
     """The forecast of a cell with the share of emulated exponentials that suits it: uphill from the neighbour's share,
     and a share whose floor is above the best so far is not simulated."""
     if not hasattr(base, "emulated_share"):
