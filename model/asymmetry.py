@@ -84,7 +84,7 @@ def asymmetry_map(
     machine: Machine | str,
     *,
     axes: tuple[str, str] | None = None,
-    grid: int = 11,
+    grid: int = 13,
     span: float = 4.0,
     clock: str | float | None = None,
     variant: Variant | None = None,
@@ -107,6 +107,9 @@ def asymmetry_map(
     base = _base(workload, chip, variant, start)
     own = quick(workload, chip, base, start)
     held: str | float = own.clock_mhz if clock is None else clock
+    if variant is None and clock is None:
+        # Without the power limit another kernel may be the best one.
+        base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     cells: list[list[tuple[Quick, float]]] = []
     for y in ys:
@@ -115,7 +118,7 @@ def asymmetry_map(
             hint = cells[-1][i][1] if cells else row[-1][1] if row else 0.0
             row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), base, held, hint))
         cells.append(row)
-    reached = quick(workload, chip, base, held).tflops
+    reached = _cell(workload, chip, base, held, 0.0)[0].tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),

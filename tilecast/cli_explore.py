@@ -172,7 +172,7 @@ def asymmetry(
     axes: Annotated[
         str | None, typer.Option("--axes", help="Two rates, 'x,y' (default: the dtype's matrix rate and mufu.ex2).")
     ] = None,
-    grid: Annotated[int, typer.Option("--grid", help="Cells each way, odd.")] = 11,
+    grid: Annotated[int, typer.Option("--grid", help="Cells each way, odd.")] = 13,
     span: Annotated[float, typer.Option("--span", help="From value/SPAN to value*SPAN.")] = 4.0,
     show: Annotated[
         str | None, typer.Option("--show", help="Machines to place, comma between (default: H100 to Rubin).")

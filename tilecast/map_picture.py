@@ -85,16 +85,18 @@ def draw(found: AsymmetryMap) -> Any:
         vmax=len(known) - 0.5, edgecolors="white", linewidth=0.3,
     )  # fmt: skip
     low, high = min(map(min, found.tflops)), max(map(max, found.tflops))
-    levels = [level for level in found.levels if low < level < high]
+    levels = [v for v in found.levels if low < v < high and abs(v / found.base_tflops - 1) > 1e-6]
     if levels:
         lines = axes.contour(found.x, found.y, found.tflops, levels=levels, colors="black", linewidths=0.9)
         axes.clabel(lines, fmt=lambda v: f"{v:.0f}", fontsize=8)
+    if low < found.base_tflops < high:
+        axes.contour(found.x, found.y, found.tflops, levels=[found.base_tflops], colors="black", linewidths=2.2)
     _place(axes, found)
     axes.set_xlabel(f"{found.x_fact}  ({found.x_unit})")
     axes.set_ylabel(f"{found.y_fact}  ({found.y_unit})")
     axes.set_title(
         f"What binds as two rates scale: {found.workload.label()}\nall else as {found.machine}, {found.clock_mhz:.0f} MHz; "
-        "lines: equal TFLOP/s", fontsize=10,
+        f"lines: equal TFLOP/s (thick: {found.base_tflops:.0f}, as {found.machine})", fontsize=10,
     )  # fmt: skip
     for axis, ticks in ((axes.xaxis, found.x), (axes.yaxis, found.y)):
         chosen = ticks[:: max(1, len(ticks) // 6)]
