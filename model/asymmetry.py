@@ -103,6 +103,8 @@ def asymmetry_map(
     if not 1.0 < span <= 64.0:
         raise PredictError(f"map: span takes a factor above 1 and at most 64, got {span:g}")
     x_fact, y_fact = _axes(chip, axes or (f"tensor.{workload.dtype}_flop_per_clk", "mufu.ex2_per_clk"))
+    xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
+    points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
     base = _base(workload, chip, variant, start)
     own = quick(workload, chip, base, start)
@@ -110,7 +112,6 @@ def asymmetry_map(
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
         base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
-    xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     cells: list[list[tuple[Quick, float]]] = []
     for y in ys:
         row: list[tuple[Quick, float]] = []
@@ -126,7 +127,7 @@ def asymmetry_map(
         tuple(tuple(cell.lap for cell, _ in row) for row in cells),
         tuple(tuple(share for _, share in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
-        tuple(reached * level for level in _LEVELS), _points(shown, x_fact, y_fact, xs, ys),
+        tuple(reached * level for level in _LEVELS), points,
     )  # fmt: skip
 
 

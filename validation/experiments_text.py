@@ -17,6 +17,7 @@ from tilecast.validation.experiments import (
     order,
     outcome,
 )
+from tilecast.validation.published_run import length_bucket
 
 #: What each forecast takes from the newer machine.
 MEANING = {
@@ -112,6 +113,7 @@ def _misses(rows: list[RatioRow]) -> list[str]:
     groups: tuple[tuple[str, Callable[[RatioRow], str]], ...] = (
         ("kernel", lambda r: r.kernel),
         ("head_dim", lambda r: f"{r.dtype} {r.workload.head_dim_qk}/{r.workload.head_dim_v}"),
+        ("seqlen", lambda r: f"{r.dtype} {length_bucket(r.workload.seqlen_k)}"),
         ("mask", lambda r: f"{r.dtype} {r.workload.mask}"),
         ("version", lambda r: f"{r.kernel} {r.version}"[:44]),
     )
