@@ -185,7 +185,7 @@ def _cell(workload: Workload, machine: Machine, base: Variant, clock: str | floa
 
 
 def _with_share(base: Variant, share: float) -> Variant:
-    return replace(base, emulated_share=share)  # type: ignore[call-arg]
+    return replace(base, emulated_share=share)  # type: ignore[arg-type]
 
 
 def _points(
