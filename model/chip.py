@@ -24,6 +24,8 @@ _MOST_PLAYED = 1536
 #: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy
 #: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
 _SHARED_L2 = 0.5
+#: Schedulers under which CTAs live on from tile to tile, as against one CTA a tile.
+LASTING = ("persistent", "work-stealing", "paired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,16 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
-    # CTAs that live on from tile to tile, as against one CTA a tile.
-    lasting = variant.scheduler in ("persistent", "work-stealing", "paired")
-    start, finish, gap = _edges(pipeline, machine, trace)
+    lasting = variant.scheduler in LASTING
+    start, finish = tile_edges(pipeline, machine)
+    gap = _gap(pipeline, machine, trace)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
     per_tile = loop + (gap if lasting else start + finish)
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if lasting else 0.0
-    makespan = _makespan(per_tile, tiles, heads, slots, variant.scheduler) + once
+    makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
     count = tiles.count * heads
     share = tiles.weight * heads / slots
     mean = float(per_tile.sum()) * share + once
@@ -110,22 +112,25 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     )
 
 
-def _edges(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> tuple[float, float, float]:
-    """(start, end, gap): cycles before a tile's loop, after it, and between tiles of a persistent CTA."""
+def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
+    """(start, finish): cycles of a CTA before its tile's loop and after it."""
     first_load = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
-    start = pipeline.prologue_cycles + max(0.0, first_load)
-    finish = pipeline.epilogue_cycles
-    # A persistent CTA prefetches the next query tile and stores the last one under the loop; what stays is the
-    # part of fill and drain that exceeds one iteration of overlap between neighbouring tiles.
+    return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
+
+
+def _gap(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+    """Cycles between the tiles of a CTA that lives on."""
+    # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
+    # that exceeds one iteration of overlap between neighbouring tiles.
     if not pipeline.tiles_overlap:
         # The next tile's first blocks are there when the output is written; nothing else overlaps.
-        return start, finish, finish - machine["tma.latency_l2_cycles"]
+        return pipeline.epilogue_cycles - machine["tma.latency_l2_cycles"]
     fill = trace.iteration_end[-1] - len(trace.iteration_end) * trace.ii_cycles
-    return start, finish, max(0.0, fill - trace.ii_cycles) - fill
+    return max(0.0, fill - trace.ii_cycles) - fill
 
 
-def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
-    """Length of the longest SM (cycles)."""
+def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
+    """Length of the longest SM (cycles) when the listed ``tiles`` of each head take ``per_tile`` cycles."""
     total = float(per_tile.sum()) * tiles.weight * heads
     count = tiles.count * heads
     low, high = float(per_tile.min()), float(per_tile.max())

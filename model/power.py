@@ -14,6 +14,7 @@ by the amount the same boards show for short matrix products (``power.short_run_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilecast.model.machine import Machine
@@ -64,12 +65,24 @@ def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, floa
 
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
     """Board watts when the kernel runs at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
-    seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+    return _power_curve(machine, activity, busy_cycles, hbm_seconds)(ghz)
+
+
+def _power_curve(
+    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float
+) -> Callable[[float], float]:
+    """`power_at` as a function of the clock alone: what does not depend on it is worked out once."""
     exponent = machine["power.energy_exponent"]
-    chip = sum(energy_joule_at_1ghz(machine, activity).values()) * ghz**exponent
+    joule = sum(energy_joule_at_1ghz(machine, activity).values())
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
-    tree = machine["power.active_w_at_1ghz"] * ghz ** (1 + exponent)
-    return float(machine["power.idle_w"] + tree + (chip + hbm) / seconds)
+    active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
+
+    def watts(ghz: float) -> float:
+        seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+        tree = active * ghz ** (1 + exponent)
+        return float(idle + tree + (joule * ghz**exponent + hbm) / seconds)
+
+    return watts
 
 
 def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str) -> Clock:
@@ -78,11 +91,12 @@ def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_s
     top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
     low, high = 100.0, top
     bound = "boost"
-    if power_at(machine, activity, busy_cycles, hbm_seconds, high / 1e3) > limit:
+    watts = _power_curve(machine, activity, busy_cycles, hbm_seconds)
+    if watts(high / 1e3) > limit:
         bound = "power"
         for _ in range(40):
             middle = 0.5 * (low + high)
-            if power_at(machine, activity, busy_cycles, hbm_seconds, middle / 1e3) > limit:
+            if watts(middle / 1e3) > limit:
                 high = middle
             else:
                 low = middle

@@ -6,7 +6,7 @@ one SM, play the chip, settle the clock, account for the time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.model.bounds import Bounds, bounds
@@ -14,7 +14,7 @@ from tilecast.model.candidates import candidates, native_family, published_varia
 from tilecast.model.chip import ChipRun, run_chip
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine, load_machine
-from tilecast.model.pipelines import build_pipeline, unfused
+from tilecast.model.pipelines import build_pipeline, loop_shape, unfused
 from tilecast.model.power import Activity, Clock, fixed_clock, settle_clock
 from tilecast.model.simulate import CriticalStep, SmTrace, critical_recurrence, steady_state
 from tilecast.model.variant import UnfusedVariant, Variant, legality
@@ -197,9 +197,8 @@ class _Answer:
     launch_seconds: float
 
 
-def kernel_shape(workload: Workload) -> Workload:
-    """The workload reduced to what the loop body depends on, so that simulations are shared between shapes."""
-    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
+#: Where others look for it.
+kernel_shape = loop_shape
 
 
 @lru_cache(maxsize=65536)
@@ -208,7 +207,7 @@ def _evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(kernel_shape(workload), variant, machine)
     chip = run_chip(workload, variant, pipeline, machine)
-    activity = _activity(workload, machine, pipeline, chip)
+    activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = _settle(machine, activity, cycles, chip.hbm_seconds, clock)
     launch = machine["launch.kernel_us"] * 1e-6
@@ -222,16 +221,22 @@ def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: fl
     return fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
 
 
-def _activity(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRun) -> Activity:
-    """Executed work of the launch; blocks cut by a mask cost like whole ones."""
-    per_cta = chip.iterations
+def evaluate_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
+    """Seconds of the forecast alone, for rankings; ``variant`` must be legal."""
+    return _evaluate(workload, machine, variant, clock).seconds
+
+
+def launch_activity(
+    workload: Workload, machine: Machine, pipeline: Pipeline, iterations: float, l2_bytes: float, hbm_bytes: float
+) -> Activity:
+    """Executed work of a launch of ``iterations`` blocks in all; blocks cut by a mask cost like whole ones."""
     demand = pipeline.demand()
     # A CTA that shares its SM with others is one of ctas_per_sm in the pipeline's demand.
-    share = per_cta / pipeline.ctas_per_sm
+    share = iterations / pipeline.ctas_per_sm
     flop = demand.get("tensor", 0.0) * share * machine[f"tensor.{workload.dtype}_flop_per_clk"]
     pair = float(pipeline.cta_group)
     units = tuple((unit, cycles * share * pair) for unit, cycles in demand.items())
-    return Activity(flop * pair, workload.dtype, units, chip.l2_bytes, chip.hbm_bytes)
+    return Activity(flop * pair, workload.dtype, units, l2_bytes, hbm_bytes)
 
 
 def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float) -> _Answer:
