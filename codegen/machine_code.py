@@ -173,21 +173,29 @@ def _walk(flow: _Flow, begin: int, end: int, named: dict[int, tuple[str, int]], 
     return tuple(out)
 
 
+def _work_loops(flow: _Flow, roles: int, warpgroups: int) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """Per consumer warpgroup its loop over work tiles and, inside, its ``roles`` loops over keys.
+
+    A kernel may hold further loops with wgmma, where an anchored tile is done again: those have no such pair inside.
+    """
+    inner = flow.inner()
+    if len(inner) < warpgroups * roles:
+        raise CodeError(f"expected {warpgroups * roles} loops with wgmma, found {len(inner)}: not a hopper_ws kernel?")
+    around: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for loop in sorted(set(flow.loops) - set(inner), key=lambda s: s[1] - s[0]):
+        mine = [a for a in inner if loop[0] <= a[0] and a[1] <= loop[1]]
+        if len(mine) >= roles and not any(mine[0] in known for known in around.values()):
+            around[loop] = mine[:roles]
+    if len(around) < warpgroups:
+        raise CodeError("found no loop over work tiles around the loops over keys: not a hopper_ws kernel?")
+    return sorted(around.items())[:warpgroups]
+
+
 def _hopper_consumers(flow: _Flow, mask: str, warpgroups: int) -> list[tuple[Stretch, ...]]:
     """Programs of the consumer warpgroups of a `hopper_ws` kernel: each has its own copy of the code."""
     roles = ("edge", "main", "left") if mask == "window" else ("edge", "main")
-    inner = flow.inner()
-    if len(inner) < warpgroups * len(roles):
-        raise CodeError(
-            f"expected {warpgroups * len(roles)} loops with wgmma, found {len(inner)}: not a hopper_ws kernel?"
-        )
     out = []
-    for w in range(warpgroups):
-        mine = inner[w * len(roles) : (w + 1) * len(roles)]
-        around = [s for s in flow.loops if s[0] <= mine[0][0] and mine[-1][1] <= s[1] and s not in mine]
-        if not around:
-            raise CodeError("found no loop over work tiles around the loops over keys: not a hopper_ws kernel?")
-        begin, end = min(around, key=lambda s: s[1] - s[0])
+    for (begin, end), mine in _work_loops(flow, len(roles), warpgroups):
         named = {a: (role, b) for role, (a, b) in zip(roles, mine, strict=True)}
         for a, b in flow.loops:
             if begin < a and b < end and b - a < 200 and not any(x <= a <= y for x, y in mine):

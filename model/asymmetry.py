@@ -26,7 +26,7 @@ from tilecast.model.workload import Workload
 
 #: Machines a map shows unless told: the data-centre line the question is about.
 SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
-_SHARES = (0.0, 0.125, 0.25, 0.375)
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
 #: A cell keeps the smaller share unless another is faster by more than this.
 _GAIN = 0.002
 _LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -84,7 +84,7 @@ def asymmetry_map(
     machine: Machine | str,
     *,
     axes: tuple[str, str] | None = None,
-    grid: int = 11,
+    grid: int = 13,
     span: float = 4.0,
     clock: str | float | None = None,
     variant: Variant | None = None,
@@ -103,11 +103,15 @@ def asymmetry_map(
     if not 1.0 < span <= 64.0:
         raise PredictError(f"map: span takes a factor above 1 and at most 64, got {span:g}")
     x_fact, y_fact = _axes(chip, axes or (f"tensor.{workload.dtype}_flop_per_clk", "mufu.ex2_per_clk"))
+    xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
+    points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
     base = _base(workload, chip, variant, start)
     own = quick(workload, chip, base, start)
     held: str | float = own.clock_mhz if clock is None else clock
-    xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
+    if variant is None and clock is None:
+        # Without the power limit another kernel may be the best one.
+        base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
     cells: list[list[tuple[Quick, float]]] = []
     for y in ys:
         row: list[tuple[Quick, float]] = []
@@ -115,7 +119,7 @@ def asymmetry_map(
             hint = cells[-1][i][1] if cells else row[-1][1] if row else 0.0
             row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), base, held, hint))
         cells.append(row)
-    reached = quick(workload, chip, base, held).tflops
+    reached = _cell(workload, chip, base, held, 0.0)[0].tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
@@ -123,7 +127,7 @@ def asymmetry_map(
         tuple(tuple(cell.lap for cell, _ in row) for row in cells),
         tuple(tuple(share for _, share in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
-        tuple(reached * level for level in _LEVELS), _points(shown, x_fact, y_fact, xs, ys),
+        tuple(reached * level for level in _LEVELS), points,
     )  # fmt: skip
 
 
@@ -159,9 +163,7 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
     return tuple(tick for tick in ticks if rule.low <= tick <= rule.high)
 
 
-def _cell(
-    workload: Workload, machine: Machine, base: Variant, clock: str | float, hint: float
-) -> tuple[Quick, float]:
+def _cell(workload: Workload, machine: Machine, base: Variant, clock: str | float, hint: float) -> tuple[Quick, float]:
     """The forecast of a cell with the share of emulated exponentials that suits it: uphill from the neighbour's share,
     and a share whose floor is above the best so far is not simulated."""
     if not hasattr(base, "emulated_share"):
@@ -183,7 +185,7 @@ def _cell(
 
 
 def _with_share(base: Variant, share: float) -> Variant:
-    return replace(base, emulated_share=share)  # type: ignore[call-arg]
+    return replace(base, emulated_share=share)  # type: ignore[arg-type]
 
 
 def _points(

@@ -259,24 +259,24 @@ def _meet(asked: _Asked, unit: str, other: str, start: float) -> _Root | None:
 
 
 def _operand_fetch(asked: _Asked) -> list[_Root]:
-    """Where each matrix instruction's operand fetch from shared memory takes as long as its array: its time is
-    constant on one side and a + b / x on the other."""
+    """Where each matrix instruction's operand fetch from shared memory takes as long as its array: one of the two is
+    constant in the fact, the other b / x."""
     found: list[_Root] = []
+    by_port = asked.key.startswith("smem.")
     for op in asked.pipeline(asked.value).ops:
         if op.engine != "tensor":
             continue
-        near = asked.low * (1 + 1e-6)
-        here, there = (asked.pipeline(x).op(op.name).cycles("tensor") for x in (asked.low, near))
-        slope = (here - there) / (1 / asked.low - 1 / near)
-        fixed = here - slope / asked.low
-        fixed = 0.0 if abs(fixed) < 1e-6 * here else fixed
-        level = asked.pipeline(asked.high).op(op.name).cycles("tensor")
-        if level <= fixed * (1 + 1e-9) or slope <= 0:
+        fast = asked.pipeline(asked.high).op(op.name)
+        # Far up, the port is idle for most of an instruction or the array is: each shows its own time there.
+        if by_port:
+            slope, level = fast.cycles("smem") * asked.high, fast.cycles("tensor")
+        else:
+            slope, level = asked.pipeline(asked.low).op(op.name).cycles("tensor") * asked.low, fast.cycles("smem")
+        root = slope / level if level > 0 else math.inf
+        if not asked.low < root < asked.high:
             continue
-        root = slope / (level - fixed)
-        reached = asked.pipeline(root).op(op.name).cycles("tensor")
-        if asked.low < root < asked.high and math.isclose(reached, level, rel_tol=1e-6):
-            found.append(_Root(root, (fixed, slope), (level, 0.0), ""))
+        if math.isclose(asked.pipeline(root).op(op.name).cycles("tensor"), level, rel_tol=1e-6):
+            found.append(_Root(root, (0.0, slope), (level, 0.0), ""))
     return found
 
 

@@ -6,7 +6,7 @@ one SM, play the chip, settle the clock, account for the time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.model.bounds import Bounds, bounds
@@ -14,7 +14,7 @@ from tilecast.model.candidates import candidates, native_family, published_varia
 from tilecast.model.chip import ChipRun, run_chip
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine, load_machine
-from tilecast.model.pipelines import build_pipeline, unfused
+from tilecast.model.pipelines import build_pipeline, loop_shape, unfused
 from tilecast.model.power import Activity, Clock, fixed_clock, settle_clock
 from tilecast.model.simulate import CriticalStep, SmTrace, critical_recurrence, steady_state
 from tilecast.model.variant import UnfusedVariant, Variant, legality
@@ -197,9 +197,8 @@ class _Answer:
     launch_seconds: float
 
 
-def kernel_shape(workload: Workload) -> Workload:
-    """The workload reduced to what the loop body depends on, so that simulations are shared between shapes."""
-    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
+#: Where others look for it.
+kernel_shape = loop_shape
 
 
 @lru_cache(maxsize=65536)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilecast.model.bounds import bounds
 from tilecast.model.chip import traffic
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine
@@ -85,10 +86,16 @@ def fed_by(pipeline: Pipeline, workload: Workload, machine: Machine) -> str:
     return "smem" if pipeline.demand()["tensor"] > _FED * array else "tensor"
 
 
-def seconds_floor(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
-    """No forecast of ``variant`` is shorter: its busiest unit never waits, tiles have no start, end or tail.
+@lru_cache(maxsize=8192)
+def _ii_floor(pipeline: Pipeline) -> float:
+    """Cycles per iteration that no execution in program order beats: busiest unit and heaviest recurrence."""
+    return bounds(pipeline).ii_lower
 
-    Costs a fiftieth of a forecast, which is what lets a search skip variants.  0 where no such bound is known.
+
+def seconds_floor(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
+    """No forecast of ``variant`` is shorter: the loop runs at its lower bound, tiles have no start, end or tail.
+
+    Costs a small part of a forecast, which is what lets a search skip variants.  0 where no such bound is known.
     """
     if isinstance(variant, UnfusedVariant):
         return 0.0
@@ -99,7 +106,7 @@ def seconds_floor(workload: Workload, machine: Machine, variant: Variant, clock:
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     iterations = tiles.total_iterations * heads
-    cycles = iterations * max(demand.values()) / slots
+    cycles = iterations * _ii_floor(pipeline) / slots
     l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
     hbm_seconds = hbm / (machine["hbm.tbps_achieved"] * 1e12)
     share = iterations / pipeline.ctas_per_sm * pair

@@ -8,11 +8,13 @@ The result is the one that forecasting all of them would give.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +50,13 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """``forecast`` fastest first; ``dropped`` by floor, none of which could have entered the first ``kept``."""
+    """What `rank` found: ``best`` fastest first, then every other variant that was forecast, then those dropped."""
 
-    forecast: tuple[Ranked, ...]
+    best: tuple[Ranked, ...]
+    #: Forecast, but slower than the last of ``best`` or one too many of its group; fastest first.
+    behind: tuple[Ranked, ...]
+    #: Never forecast: their floor shows that they cannot enter ``best``.
     dropped: tuple[Ranked, ...]
-    kept: int
-
-    @property
-    def best(self) -> tuple[Ranked, ...]:
-        """The ``kept`` fastest."""
-        return self.forecast[: self.kept]
 
 
 def rank(
@@ -67,31 +66,59 @@ def rank(
     *,
     clock: str | float = "sustained",
     keep: int = 24,
+    group: Callable[[Variant], Hashable] | None = None,
+    per_group: int = 1,
 ) -> Ranking:
-    """The ``keep`` fastest of legal ``variants`` by forecast, and why not the others; ties go to the earlier variant.
+    """The ``keep`` fastest of legal ``variants`` by forecast, with a ``group`` at most ``per_group`` of each group.
 
-    ``clock`` as `predict` takes it.  ValueError when ``keep`` is not positive.
+    Ties go to the earlier variant.  ``clock`` as `predict` takes it.  ValueError when nothing may be kept.
     """
-    if keep < 1:
-        raise ValueError(f"rank: keep takes at least 1, got {keep}")
+    if keep < 1 or per_group < 1:
+        raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
     floors = [floor_seconds(workload, machine, variant, clock) for variant in variants]
+    board = _Board(keep, per_group if group else keep)
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    # The kept times so far, longest on top.
-    longest: list[float] = []
     for order in sorted(range(len(variants)), key=lambda i: (floors[i], i)):
-        floor = floors[order]
-        if len(longest) == keep and round(floor, _DIGITS) > -longest[0]:
-            dropped.append(Ranked(variants[order], order, floor, None))
+        variant, floor = variants[order], floors[order]
+        name = group(variant) if group else ()
+        if round(floor, _DIGITS) > board.last(name):
+            dropped.append(Ranked(variant, order, floor, None))
             continue
-        seconds = round(evaluate_seconds(workload, machine, variants[order], clock), _DIGITS)
-        forecast.append(Ranked(variants[order], order, floor, seconds))
-        if len(longest) < keep:
-            heapq.heappush(longest, -seconds)
-        else:
-            heapq.heappushpop(longest, -seconds)
+        seconds = round(evaluate_seconds(workload, machine, variant, clock), _DIGITS)
+        forecast.append(Ranked(variant, order, floor, seconds))
+        board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
-    return Ranking(tuple(forecast), tuple(dropped), keep)
+    best, behind, seen = [], [], Counter[Hashable]()
+    for entry in forecast:
+        name = group(entry.variant) if group else ()
+        fits = len(best) < keep and (group is None or seen[name] < per_group)
+        (best if fits else behind).append(entry)
+        seen[name] += fits
+    return Ranking(tuple(best), tuple(behind), tuple(dropped))
+
+
+class _Board:
+    """The times kept so far: what a variant must not exceed to be kept."""
+
+    def __init__(self, keep: int, per_group: int) -> None:
+        self.keep, self.per_group = keep, per_group
+        self.groups: dict[Hashable, list[float]] = {}
+        self.all: list[float] = []
+
+    def last(self, name: Hashable) -> float:
+        """The longest time that is still kept, of the group or of all."""
+        own = self.groups.get(name, [])
+        limit = own[-1] if len(own) == self.per_group else inf
+        return min(limit, self.all[self.keep - 1] if len(self.all) >= self.keep else inf)
+
+    def add(self, name: Hashable, seconds: float) -> None:
+        """Take a time in, and the one that it drives out of its group off."""
+        own = self.groups.setdefault(name, [])
+        insort(own, seconds)
+        insort(self.all, seconds)
+        if len(own) > self.per_group:
+            del self.all[bisect_left(self.all, own.pop())]
 
 
 def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:

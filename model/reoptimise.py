@@ -15,7 +15,7 @@ from tilecast.model.candidates import candidates, published_variant
 from tilecast.model.machine import Machine
 from tilecast.model.predict import PredictError
 from tilecast.model.quick import quick, seconds_floor
-from tilecast.model.variant import FAMILIES, Fa2Variant, Variant, legality
+from tilecast.model.variant import FAMILIES, Fa2Variant, Fa3Variant, Fa4Variant, Variant, legality
 from tilecast.model.workload import Workload
 
 #: A knob moves only for more than this share of the time.
@@ -40,7 +40,7 @@ MOVES: dict[str, tuple[tuple[str, tuple[object, ...]], ...]] = {
     ),
     "fa3": (
         ("warpgroups", (2, 3, 1)),
-        ("tile_n", (64, 80, 96, 112, 128, 160, 176, 192)),
+        ("tile_n", (64, 80, 96, 112, 128, 144, 160, 176, 192)),
         ("rescale", ("always", "conditional", "anchored")),
         ("overlap", (True, False)),
         ("ping_pong", (True, False)),
@@ -158,17 +158,15 @@ def _try_knob(search: _Search, knob: str, values: tuple[object, ...]) -> None:
 
 def _refine_share(search: _Search) -> None:
     """Hill-climb the share of emulated exponentials in ever finer steps."""
-    base = search.best
-    if base is None or not hasattr(base, "emulated_share"):
-        return
     for step in _SHARE_STEPS:
         moved = True
         while moved:
             base = search.best
-            share: float = base.emulated_share  # type: ignore[union-attr]
-            for value in (share - step, share + step):
+            if not isinstance(base, Fa3Variant | Fa4Variant):
+                return
+            for value in (base.emulated_share - step, base.emulated_share + step):
                 if 0.0 <= value <= 1.0:
-                    search.offer(replace(base, emulated_share=value), GAIN)  # type: ignore[arg-type, call-arg]
+                    search.offer(replace(base, emulated_share=value), GAIN)
             moved = search.best != base
 
 

@@ -92,7 +92,15 @@ def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
     >>> fair_speeds((a, a))
     (0.5, 0.5)
     """
-    use = [{unit: cycles / op.min_cycles for unit, cycles in op.demand} for op in ops]
+    return _fair_speeds(ops, [_use(op) for op in ops])
+
+
+def _use(op: Op) -> dict[str, float]:
+    """Share of every unit that an operation takes at full speed."""
+    return {unit: cycles / op.min_cycles for unit, cycles in op.demand}
+
+
+def _fair_speeds(ops: tuple[Op, ...], use: list[dict[str, float]]) -> tuple[float, ...]:
     speeds = [1.0] * len(ops)
     left: dict[str, float] = {}
     for wants in use:
@@ -152,14 +160,29 @@ class _Running:
     role_free: float
 
 
+class _Known:
+    """What all simulations of one loop share: its operations plain and masked, and the fair speeds found so far."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.ops = {op.name: op for op in pipeline.ops}
+        self.masked_ops = _with_mask(pipeline)
+        # By identity, which is stable as long as this object holds the operations.
+        self.uses = {id(op): _use(op) for op in (*self.ops.values(), *self.masked_ops.values())}
+        self.speeds: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+
 class _Run:
     """State of one simulation; the only mutable object of the model, never seen outside this module."""
 
-    def __init__(self, pipeline: Pipeline, iterations: int, masked_iterations: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, iterations: int, masked_iterations: int, known: _Known | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.n = iterations
         self.masked = masked_iterations
-        self.masked_ops = _with_mask(pipeline)
+        known = known or _Known(pipeline)
+        self.ops, self.masked_ops = known.ops, known.masked_ops
+        self.uses, self.speed_memo = known.uses, known.speeds
         self.sources: dict[str, list[tuple[str, int, float, str]]] = {op.name: [] for op in pipeline.ops}
         for edge in pipeline.edges:
             self.sources[edge.dst].append((edge.src, edge.distance, edge.latency_cycles, edge.why or edge.kind))
@@ -179,7 +202,6 @@ class _Run:
         self.engine_busy = False
         self.active: list[_Running] = []
         self.events: list[Event] = []
-        self.speed_memo: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def _program(self, steps: tuple[Step, ...]) -> list[tuple[str, int]]:
         shifts = [step.shift for step in steps]
@@ -234,7 +256,7 @@ class _Run:
                 upcoming = min(upcoming, when)
                 continue
             masked = iteration < self.masked and name in self.masked_ops
-            op = self.masked_ops[name] if masked else self.pipeline.op(name)
+            op = self.masked_ops[name] if masked else self.ops[name]
             entry = _Running(op.min_cycles, op, iteration, now, role, cause, cause_it, why, self.role_free[role])
             self.next_step[role] += 1
             self.known_ready[role] = None
@@ -264,10 +286,10 @@ class _Run:
 
     def speeds(self) -> tuple[float, ...]:
         """Fair speeds of the running operations, remembered by who is running."""
-        key = tuple(id(entry.op) for entry in self.active)
+        key = tuple([id(entry.op) for entry in self.active])
         found = self.speed_memo.get(key)
         if found is None:
-            found = fair_speeds(tuple(entry.op for entry in self.active))
+            found = _fair_speeds(tuple(entry.op for entry in self.active), [self.uses[i] for i in key])
             self.speed_memo[key] = found
         return found
 
@@ -303,15 +325,19 @@ class _Run:
                     + ", ".join(f"{name} of block {it}" for name, it in waiting)
                     + " wait for each other"
                 )
-            speeds = self.speeds()
+            active, speeds = self.active, self.speeds()
             step = upcoming - now
-            for entry, speed in zip(self.active, speeds, strict=True):
+            for entry, speed in zip(active, speeds):  # noqa: B905 (as many speeds as operations; the hot loop)
                 if speed > 0:
-                    step = min(step, entry.left / speed)
+                    alone = entry.left / speed
+                    if alone < step:
+                        step = alone
             now += step
-            for entry, speed in zip(self.active, speeds, strict=True):
+            ended = []
+            for entry, speed in zip(active, speeds):  # noqa: B905
                 entry.left -= step * speed
-            ended = [entry for entry in self.active if entry.left <= _EPS]
+                if entry.left <= _EPS:
+                    ended.append(entry)
             if ended:
                 self.active = [entry for entry in self.active if entry.left > _EPS]
                 for entry in ended:
@@ -346,7 +372,11 @@ def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) ->
 
     Raises PipelineError when the roles deadlock, naming what waits for what.
     """
-    run = _Run(pipeline, iterations, masked_iterations)
+    return _simulate(pipeline, iterations, masked_iterations, _Known(pipeline))
+
+
+def _simulate(pipeline: Pipeline, iterations: int, masked_iterations: int, known: _Known) -> SmTrace:
+    run = _Run(pipeline, iterations, masked_iterations, known)
     run.run()
     ends = _iteration_ends(run.events, iterations)
     ii, periodic = _period(ends, masked_iterations + 1) if iterations > 3 else (ends[-1] / iterations, False)
@@ -378,12 +408,17 @@ def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
     return trace if trace.pipeline is pipeline else replace(trace, pipeline=pipeline)
 
 
+@lru_cache(maxsize=8)
+def _known(loop: _Loop) -> _Known:
+    return _Known(loop.pipeline)
+
+
 @lru_cache(maxsize=4096)
 def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
-    pipeline = loop.pipeline
+    pipeline, known = loop.pipeline, _known(loop)
     window = _FIRST_WINDOW + masked_iterations
     while True:
-        trace = simulate(pipeline, window, masked_iterations)
+        trace = _simulate(pipeline, window, masked_iterations, known)
         if trace.periodic or window >= _LONGEST_WINDOW:
             return trace
         window *= 2

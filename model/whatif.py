@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from tilecast.model.candidates import native_family
+from tilecast.model.candidates import candidates, native_family
 from tilecast.model.changes import Change, change_machine
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import Prediction, predict
@@ -115,8 +115,9 @@ def what_if(
     chip = load_machine(machine) if isinstance(machine, str) else machine
     changed, moved = change_machine(chip, changes, scales)
     name = variant.family if variant is not None else family or native_family(chip)
-    # Refuses unknown dtypes, clocks and illegal variants with the sentence of `predict`.
-    predict(workload, chip, variant, family=name, clock=clock, interval=False)
+    # Refuses unknown dtypes, clocks and illegal variants with the sentence of `predict`, before any search.
+    first = variant or next(iter(candidates(name, workload, chip)), None)
+    predict(workload, chip, first, family=name, clock=clock, interval=False)
     simulated = skipped = 0
     if variant is None:
         found = reoptimise(workload, chip, name, clock)

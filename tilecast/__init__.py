@@ -27,6 +27,11 @@ _HOME = {
     "MachineError": "tilecast.model.machine",
     "load_machine": "tilecast.model.machine",
     "machine_names": "tilecast.model.machine",
+    "what_if": "tilecast.model.whatif",
+    "WhatIf": "tilecast.model.whatif",
+    "sensitivities": "tilecast.model.sensitivity",
+    "break_evens": "tilecast.model.breakeven",
+    "asymmetry_map": "tilecast.model.asymmetry",
     "parse_variant": "tilecast.model.variant",
     "VariantError": "tilecast.model.variant",
     "preset": "tilecast.model.presets",
@@ -39,11 +44,15 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
+    from tilecast.model.asymmetry import asymmetry_map
+    from tilecast.model.breakeven import break_evens
     from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
     from tilecast.model.predict import PredictError, Prediction, best_variant, predict
     from tilecast.model.presets import preset, preset_names
+    from tilecast.model.sensitivity import sensitivities
     from tilecast.model.shapes_csv import read_shapes
     from tilecast.model.variant import VariantError, parse_variant
+    from tilecast.model.whatif import WhatIf, what_if
     from tilecast.model.workload import Workload, WorkloadError
     from tilecast.validation.report.build import report
 

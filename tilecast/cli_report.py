@@ -65,5 +65,5 @@ def report(
             clock=opt.clock_value(clock),
             measured=measured,
             date=date,
-        )  # fmt: skip
+        )
     )

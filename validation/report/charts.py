@@ -19,6 +19,7 @@ from tilecast.validation.report.content import (
     Step,
     Timeline,
     Tornado,
+    tflops_text,
 )
 
 #: kind -> (fill, text on the fill with a contrast of at least 4.5).
@@ -129,9 +130,11 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
     """Interval of every clock regime with the value in it."""
     marks = []
     for i, r in enumerate(regimes):
-        hover = f"{r.name}: {r.tflops:.0f} TFLOP/s, interval {r.low:.0f} to {r.high:.0f}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
+        hover = f"{r.name}: {tflops_text(r.tflops)} TFLOP/s, interval {tflops_text(r.low)} to {tflops_text(r.high)}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
         marks.append(Mark(i, 0.0, r.tflops, "blue", "", hover, legend="forecast", height=0.9))
-        marks.append(Mark(i, r.low, r.high - r.low, "orange", f"{r.tflops:.0f}", hover, legend="interval", height=0.35))
+        marks.append(
+            Mark(i, r.low, r.high - r.low, "orange", f"{tflops_text(r.tflops)}", hover, legend="interval", height=0.35)
+        )
     caption = "Forecast and its interval, from the ranges of the machine facts, at each clock regime."
     return Bars(
         "forecast",
@@ -145,7 +148,9 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
 
 def waterfall_chart(steps: tuple[Step, ...]) -> Bars:
     """Where the time goes; the steps add up to 100 %."""
-    marks, rows, at = [], [], 0.0
+    marks: list[Mark] = []
+    rows: list[str] = []
+    at = 0.0
     for step in steps:
         if abs(step.share) >= 0.0005:
             kind = "green" if not rows else "orange"
@@ -180,13 +185,13 @@ def roofline_chart(ceilings: tuple[Ceiling, ...], tflops: float) -> Bars:
     marks = []
     for i, c in enumerate(ceilings):
         cycles = f"{c.cycles:.0f} cycles per iteration, " if c.cycles is not None else ""
-        hover = f"{c.unit}: ceiling {c.tflops:.0f} TFLOP/s; {cycles}busy {c.busy:.0%} of the time; {c.about}"
+        hover = f"{c.unit}: ceiling {tflops_text(c.tflops)} TFLOP/s; {cycles}busy {c.busy:.0%} of the time; {c.about}"
         kind = "vermillion" if i == 0 else "sky"
-        marks.append(Mark(i, tflops, c.tflops - tflops, kind, f"{c.tflops:.0f}", hover))
+        marks.append(Mark(i, tflops, c.tflops - tflops, kind, f"{tflops_text(c.tflops)}", hover))
     caption = "TFLOP/s the workload would reach if the unit alone set the pace, at the forecast's clock. Bars begin at the forecast: their length is headroom."
     return Bars(
         "roofline", "Ceiling of every unit", caption, tuple(c.unit for c in ceilings), tuple(marks), "TFLOP/s (logarithmic)", log=True,
-        lines=((tflops, f"forecast {tflops:.0f}"),),
+        lines=((tflops, f"forecast {tflops_text(tflops)}"),),
     )  # fmt: skip
 
 
@@ -221,18 +226,15 @@ def _legend(kind: str) -> str:
 
 def tornado_chart(t: Tornado) -> Bars:
     """Percent of time per percent, kernel kept (wide bar) and chosen again (narrow bar)."""
-    marks = []
+    marks: list[Mark] = []
     shown = t.rows[:MOST_DRAWN]
     for i, r in enumerate(shown):
         hover = (
             f"{r.fact} = {r.value:g} {r.unit}: {r.fixed:+.3f} % time per % with the kernel kept, {r.reoptimised:+.3f} chosen again; "
             f"{r.low_ms:.4g} ms at {r.low:g}, {r.high_ms:.4g} ms at {r.high:g}"
         )
-        marks.append(Mark(i, 0.0, r.fixed, "sky", "", hover, height=0.95, legend="kernel kept"))
-        marks.append(
-            Mark(
-                i, 0.0, r.reoptimised, "blue", f"{r.reoptimised:+.2f}", hover, height=0.5, legend="kernel chosen again"
-            )
+        marks += _pair(
+            i, (r.fixed, "kernel kept"), (r.reoptimised, "kernel chosen again"), signed(r.reoptimised, 2), hover
         )
     caption = "Percent of time per percent of each fact: left of zero, more of it is faster."
     return Bars(
@@ -244,6 +246,21 @@ def tornado_chart(t: Tornado) -> Bars:
         "% of time per %",
         lines=((0.0, ""),),
     )
+
+
+def _pair(row: int, wide: tuple[float, str], narrow: tuple[float, str], text: str, hover: str) -> list[Mark]:
+    """A narrow bar on a wide one; the text stands after the longer of the two, so that it covers neither."""
+    on_wide = wide[0] * narrow[0] >= 0 and abs(wide[0]) > abs(narrow[0])
+    return [
+        Mark(row, 0.0, wide[0], "sky", text if on_wide else "", hover, height=0.95, legend=wide[1]),
+        Mark(row, 0.0, narrow[0], "blue", "" if on_wide else text, hover, height=0.5, legend=narrow[1]),
+    ]
+
+
+def signed(value: float, digits: int) -> str:
+    """The value with its sign; nothing is plus or minus zero."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else f"{0:.{digits}f}"
 
 
 def accuracy_chart(regions: tuple[Region, ...]) -> Scatter | None:
@@ -262,7 +279,7 @@ def accuracy_chart(regions: tuple[Region, ...]) -> Scatter | None:
 
 
 def _point_hover(q: Point) -> str:
-    return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {q.measured:.0f}, predicted {q.predicted:.0f} TFLOP/s ({q.error:+.1%})<br>{q.source}"
+    return f"{q.machine}, {q.kernel}: {q.shape}<br>measured {tflops_text(q.measured)}, predicted {tflops_text(q.predicted)} TFLOP/s ({q.error:+.1%})<br>{q.source}"
 
 
 def map_chart(m: AsymmetryMap) -> Field:
@@ -296,11 +313,11 @@ def map_chart(m: AsymmetryMap) -> Field:
 
 def change_chart(change: Change) -> Bars:
     """Milliseconds by cause, before (wide bar) and after (narrow bar)."""
-    rows, marks = [], []
+    rows: list[str] = []
+    marks: list[Mark] = []
     for cause, before, after in milliseconds(change):
         hover = f"{cause}: {before:.4g} ms before, {after:.4g} ms after ({after - before:+.3g})"
-        marks.append(Mark(len(rows), 0.0, before, "sky", "", hover, height=0.95, legend="before"))
-        marks.append(Mark(len(rows), 0.0, after, "blue", f"{after - before:+.3f}", hover, height=0.5, legend="after"))
+        marks += _pair(len(rows), (before, "before"), (after, "after"), signed(after - before, 3), hover)
         rows.append(cause)
     caption = (
         "Milliseconds by cause before and after the change, the kernel chosen again; the number is the difference."

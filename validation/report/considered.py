@@ -62,7 +62,7 @@ def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[s
         values = dict.fromkeys(getattr(v, knob) for v in space)
         for value in values:
             if value != getattr(chosen, knob):
-                other: Variant = replace(chosen, **{knob: value})  # type: ignore[arg-type]
+                other: Variant = replace(chosen, **{knob: value})
                 yield difference(chosen, other), other
     for other in candidates(chosen.family, work, machine):
         if other != chosen:

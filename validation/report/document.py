@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilecast.validation.report.charts import Chart, charts, milliseconds
-from tilecast.validation.report.content import Assumption, Change, Considered, Region, ReviewContent, Timeline
+from tilecast.validation.report.charts import Chart, charts, milliseconds, signed
+from tilecast.validation.report.content import (
+    Assumption,
+    Change,
+    Considered,
+    Region,
+    ReviewContent,
+    Timeline,
+    tflops_text,
+)
+from tilecast.validation.report.judgement import percent
 
 #: Variants and points a table lists; the rest is counted.
 _MOST_VARIANTS, _MOST_POINTS = 28, 8
@@ -90,12 +99,18 @@ def _figures(c: ReviewContent) -> tuple[tuple[str, str, str], ...]:
     first = c.regimes[0]
     out = [
         ("Time", f"{first.time_ms:.4g} ms", f"{first.name} clock"),
-        ("Throughput", f"{first.tflops:.0f} TFLOP/s", f"interval {first.low:.0f} to {first.high:.0f}"),
-        ("Of peak", f"{c.peak_share:.0%}", "tensor cores at top clock"),
+        (
+            "Throughput",
+            f"{tflops_text(first.tflops)} TFLOP/s",
+            f"interval {tflops_text(first.low)} to {tflops_text(first.high)}",
+        ),
+        ("Of peak", percent(c.peak_share), "tensor cores at top clock"),
         ("SM clock", f"{first.clock_mhz:.0f} MHz", first.clock_reason),
     ]
     if c.change is not None:
-        out.append(("After the change", f"{c.change.after.tflops:.0f} TFLOP/s", f"{c.change.speed_up - 1:+.1%}"))
+        out.append(
+            ("After the change", f"{tflops_text(c.change.after.tflops)} TFLOP/s", f"{c.change.speed_up - 1:+.1%}")
+        )
     return tuple(out)
 
 
@@ -108,8 +123,8 @@ def _regimes(c: ReviewContent) -> Table:
         (
             r.name,
             f"{r.time_ms:.4g}",
-            f"{r.tflops:.0f}",
-            f"{r.low:.0f} to {r.high:.0f}",
+            tflops_text(r.tflops),
+            f"{tflops_text(r.low)} to {tflops_text(r.high)}",
             f"{r.clock_mhz:.0f}",
             r.clock_reason,
         )
@@ -131,14 +146,14 @@ def _waterfall(c: ReviewContent) -> Table:
 def _roofline_text(c: ReviewContent) -> str:
     low = c.ceilings[0]
     return (
-        f"{low.unit} has the lowest ceiling, {low.tflops:.0f} TFLOP/s; the forecast of {c.regimes[0].tflops:.0f} is "
+        f"{low.unit} has the lowest ceiling, {tflops_text(low.tflops)} TFLOP/s; the forecast of {tflops_text(c.regimes[0].tflops)} is "
         f"{c.regimes[0].tflops / low.tflops:.0%} of it. What is missing are waits, start and end of tiles, and the last wave."
     )
 
 
 def _ceilings(c: ReviewContent) -> Table:
     rows = [
-        (r.unit, "–" if r.cycles is None else f"{r.cycles:.0f}", f"{r.busy:.0%}", f"{r.tflops:.0f}", r.about)
+        (r.unit, "–" if r.cycles is None else f"{r.cycles:.0f}", f"{r.busy:.0%}", tflops_text(r.tflops), r.about)
         for r in c.ceilings
     ]
     return table(
@@ -194,8 +209,8 @@ def _sensitivities(c: ReviewContent) -> Table:
             r.fact,
             f"{r.value:g} {r.unit}",
             r.kind,
-            f"{r.fixed:+.3f}",
-            f"{r.reoptimised:+.3f}",
+            signed(r.fixed, 3),
+            signed(r.reoptimised, 3),
             f"{r.low_ms:.4g}",
             f"{r.high_ms:.4g}",
         )
@@ -254,10 +269,10 @@ def _variants(c: ReviewContent) -> Table:
 
 def _variant(row: Considered) -> tuple[str, ...]:
     if row.verdict == "chosen":
-        return "this report's kernel", "chosen", f"{row.tflops:.0f}", "+0.0%", row.reason
+        return "this report's kernel", "chosen", tflops_text(row.tflops), "+0.0%", row.reason
     if row.tflops is None or row.slower is None:
         return row.change, "not legal", "–", "–", row.reason
-    return row.change, row.verdict, f"{row.tflops:.0f}", f"{row.slower:+.1%}", row.reason
+    return row.change, row.verdict, tflops_text(row.tflops), f"{row.slower:+.1%}", row.reason
 
 
 def _accuracy_text(regions: tuple[Region, ...]) -> tuple[str, ...]:
@@ -275,7 +290,7 @@ def _accuracy_text(regions: tuple[Region, ...]) -> tuple[str, ...]:
 
 def _points(region: Region) -> Table:
     rows = [
-        (q.machine, q.kernel, q.shape, f"{q.measured:.0f}", f"{q.predicted:.0f}", f"{q.error:+.1%}", q.source)
+        (q.machine, q.kernel, q.shape, tflops_text(q.measured), tflops_text(q.predicted), f"{q.error:+.1%}", q.source)
         for q in region.points[:_MOST_POINTS]
     ]
     caption = f"The nearest {len(rows)} of {region.count} {region.kind} points"
@@ -286,7 +301,11 @@ def _assumptions(rows: Sequence[Assumption]) -> Table:
     body = []
     for a in rows:
         ends = "–" if a.low is None else f"{a.low:g} to {a.high:g}"
-        answer = "–" if a.tflops_low is None else f"{a.tflops_low:.0f} to {a.tflops_high:.0f}"
+        answer = (
+            "–"
+            if a.tflops_low is None or a.tflops_high is None
+            else f"{tflops_text(a.tflops_low)} to {tflops_text(a.tflops_high)}"
+        )
         effect = "–" if a.low is None else f"{a.effect:.1%}"
         body.append((a.fact, f"{a.value:g} {a.unit}", a.kind, ends, answer, effect, f"{a.meaning}; {a.source}"))
     return table(
@@ -300,7 +319,7 @@ def _map_text(c: ReviewContent) -> str:
     m = c.map
     return (
         f"{m.x_fact} and {m.y_fact} are moved by up to a factor of {m.x[-1] / m.x[len(m.x) // 2]:.3g}; every other fact stays this machine's, and the clock is "
-        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {m.base_tflops:.0f} TFLOP/s. In every cell the share of emulated exponentials is chosen again. "
+        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {tflops_text(m.base_tflops)} TFLOP/s. In every cell the share of emulated exponentials is chosen again. "
         "A GPU's place says where it lies by these two rates; it is no forecast for that GPU."
     )
 
@@ -325,10 +344,17 @@ def _provenance(c: ReviewContent) -> Table:
 
 def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
     sides = [
-        (s.title, f"{s.time_ms:.4g}", f"{s.tflops:.0f}", f"{s.clock_mhz:.0f}", f"{s.timeline.ii_cycles:.0f}", s.binding)
+        (
+            s.title,
+            f"{s.time_ms:.4g}",
+            tflops_text(s.tflops),
+            f"{s.clock_mhz:.0f}",
+            f"{s.timeline.ii_cycles:.0f}",
+            s.binding,
+        )
         for s in (change.before, change.after)
     ]
-    parts = [(cause, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}") for cause, a, b in milliseconds(change)]
+    parts = [(cause, f"{a:.4f}", f"{b:.4f}", signed(b - a, 4)) for cause, a, b in milliseconds(change)]
     tables = [
         table(
             "Facts changed",

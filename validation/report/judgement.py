@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilecast.model.predict import Prediction
 from tilecast.model.sensitivity import Sensitivity
 from tilecast.validation.report.considered import TIE, binding_name
-from tilecast.validation.report.content import Assumption, Ceiling, Change, Region, Risk, Tornado, Variants
+from tilecast.validation.report.content import Assumption, Ceiling, Change, Region, Risk, Tornado, Variants, tflops_text
 
 #: A cause of uncertainty below this share of the answer is not worth a reviewer's time.
 _WORTH = 0.02
@@ -52,20 +52,33 @@ def verdict(e: Evidence) -> tuple[str, str]:
     """Two sentences: what it reaches, and what binds and would help (or what the change brings)."""
     p = e.forecast
     low, high = p.tflops_interval
-    others = "".join(f", {tflops:.0f} at the {name} clock" for name, _, tflops, _ in p.other_regimes)
+    others = "".join(f", {tflops_text(tflops)} at the {name} clock" for name, _, tflops, _ in p.other_regimes)
     first = (
-        f"Forecast: {p.time_ms:.4g} ms, {p.tflops:.0f} TFLOP/s (interval {low:.0f} to {high:.0f}) at the {p.regime} clock"
-        f"{others}; that is {peak_share(p):.0%} of the tensor cores' peak at top clock."
+        f"Forecast: {p.time_ms:.4g} ms, {tflops_text(p.tflops)} TFLOP/s (interval {tflops_text(low)} to {tflops_text(high)}) at the {p.regime} clock"
+        f"{others}; that is {percent(peak_share(p))} of the tensor cores' peak at top clock."
     )
     if e.change is not None:
         c = e.change
-        word = "faster" if c.speed_up >= 1 else "slower"
-        second = (
-            f"When {_changes(c)}, it becomes {abs(c.speed_up - 1):.1%} {word} ({c.after.tflops:.0f} TFLOP/s) with the kernel chosen "
-            f"again and is then bound by {c.after.binding}; {_kept(c)}."
-        )
+        second = f"When {_changes(c)}, {_gain(c)}."
         return first, second
     return first, f"It is bound by {binding_name(p)}; {_largest_loss(p)}; {_help(e)}."
+
+
+def percent(share: float) -> str:
+    """Whole percent, or one digit more below ten."""
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+def _gain(change: Change) -> str:
+    """What the change brings, kernel chosen again and kernel kept."""
+    gain, after = change.speed_up - 1.0, change.after
+    if abs(gain) < 5e-4:
+        return f"nothing changes: it still takes {after.time_ms:.4g} ms, bound by {after.binding}"
+    word = "faster" if gain > 0 else "slower"
+    return (
+        f"it becomes {abs(gain):.1%} {word} ({tflops_text(after.tflops)} TFLOP/s) with the kernel chosen again and is then bound by {after.binding}; "
+        f"{_kept(change)}"
+    )
 
 
 def _kept(change: Change) -> str:
