@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-<<<<<<< HEAD
-from tilecast import cli_gpu, cli_machine, cli_report, cli_validate
-=======
-from tilecast import cli_explore, cli_gpu, cli_machine, cli_validate
->>>>>>> 41b44440b2060d398c0dbb991ed9e034ffee649b
+from tilecast import cli_explore, cli_gpu, cli_machine, cli_report, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -24,11 +20,8 @@ app = typer.Typer(
     help="Forecast what a tiled attention kernel will do on a GPU, and why.",
 )  # fmt: skip
 app.add_typer(cli_gpu.app)
-<<<<<<< HEAD
 app.add_typer(cli_report.app)
-=======
 app.add_typer(cli_explore.app)
->>>>>>> 41b44440b2060d398c0dbb991ed9e034ffee649b
 app.add_typer(cli_machine.app, name="machine")
 app.add_typer(cli_validate.app, name="validate")
 
