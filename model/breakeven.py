@@ -142,7 +142,8 @@ class _Asked:
         self.workload, self.machine, self.variant, self.key, self.clock = workload, machine, variant, key, clock
         self.value = machine[key]
         rule = KEYS[key]
-        self.low, self.high = max(rule.low, self.value / _SPAN), min(rule.high, self.value * _SPAN)
+        # Slopes are taken a millionth to the right of a value, which must be a legal one too.
+        self.low, self.high = max(rule.low, self.value / _SPAN), min(rule.high * (1 - 2e-6), self.value * _SPAN)
 
     def at(self, x: float) -> Machine:
         return self.machine.with_facts({self.key: x})

@@ -46,6 +46,8 @@ class Section:
     tables: tuple[Table, ...] = ()
     bullets: tuple[str, ...] = ()
     code: str = ""
+    #: How to handle the charts: for the page only.
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def document(c: ReviewContent) -> Document:
         Section("forecast", "Forecast", (_forecast_text(c),), some("forecast"), (_regimes(c),), (), c.variant),
         Section("waterfall", "Where the time goes", ("Every step is computed; together they are the time of the kernel.",), some("waterfall"), (_waterfall(c),)),
         Section("roofline", "Roofline of every unit", (_roofline_text(c),), some("roofline"), (_ceilings(c),)),
-        Section("schedule", "The schedule", _schedule_text(c), some("timeline"), _schedule_tables(c.timeline)),
+        Section("schedule", "The schedule", _schedule_text(c), some("timeline"), _schedule_tables(c.timeline), hint="" if c.change else HOW_TO_READ),
         Section("sensitivity", "What a change of the machine would bring", _tornado_text(c), some("tornado"), (_sensitivities(c), _break_evens(c))),
         Section("map", "Map of asymmetric machines", (_map_text(c),), some("map"), (_machines(c),)),
         Section("variants", "Variants considered", (_variants_text(c),), (), (_variants(c),)),
@@ -169,7 +171,7 @@ def _schedule_text(c: ReviewContent) -> tuple[str, ...]:
     text = f"One iteration takes {t.ii_cycles:.0f} cycles, {settled}."
     if c.change is not None:
         return (f"{text} Its timeline is the one called “before” above.",)
-    return (f"{text} {HOW_TO_READ}",)
+    return (text,)
 
 
 def _schedule_tables(t: Timeline) -> tuple[Table, ...]:
@@ -370,4 +372,4 @@ def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
     text = f"Throughput changes by {change.speed_up - 1:+.1%} with the kernel chosen again; with the kernel of before, {kept}."
     if not change.knobs:
         text += " The best kernel stays the same."
-    return Section("change", "What the change brings", (text, HOW_TO_READ), drawn, tuple(tables))
+    return Section("change", "What the change brings", (text,), drawn, tuple(tables), hint=HOW_TO_READ)

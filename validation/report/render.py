@@ -66,7 +66,7 @@ def _render(template: str, content: ReviewContent, doc: Document, name: str) -> 
     environment.filters["cell"] = _cell
     environment.filters["strong"] = _strong
     sections = [
-        {"ident": s.ident, "title": s.title, "paragraphs": s.paragraphs, "tables": s.tables, "bullets": s.bullets, "code": s.code,
+        {"ident": s.ident, "title": s.title, "paragraphs": s.paragraphs, "tables": s.tables, "bullets": s.bullets, "code": s.code, "hint": s.hint,
          "charts": [_shown(c, page, name) for c in s.charts]}
         for s in doc.sections
     ]  # fmt: skip
