@@ -18,6 +18,7 @@
     const layout = dress(spec.layout);
     const zoomable = layout.dragmode === "zoom";
     if (coarse) layout.dragmode = false;
+    if (window.innerWidth < 500) layout.font.size = 11;
     for (const trace of spec.data) if (trace.type === "contour") trace.line.color = colour("--ink");
     if (zoomable) timelines[node.id] = { view: layout.xaxis.range.slice(), span: span(spec.data) };
     return Plotly.newPlot(node, spec.data, layout, { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset" });
