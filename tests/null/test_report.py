@@ -278,6 +278,7 @@ def test_markdown_says_what_the_page_says(review: ReviewContent) -> None:
             assert "| " + " | ".join(table.header) + " |" in text
     # Every table row has as many cells as its header.
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        assert re.fullmatch(r"\|(---:?\|)+", block.splitlines()[1])
         counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(counts) == 1, block[:200]
 

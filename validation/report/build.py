@@ -10,10 +10,10 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tilecast.model.asymmetry import asymmetry_map
+from tilecast.model.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.breakeven import break_evens
 from tilecast.model.candidates import native_family
-from tilecast.model.machine import Machine, load_machine
+from tilecast.model.machine import Machine, load_machine, machine_names
 from tilecast.model.predict import Prediction, predict
 from tilecast.model.reoptimise import reoptimise
 from tilecast.model.sensitivity import sensitivities
@@ -80,7 +80,7 @@ def report(
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
-        map=asymmetry_map(workload, chip, variant=p.variant, grid=map_grid, clock=None if clock == "sustained" else p.clock_mhz), variants=found.variants,
+        map=_map(p, machine_name, clock, map_grid), variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(
@@ -136,6 +136,14 @@ def _tornado(p: Prediction, clock: str | float) -> Tornado:
     points = break_evens(p.workload, p.machine, p.variant, clock=clock)
     drawn = tuple(r for r in rows if max(abs(r.fixed), abs(r.reoptimised)) >= LEAST)
     return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), points)
+
+
+def _map(p: Prediction, machine_name: str, clock: str | float, grid: int) -> AsymmetryMap:
+    """The map around the machine, with the machine itself on it where it can be loaded by its name."""
+    known = machine_name in machine_names() or machine_name.endswith(".toml")
+    shown = dict.fromkeys((*SHOWN, machine_name)) if known else SHOWN
+    held = None if clock == "sustained" else p.clock_mhz
+    return asymmetry_map(p.workload, p.machine, variant=p.variant, grid=grid, clock=held, shown=tuple(shown))
 
 
 def _change(w: WhatIf) -> Change:

@@ -81,8 +81,10 @@ def _bars(chart: Bars) -> dict[str, Any]:
     elif chart.view is not None:
         x["range"] = list(chart.view)
     elif not chart.percent:
-        low = min([0.0, *(m.start for m in chart.marks), *ends])
-        x["range"] = [low * 1.18, max(ends) * 1.2 if max(ends) > 0 else 0.1 * -low]
+        # Room for the numbers after the ends of bars, on a phone too.
+        low, high = min([0.0, *(m.start for m in chart.marks), *ends]), max([0.0, *ends])
+        room = 0.3 * (high - low)
+        x["range"] = [low - room if low < 0 else 0.0, high + room]
     else:
         x |= {"tickformat": ".0%", "range": [min(0.0, *(m.start for m in chart.marks)), 1.24]}
     y = {
