@@ -29,6 +29,8 @@ _HOME = {
     "machine_names": "tilecast.model.machine",
     "parse_variant": "tilecast.model.variant",
     "VariantError": "tilecast.model.variant",
+    "tune": "tilecast.validation.tuning",
+    "prune_configs_by": "tilecast.autotune",
     "preset": "tilecast.model.presets",
     "preset_names": "tilecast.model.presets",
     "read_shapes": "tilecast.model.shapes_csv",
@@ -36,6 +38,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tilecast.autotune import prune_configs_by
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
     from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from tilecast.model.shapes_csv import read_shapes
     from tilecast.model.variant import VariantError, parse_variant
     from tilecast.model.workload import Workload, WorkloadError
+    from tilecast.validation.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tilecast import cli_gpu, cli_machine, cli_validate
+from tilecast import cli_gpu, cli_machine, cli_tune, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Forecast what a tiled attention kernel will do on a GPU, and why.",
 )  # fmt: skip
 app.add_typer(cli_gpu.app)
+app.add_typer(cli_tune.app)
 app.add_typer(cli_machine.app, name="machine")
 app.add_typer(cli_validate.app, name="validate")
 
