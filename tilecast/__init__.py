@@ -34,6 +34,8 @@ _HOME = {
     "asymmetry_map": "tilecast.model.asymmetry",
     "parse_variant": "tilecast.model.variant",
     "VariantError": "tilecast.model.variant",
+    "tune": "tilecast.validation.tuning",
+    "prune_configs_by": "tilecast.autotune",
     "preset": "tilecast.model.presets",
     "preset_names": "tilecast.model.presets",
     "read_shapes": "tilecast.model.shapes_csv",
@@ -42,6 +44,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tilecast.autotune import prune_configs_by
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
     from tilecast.model.asymmetry import asymmetry_map
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from tilecast.model.whatif import WhatIf, what_if
     from tilecast.model.workload import Workload, WorkloadError
     from tilecast.validation.report.build import report
+    from tilecast.validation.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tilecast import cli_explore, cli_gpu, cli_machine, cli_report, cli_validate
+from tilecast import cli_explore, cli_gpu, cli_machine, cli_report, cli_tune, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.add_typer(cli_gpu.app)
 app.add_typer(cli_report.app)
 app.add_typer(cli_explore.app)
+app.add_typer(cli_tune.app)
 app.add_typer(cli_machine.app, name="machine")
 app.add_typer(cli_validate.app, name="validate")
 

@@ -254,6 +254,16 @@ def test_every_chart_has_its_drawing_and_every_section_numbers(review: ReviewCon
             assert all(len(row) == len(table.header) for row in table.rows)
 
 
+def test_drawings_keep_the_digits_of_labels(review: ReviewContent) -> None:
+    chart = charts(review)["change"]
+    assert isinstance(chart, Bars)
+    read = {
+        "".join(e.itertext()).strip()
+        for e in ElementTree.fromstring(svg(chart)).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {mark.text for mark in chart.marks if mark.text} <= read
+
+
 def test_text_from_outside_is_escaped(review: ReviewContent) -> None:
     text = html_page(replace(review, provenance=replace(review.provenance, date="</script><b>now")))
     assert "<b>now" not in text and "&lt;/script&gt;&lt;b&gt;now" in text

@@ -271,7 +271,7 @@ def _variants(c: ReviewContent) -> Table:
 
 def _variant(row: Considered) -> tuple[str, ...]:
     if row.verdict == "chosen":
-        return "this report's kernel", "chosen", tflops_text(row.tflops), "+0.0%", row.reason
+        return "this report's kernel", "chosen", tflops_text(row.tflops or 0.0), "+0.0%", row.reason
     if row.tflops is None or row.slower is None:
         return row.change, "not legal", "–", "–", row.reason
     return row.change, row.verdict, tflops_text(row.tflops), f"{row.slower:+.1%}", row.reason
@@ -370,6 +370,8 @@ def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
         tables.append(table("What the kernel changes", ("knob", "before", "after"), change.knobs))
     kept = f"it cannot run: {change.kept_refused}" if change.kept_refused else f"{change.speed_up_kept - 1:+.1%}"
     text = f"Throughput changes by {change.speed_up - 1:+.1%} with the kernel chosen again; with the kernel of before, {kept}."
+    if abs(change.speed_up - 1) < 5e-4:
+        text = f"The time stays what it was, {change.after.time_ms:.4g} ms."
     if not change.knobs:
         text += " The best kernel stays the same."
     return Section("change", "What the change brings", (text,), drawn, tuple(tables), hint=HOW_TO_READ)

@@ -21,6 +21,14 @@ _STYLE = {
 }  # fmt: skip
 
 
+#: Only inside tags: numbers that people read stay as they are.
+_TAG = re.compile(r"<[^>]+>")
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+
+
 @lru_cache(maxsize=32)
 def svg(chart: Chart) -> str:
     """The chart as an SVG document; needs matplotlib."""
@@ -40,7 +48,7 @@ def svg(chart: Chart) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     # Readers without matplotlib's own font take one of theirs.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
-    text = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), text)
+    text = _TAG.sub(lambda tag: _LONG_NUMBER.sub(_rounded, tag[0]), text)
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(lines) + "\n"
 

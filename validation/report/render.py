@@ -65,6 +65,7 @@ def _render(template: str, content: ReviewContent, doc: Document, name: str) -> 
     )  # fmt: skip
     environment.filters["cell"] = _cell
     environment.filters["strong"] = _strong
+    environment.filters["breakable"] = _breakable
     sections = [
         {"ident": s.ident, "title": s.title, "paragraphs": s.paragraphs, "tables": s.tables, "bullets": s.bullets, "code": s.code, "hint": s.hint,
          "charts": [_shown(c, page, name) for c in s.charts]}
@@ -123,6 +124,11 @@ def _strong(text: str) -> Markup:
     if len(parts) != 3:
         return escape(text)
     return Markup("{}<strong>{}</strong>{}").format(*parts)
+
+
+def _breakable(text: str) -> Markup:
+    """A long command that a narrow screen may break after commas; copying it gives the text unchanged."""
+    return Markup(str(escape(text)).replace(",", ",<wbr>"))
 
 
 def _cell(text: str) -> str:
