@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import hypot
 from typing import TypeVar
 
 from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, variant_text
@@ -32,16 +34,31 @@ def structure(variant: Variant) -> tuple[object, ...]:
     return ()
 
 
-def diverse(ordered: Sequence[T], variant_of: Callable[[T], Variant], count: int, per_structure: int) -> tuple[T, ...]:
-    """The first ``count`` of ``ordered`` with at most ``per_structure`` of one structure; the rest fill up what is left.
+def tile(variant: Variant) -> tuple[object, ...]:
+    """The tile alone: what a compiler has to keep in registers."""
+    if isinstance(variant, Fa3Variant):
+        return (variant.warpgroups, variant.tile_n)
+    if isinstance(variant, Fa4Variant):
+        return (variant.tile_n, variant.stages, variant.split, variant.cta_group)
+    return structure(variant)
 
-    Keeps the order given.  ``per_structure`` 0 takes the first ``count`` whatever they are.
+
+def diverse(
+    ordered: Sequence[T],
+    variant_of: Callable[[T], Variant],
+    count: int,
+    alike: Callable[[Variant], Hashable],
+    most: int,
+) -> tuple[T, ...]:
+    """The first ``count`` of ``ordered`` with at most ``most`` that are ``alike``; where too few differ, the first others.
+
+    Keeps the order given.
     """
     taken: list[int] = []
-    seen: Counter[tuple[object, ...]] = Counter()
+    seen: Counter[Hashable] = Counter()
     for i, item in enumerate(ordered):
-        kind = structure(variant_of(item))
-        if len(taken) < count and (not per_structure or seen[kind] < per_structure):
+        kind = alike(variant_of(item))
+        if len(taken) < count and seen[kind] < most:
             seen[kind] += 1
             taken.append(i)
     chosen = set(taken)
@@ -63,6 +80,54 @@ def sample(variants: Sequence[Variant], count: int, first: Sequence[Variant] = (
             if groups[kind] and len(chosen) < count:
                 chosen.append(groups[kind].pop(0))
     return tuple(chosen)
+
+
+def plainness(variant: Variant) -> tuple[float, ...]:
+    """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
+    if isinstance(variant, Fa3Variant):
+        features = (variant.emulated_share > 0, variant.ping_pong, variant.rescale != "always", variant.q_stages > 1)
+        return (sum(features), variant.kv_stages)
+    if isinstance(variant, Fa4Variant):
+        features = (variant.emulated_share > 0, variant.cta_group > 1, variant.split == "k", variant.stats_slots > 1)
+        return (sum(features), variant.kv_stages)
+    if isinstance(variant, Fa2Variant):
+        return (variant.scheduler != "grid", variant.stages)
+    return ()
+
+
+def pick_winner(timed: Sequence[Timed]) -> tuple[int, tuple[int, ...]]:
+    """(index of the winner, indices that tie with the fastest) among measured kernels.
+
+    A difference within the larger of the combined interval and `TIE` is a tie.  Of those that tie with the fastest wins
+    the one that does not spill, then the one with fewer registers a thread, then the plainer one, then the earlier one.
+    """
+    fastest = min(range(len(timed)), key=lambda i: (timed[i].seconds, timed[i].order))
+    ties = tuple(i for i in range(len(timed)) if i == fastest or is_tie(timed[i], timed[fastest]))
+
+    def rule(i: int) -> tuple[object, ...]:
+        one = timed[i]
+        return (one.spill_bytes > 0, one.registers, plainness(one.variant), one.order)
+
+    return min(ties, key=rule), ties
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A measured kernel as the tie rule sees it."""
+
+    variant: Variant
+    order: int
+    seconds: float
+    low: float
+    high: float
+    registers: int = 0
+    spill_bytes: int = 0
+
+
+def is_tie(a: Timed, b: Timed) -> bool:
+    """Whether the difference of two times is within the larger of their combined interval and `TIE`."""
+    combined = hypot((a.high - a.low) / 2 / a.seconds, (b.high - b.low) / 2 / b.seconds)
+    return abs(a.seconds / b.seconds - 1.0) <= max(combined, TIE)
 
 
 def _digest(variant: Variant) -> str:

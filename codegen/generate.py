@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilecast.codegen.families import Family
@@ -27,9 +28,14 @@ class Generated:
 
 
 def generate(
-    workload: Workload, machine: Machine, family: Family, variant: Variant | None = None, version: str = ""
+    workload: Workload,
+    machine: Machine,
+    family: Family,
+    variant: Variant | None = None,
+    version: str = "",
+    extra: Mapping[str, object] | None = None,
 ) -> Generated:
-    """The kernel of ``variant`` (default: the best expressible one by forecast).
+    """The kernel of ``variant`` (default: the best expressible one by forecast); ``extra`` goes into its header.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written,
     and PredictError when none can.
@@ -43,7 +49,7 @@ def generate(
     if not verdict.legal:
         raise VariantError(f"{family.name} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
     prediction = predict(workload, machine, chosen, interval=False)
-    header = header_of(family, prediction, version)
+    header = {**header_of(family, prediction, version), **(extra or {})}
     values = family.context(chosen, workload, machine)
     source = render(family.template, {**values, "header": header_text(header)})
     return Generated(source, header, chosen, prediction)

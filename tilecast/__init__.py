@@ -27,29 +27,44 @@ _HOME = {
     "MachineError": "tilecast.model.machine",
     "load_machine": "tilecast.model.machine",
     "machine_names": "tilecast.model.machine",
+    "what_if": "tilecast.model.whatif",
+    "WhatIf": "tilecast.model.whatif",
+    "sensitivities": "tilecast.model.sensitivity",
+    "break_evens": "tilecast.model.breakeven",
+    "asymmetry_map": "tilecast.model.asymmetry",
     "parse_variant": "tilecast.model.variant",
     "VariantError": "tilecast.model.variant",
+    "tune": "tilecast.validation.tuning",
+    "prune_configs_by": "tilecast.autotune",
     "preset": "tilecast.model.presets",
     "preset_names": "tilecast.model.presets",
     "read_shapes": "tilecast.model.shapes_csv",
     "sweep": "tilecast.validation.sweep.api",
     "SweepError": "tilecast.validation.sweep.errors",
     "SweepTable": "tilecast.validation.sweep.table",
+    "report": "tilecast.validation.report.build",
 }
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tilecast.autotune import prune_configs_by
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
+    from tilecast.model.asymmetry import asymmetry_map
+    from tilecast.model.breakeven import break_evens
     from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
     from tilecast.model.predict import PredictError, Prediction, best_variant, predict
     from tilecast.model.presets import preset, preset_names
+    from tilecast.model.sensitivity import sensitivities
     from tilecast.model.shapes_csv import read_shapes
     from tilecast.model.variant import VariantError, parse_variant
+    from tilecast.model.whatif import WhatIf, what_if
     from tilecast.model.workload import Workload, WorkloadError
+    from tilecast.validation.report.build import report
     from tilecast.validation.sweep.api import sweep
     from tilecast.validation.sweep.errors import SweepError
     from tilecast.validation.sweep.table import SweepTable
+    from tilecast.validation.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

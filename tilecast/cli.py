@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tilecast import cli_gpu, cli_machine, cli_sweep, cli_validate
+from tilecast import cli_explore, cli_gpu, cli_machine, cli_report, cli_sweep, cli_tune, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(cli_gpu.app)
 app.add_typer(cli_sweep.app)
+app.add_typer(cli_report.app)
+app.add_typer(cli_explore.app)
+app.add_typer(cli_tune.app)
 app.add_typer(cli_machine.app, name="machine")
 app.add_typer(cli_validate.app, name="validate")
 

@@ -78,3 +78,22 @@ def validate_compare(
     from tilecast.cmd_bundle import run_compare
 
     typer.echo(run_compare(bundle=bundle, machine=machine, as_json=as_json, rows=rows))
+
+
+@app.command("experiments")
+def validate_experiments(
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row, worst first.")] = False,
+    clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "short",
+) -> None:
+    """GB200 to GB300, B200 to B300, H100 to H200: the what-if's ratio against the measured one."""
+    import json
+
+    from tilecast.validation.cmd_published import CheckError
+    from tilecast.validation.experiments import cycle_ratios, run_experiments
+    from tilecast.validation.experiments_text import report_dict, report_text
+
+    if clock not in ("sustained", "short"):
+        raise CheckError(f"--clock: expected sustained or short, got '{clock}'")
+    reports, cycles = run_experiments(clock), cycle_ratios()
+    typer.echo(json.dumps(report_dict(reports, cycles), indent=2) if as_json else report_text(reports, cycles, rows))

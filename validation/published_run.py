@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.model.candidates import native_family, published_variant
-from tilecast.model.machine import load_machine
+from tilecast.model.graph import Pipeline
+from tilecast.model.machine import Machine, load_machine
 from tilecast.model.pipelines import build_pipeline
 from tilecast.model.predict import kernel_shape, pipe_shares, predict
 from tilecast.model.simulate import steady_state
@@ -199,13 +200,22 @@ def share_within(speed_ups: tuple[SpeedUp, ...], points: float) -> float:
 
 def _cycle_row(point: CyclePoint) -> CycleRow:
     machine = load_machine(point.machine)
+    pipeline = _cycle_pipeline(point, machine)
+    shares = pipe_shares(pipeline, steady_state(pipeline), machine)
+    differences = {k: 100 * shares[k] - v for k, v in point.shares.items()}
+    return CycleRow(point, cycles_of(point, machine), differences)
+
+
+def cycles_of(point: CyclePoint, machine: Machine) -> float:
+    """Predicted cycles of a 128 x 128 tile of the row's kernel on ``machine``."""
+    pipeline = _cycle_pipeline(point, machine)
+    return steady_state(pipeline).ii_cycles / (pipeline.rows_per_cta * pipeline.keys_per_iteration / (128 * 128))
+
+
+def _cycle_pipeline(point: CyclePoint, machine: Machine) -> Pipeline:
     wide = point.head_dim == 256
     variant = Fa4Variant(cta_group=2, split="k" if wide else "q", emulated_share=point.emulated_share)
     workload = kernel_shape(
         Workload(head_dim_qk=point.head_dim, head_dim_v=point.head_dim, mask=point.mask, dtype=point.dtype)
     )
-    pipeline = build_pipeline(workload, variant, machine)
-    trace = steady_state(pipeline)
-    tiles = pipeline.rows_per_cta * pipeline.keys_per_iteration / (128 * 128)
-    shares = pipe_shares(pipeline, trace, machine)
-    return CycleRow(point, trace.ii_cycles / tiles, {k: 100 * shares[k] - v for k, v in point.shares.items()})
+    return build_pipeline(workload, variant, machine)
