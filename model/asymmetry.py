@@ -19,7 +19,8 @@ from tilecast.model.changes import facts_named, is_rate
 from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine_schema import KEYS
 from tilecast.model.predict import PredictError
-from tilecast.model.quick import Quick, quick, seconds_floor
+from tilecast.model.quick import Quick, quick
+from tilecast.model.rank import floor_seconds
 from tilecast.model.reoptimise import reoptimise
 from tilecast.model.variant import Variant, legality, variant_text
 from tilecast.model.workload import Workload
@@ -175,7 +176,7 @@ def _cell(workload: Workload, machine: Machine, base: Variant, clock: str | floa
             variant = _with_share(base, _SHARES[at + direction])
             # Of two shares as good as each other the smaller one stays: it leaves the FMA pipe alone.
             margin = 1 - _GAIN if direction > 0 else 1 + _GAIN
-            if seconds_floor(workload, machine, variant, clock) >= best.seconds * margin:
+            if floor_seconds(workload, machine, variant, clock) >= best.seconds * margin:
                 break
             found = quick(workload, machine, variant, clock)
             if found.seconds >= best.seconds * margin:

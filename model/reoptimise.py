@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 from tilecast.model.candidates import candidates, published_variant
 from tilecast.model.machine import Machine
 from tilecast.model.predict import PredictError
-from tilecast.model.quick import quick, seconds_floor
+from tilecast.model.quick import quick
+from tilecast.model.rank import floor_seconds
 from tilecast.model.variant import FAMILIES, Fa2Variant, Fa3Variant, Fa4Variant, Variant, legality
 from tilecast.model.workload import Workload
 
@@ -93,7 +94,7 @@ class _Search:
             self.skipped.add(variant)
             return
         limit = self.seconds * (1.0 - gain)
-        if seconds_floor(self.workload, self.machine, variant, self.clock) >= limit:
+        if floor_seconds(self.workload, self.machine, variant, self.clock) >= limit:
             self.skipped.add(variant)
             return
         seconds = quick(self.workload, self.machine, variant, self.clock).seconds
