@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,10 +180,12 @@ def _root_cause(error: BaseException) -> str:
     return (told or lines[-1:] or [repr(error)])[0].rpartition("error   : ")[2]
 
 
-def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True) -> Compiled:
-    """Compile the kernel of ``path`` for ``target`` (a key of TARGETS) on the shape its header names.
+def compile_kernel(
+    path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True, shape: Mapping[str, Any] | None = None
+) -> Compiled:
+    """Compile the kernel of ``path`` for ``target`` (a key of TARGETS) on the shape its header names, or on ``shape``.
 
-    Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
+    ``shape`` has the fields of a workload: Triton specialises on arguments that are 1 or multiples of 16.  Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
     """
     if target not in TARGETS:
         raise CompileError(f"--arch: expected {', '.join(TARGETS)}, got '{target}'")
@@ -199,7 +201,7 @@ def compile_kernel(path: str | Path, target: str, dtype: str = "bf16", with_lse:
     if needs and target not in needs:
         raise CompileError(f"{path}: written for {', '.join(needs)}, not for {target}: pick one of those with --arch")
     capability, sms = TARGETS[target]
-    work = header["workload"]
+    work = header["workload"] if shape is None else shape
     found: list[Any] = []
 
     def tensor(heads: int, length: int, width: int, name: str = _DTYPE_NAMES[dtype], size: int = 2) -> _Shape:

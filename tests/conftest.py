@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is slow, not wrong: no deadline for examples.
+settings.register_profile("tilecast", deadline=None)
+settings.load_profile("tilecast")
 
 # Before numpy loads: workers fill the cores, and threads inside the emulator's small products only get in the way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -37,6 +37,9 @@ _HOME = {
     "preset": "tilecast.model.presets",
     "preset_names": "tilecast.model.presets",
     "read_shapes": "tilecast.model.shapes_csv",
+    "sweep": "tilecast.validation.sweep.api",
+    "SweepError": "tilecast.validation.sweep.errors",
+    "SweepTable": "tilecast.validation.sweep.table",
 }
 __all__ = ["__version__", *_HOME]
 
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from tilecast.model.variant import VariantError, parse_variant
     from tilecast.model.whatif import WhatIf, what_if
     from tilecast.model.workload import Workload, WorkloadError
+    from tilecast.validation.sweep.api import sweep
+    from tilecast.validation.sweep.errors import SweepError
+    from tilecast.validation.sweep.table import SweepTable
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tilecast import cli_explore, cli_gpu, cli_machine, cli_validate
+from tilecast import cli_explore, cli_gpu, cli_machine, cli_sweep, cli_validate
 from tilecast import options as opt
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(cli_gpu.app)
 app.add_typer(cli_explore.app)
+app.add_typer(cli_sweep.app)
 app.add_typer(cli_machine.app, name="machine")
 app.add_typer(cli_validate.app, name="validate")
 

@@ -32,10 +32,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 574.0,
-        "time_ms": 0.958,
+        "tflops": 575.0,
+        "time_ms": 0.957,
         "clock_mhz": 1600.0,
-        "cycles_per_iteration": 998.0,
+        "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,
         "unit_share": {

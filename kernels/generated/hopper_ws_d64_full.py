@@ -32,10 +32,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 582.0,
-        "time_ms": 0.945,
+        "tflops": 583.0,
+        "time_ms": 0.943,
         "clock_mhz": 1590.0,
-        "cycles_per_iteration": 998.0,
+        "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,
         "unit_share": {

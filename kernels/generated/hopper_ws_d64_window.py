@@ -33,10 +33,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 419.0,
+        "tflops": 420.0,
         "time_ms": 0.287,
         "clock_mhz": 1630.0,
-        "cycles_per_iteration": 998.0,
+        "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,
         "unit_share": {

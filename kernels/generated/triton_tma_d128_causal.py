@@ -26,10 +26,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 419.0,
-        "time_ms": 0.655,
+        "tflops": 421.0,
+        "time_ms": 0.654,
         "clock_mhz": 1640.0,
-        "cycles_per_iteration": 1950.0,
+        "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

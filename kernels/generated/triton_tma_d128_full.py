@@ -25,10 +25,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 436.0,
+        "tflops": 437.0,
         "time_ms": 1.26,
         "clock_mhz": 1650.0,
-        "cycles_per_iteration": 1950.0,
+        "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

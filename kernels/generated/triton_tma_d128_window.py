@@ -26,10 +26,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 366.0,
-        "time_ms": 0.329,
+        "tflops": 367.0,
+        "time_ms": 0.328,
         "clock_mhz": 1660.0,
-        "cycles_per_iteration": 1950.0,
+        "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

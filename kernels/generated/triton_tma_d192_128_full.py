@@ -26,7 +26,7 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 394.0,
+        "tflops": 395.0,
         "time_ms": 1.74,
         "clock_mhz": 1780.0,
         "cycles_per_iteration": 1430.0,

@@ -25,7 +25,7 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 445.0,
+        "tflops": 447.0,
         "time_ms": 1.23,
         "clock_mhz": 1660.0,
         "cycles_per_iteration": 1880.0,

@@ -26,10 +26,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 345.0,
-        "time_ms": 0.798,
+        "tflops": 346.0,
+        "time_ms": 0.795,
         "clock_mhz": 1800.0,
-        "cycles_per_iteration": 2680.0,
+        "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

@@ -25,10 +25,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 351.0,
-        "time_ms": 1.57,
+        "tflops": 352.0,
+        "time_ms": 1.56,
         "clock_mhz": 1800.0,
-        "cycles_per_iteration": 2680.0,
+        "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

@@ -26,10 +26,10 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 306.0,
-        "time_ms": 0.393,
+        "tflops": 307.0,
+        "time_ms": 0.392,
         "clock_mhz": 1800.0,
-        "cycles_per_iteration": 2680.0,
+        "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,
         "unit_share": {

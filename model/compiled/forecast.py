@@ -17,9 +17,15 @@ from tilecast.model.machine import Machine
 from tilecast.model.variant import Fa2Variant, Fa3Variant, parse_variant
 from tilecast.model.workload import Workload
 
-#: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number.
+#: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number, of a CTA alone on its SM ...
+_STEADY = (8, 24)
+#: ... and of CTAs that come one after the other, alone or sharing the SM; how many of them are simulated.
 _SAMPLES = (4, 10)
+_SHARED_SAMPLES = (4, 7, 10, 14)
 _TILES = 3
+#: Tiles of a persistent program that are simulated, and whole blocks of each.
+_PROGRAM = 8
+_LONGEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +96,86 @@ def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
 # --- hopper_ws ------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
+def _hopper_run(
+    code: KernelCode, variant: Fa3Variant, machine: Machine, tiles: tuple[tuple[TileCounts, ...], ...], cold: bool,
+    mhz: float, share: float,
+) -> tuple[float, ...]:  # fmt: skip
+    """When each of ``tiles``, done one after the other by a CTA, is done (its last warpgroup), from the CTA's start."""
+    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
+    # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
+    # two: the mean of both starts.
+    starts = (False, True) if variant.warpgroups > 1 else (False,)
+    runs = [run_sm([hopper_cta(code, variant, tiles, costs, cold, share, together)], costs, mma) for together in starts]
+    ends = [[max(marks[i] for marks in run.marks) for i in range(len(tiles))] for run in runs]
+    return tuple(sum(column) / len(column) for column in zip(*ends, strict=True))
+
+
 def _hopper_tile(
     code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool, mhz: float,
     share: float,
 ) -> _Affine:  # fmt: skip
-    """Cost of tiles of a ``shape`` (whole blocks left open): one after the other, or each in a fresh CTA."""
-    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
-    points = []
-    for blocks in _SAMPLES:
-        # Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
-        tile = [replace(counts, main=blocks + counts.main) for counts in shape]
-        tiles = 1 if cold else _TILES
-        # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
-        # two: the mean of both starts.
-        starts = (False, True) if variant.warpgroups > 1 else (False,)
-        spans = []
-        for together in starts:
-            run = run_sm([hopper_cta(code, variant, [tile] * tiles, costs, cold, share, together)], costs, mma)
-            if cold:
-                spans.append(max(marks[0] for marks in run.marks))
-            else:
-                spans.append(max((marks[-1] - marks[0]) / (tiles - 1) for marks in run.marks))
-        points.append((blocks, sum(spans) / len(spans)))
-    return _fit(points)
+    """Cost of a tile of a ``shape``, alone on its SM, by its whole blocks."""
+    return _fit([
+        (blocks, _hopper_run(code, variant, machine, (_with_whole(shape, blocks),), cold, mhz, share)[0])
+        for blocks in _STEADY
+    ])  # fmt: skip
+
+
+def _hopper_cta_cost(
+    code: KernelCode, variant: Fa3Variant, machine: Machine, counts: tuple[TileCounts, ...], mhz: float, share: float
+) -> float:
+    """Cycles of a fresh CTA that does one tile."""
+    shape, whole = _shape_of(counts)
+    if whole < _STEADY[0]:
+        return _hopper_run(code, variant, machine, (counts,), True, mhz, share)[0]
+    return _hopper_tile(code, variant, machine, shape, True, mhz, share).of(whole)
+
+
+def _hopper_program(
+    code: KernelCode, variant: Fa3Variant, machine: Machine, tiles: Sequence[tuple[TileCounts, ...]], mhz: float,
+    share: float,
+) -> float:  # fmt: skip
+    """Cycles of a persistent program: its tiles in their order, in which one's Q and O share the memory with the next's blocks.
+
+    Long tiles are simulated shortened, long programs thinned out evenly; what is left out costs what tiles cost one by one.
+    """
+    short = [(shape, min(whole, _LONGEST), max(0, whole - _LONGEST)) for shape, whole in map(_shape_of, tiles)]
+    step = max(1.0, (len(short) - 1) / (_PROGRAM - 1))
+    kept = [round(i * step) for i in range(min(len(short), _PROGRAM))]
+    ends = _hopper_run(
+        code, variant, machine, tuple(_with_whole(short[i][0], short[i][1]) for i in kept), False, mhz, share
+    )
+    if len(kept) == len(short) and not any(left_out for _, _, left_out in short):
+        return ends[-1]
+    middle = short[len(short) // 2][0]
+    alone = _hopper_tile(code, variant, machine, middle, False, mhz, share)
+
+    def weight(i: int) -> float:
+        shape, whole, _ = short[i]
+        blocks = max(c.main + c.edge + c.left for c in shape) - max(c.edge + c.left for c in middle)
+        return max(alone.of(whole + blocks), alone.slope)
+
+    rest = sum(weight(i) for i in kept[1:])
+    ratio = (ends[-1] - ends[0]) / rest if rest else 1.0
+    return (
+        ends[0]
+        + ratio * sum(weight(i) for i in range(1, len(short)))
+        + alone.slope * sum(left_out for _, _, left_out in short)
+    )
+
+
+def _blocks(tile: tuple[TileCounts, ...]) -> int:
+    """Blocks the slowest warpgroup of a tile takes in."""
+    return max(c.blocks(1) for c in tile)
+
+
+def _with_whole(shape: tuple[TileCounts, ...], blocks: int) -> tuple[TileCounts, ...]:
+    """``shape`` with ``blocks`` more whole blocks.
+
+    Warpgroups that see fewer blocks pass the others' blocks over, so all walk the same ring.
+    """
+    return tuple(replace(counts, main=blocks + counts.main) for counts in shape)
 
 
 def _shape_of(counts: tuple[TileCounts, ...]) -> tuple[tuple[TileCounts, ...], int]:
@@ -136,25 +198,17 @@ def _hopper(
     moved, share = memory_traffic(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
     share = round(share, 1)  # tiles are simulated once for shares this close
 
-    def cost(block: int) -> float:
-        shape, whole = _shape_of(hopper_counts(work, block, variant.warpgroups, variant.tile_n))
-        return _hopper_tile(code, variant, machine, shape, cold, mhz, share).of(whole)
-
-    by_block = [cost(block) for block in range(blocks)]
+    counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
     costs = warp_costs(machine, mhz)
     start = costs.cta_setup + costs.barrier_setup * code.barriers
     if cold:
         turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
-        span = (
-            greedy_makespan(iter(one_head * heads), lambda block: by_block[block] + turnaround, sms)
-            - turnaround
-            + start
-        )
+        by_block = [_hopper_cta_cost(code, variant, machine, c, mhz, share) + turnaround for c in counts]
+        span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
     else:
-        span = start + max(
-            sum(by_block[block] for block, _ in tiles)
-            for tiles in program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
-        )
+        queues = program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
+        longest = max(queues, key=lambda tiles: (sum(_blocks(counts[block]) for block, _ in tiles), len(tiles)))
+        span = start + _hopper_program(code, variant, machine, [counts[block] for block, _ in longest], mhz, share)
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
     tile = _hopper_tile(code, variant, machine, shape, cold, mhz, share)
     return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
@@ -195,26 +249,44 @@ def ctas_per_sm(code: KernelCode, machine: Machine) -> int:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
+def _triton_run(
+    code: KernelCode, variant: Fa2Variant, machine: Machine, counts: TileCounts, together: int, pause: float,
+    mhz: float, share: float,
+) -> float:  # fmt: skip
+    """Cycles of a CTA while ``together`` of them share the SM, the pause before the next included."""
+    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
+    slots: list[Cta] = []
+    for slot in range(together):
+        # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
+        begins = slot * 0.5 * counts.main * 400.0 / together
+        slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins, share))
+    run = run_sm(slots, costs, mma)
+    spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[:: len(code.consumers)]]
+    return sum(spans) / len(spans)
+
+
+def _triton_cost(
+    code: KernelCode, variant: Fa2Variant, machine: Machine, counts: TileCounts, together: int, pause: float,
+    mhz: float, share: float,
+) -> float:  # fmt: skip
+    """Cycles of a CTA: simulated when short, else affine in its whole blocks."""
+    if counts.main < _SAMPLES[0]:
+        return _triton_run(code, variant, machine, counts, together, pause, mhz, share)
+    return _triton_tile(code, variant, machine, replace(counts, main=0), together, pause, mhz, share).of(counts.main)
+
+
 def _triton_tile(
     code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float, mhz: float,
     share: float,
 ) -> _Affine:  # fmt: skip
-    """Cost of a CTA while ``together`` of them share the SM, the pause before the next included."""
-    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
-    points = []
-    for blocks in _SAMPLES:
-        counts = replace(shape, main=blocks)
-        slots: list[Cta] = []
-        for slot in range(together):
-            # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
-            begins = slot * 0.5 * blocks * 400.0 / together
-            slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins, share))
-        run = run_sm(slots, costs, mma)
-        groups = len(code.consumers)
-        spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[::groups]]
-        points.append((blocks, sum(spans) / len(spans)))
-    return _fit(points)
+    """Cost of a CTA by its whole blocks."""
+    # CTAs that share an SM lock into one of several rhythms; more lengths average over them.
+    samples = _SAMPLES if together == 1 else _SHARED_SAMPLES
+    return _fit([
+        (blocks, _triton_run(code, variant, machine, replace(shape, main=blocks), together, pause, mhz, share))
+        for blocks in samples
+    ])  # fmt: skip
 
 
 def _triton(
@@ -237,8 +309,7 @@ def _triton(
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 
     def cost(block: int, together: int) -> float:
-        shape = replace(counts[block], main=0)
-        return _triton_tile(code, variant, machine, shape, together, turnaround, mhz, share).of(counts[block].main)
+        return _triton_cost(code, variant, machine, counts[block], together, turnaround, mhz, share)
 
     by_block = [cost(block, fit) for block in range(blocks)]
     full = total - total % (sms * fit) if work.mask == "none" else total

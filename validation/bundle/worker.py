@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from tilecast.model.workload import Workload
 from tilecast.validation.measure.plan import Item
 
 Tell = Callable[[str, float], None]
+#: What a worker can be asked, by name: (request, progress) -> answer.
+Tasks = Mapping[str, Callable[[dict[str, Any], Tell], dict[str, Any]]]
 
 
 def item_to(item: Item) -> dict[str, Any]:
@@ -123,11 +125,11 @@ def profile(request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     return {"code": dump_codes([read(item.kernel, item.variant, item.workload, item.machine)]).strip()}
 
 
-TASKS = {"identify": identify, "calibrate": calibrate, "check": check, "measure": measure, "profile": profile}
+TASKS: Tasks = {"identify": identify, "calibrate": calibrate, "check": check, "measure": measure, "profile": profile}
 
 
-def serve() -> None:
-    """Answer requests until stdin ends."""
+def serve(tasks: Tasks) -> None:
+    """Answer requests, each by the task that its "do" names, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -142,7 +144,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer("done", TASKS[request["do"]](request, lambda text, share: answer("at", [text, share])))
+            answer("done", tasks[request["do"]](request, lambda text, share: answer("at", [text, share])))
         except Exception as error:  # everything a compiler, a driver or a kernel can raise is this request's failure
             answer("error", (" ".join(str(error).split()) or type(error).__name__)[:300])
 
@@ -155,4 +157,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(TASKS)

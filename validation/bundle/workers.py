@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,13 +37,19 @@ class Asker(Protocol):
 
 
 class Worker:
-    """One process; what it prints goes to ``log``."""
+    """One process that runs ``module``; what it prints goes to ``log``.
 
-    def __init__(self, log: Path) -> None:
+    ``environment`` replaces its environment; the file descriptors ``shared`` stay open in it (a lock lives as long as it).
+    """
+
+    def __init__(
+        self, log: Path, module: str = "tilecast.validation.bundle.worker",
+        environment: Mapping[str, str] | None = None, shared: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tilecast.validation.bundle.worker"], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8", start_new_session=True,
+                [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                text=True, encoding="utf-8", start_new_session=True, env=environment, pass_fds=shared,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -68,7 +68,7 @@ def measure(items: list[Item], table: Path, options: Options, progress: Progress
     progress(len(items) - len(todo), f"{len(items) - len(todo)} of {len(items)} are in {table.name} already")
     failures = list(_compile(todo, options, progress))
     broken = {failure.item for failure in failures}
-    nvml = Nvml(torch.cuda.current_device())
+    nvml = Nvml(device_uuid(torch.cuda.current_device()))
     device = torch.device("cuda", torch.cuda.current_device())
     alone = stamps_alone(device)
     about = {"gpu": gpu, "date": datetime.date.today().isoformat(), "driver": nvml.driver, "torch": torch.__version__,
@@ -81,6 +81,11 @@ def measure(items: list[Item], table: Path, options: Options, progress: Progress
         failures += failed
         progress(len(mine), workload.label())
     return failures
+
+
+def device_uuid(index: int) -> str:
+    """The UUID of a CUDA device, as NVML and CUDA_VISIBLE_DEVICES take it."""
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
 def _knobs(row: Measured) -> str:

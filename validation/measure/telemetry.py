@@ -26,14 +26,18 @@ class Telemetry:
 
 
 class Nvml:
-    """One GPU seen through NVML; ``with nvml.watch() as seen: ...; seen.result()``."""
+    """One GPU seen through NVML; ``with nvml.watch() as seen: ...; seen.result()``.
 
-    def __init__(self, index: int = 0) -> None:
+    ``gpu`` is NVML's own index or a UUID ("GPU-..."): NVML does not know CUDA_VISIBLE_DEVICES, so a CUDA index is neither.
+    """
+
+    def __init__(self, gpu: int | str = 0) -> None:
         import pynvml
 
         pynvml.nvmlInit()
         self._nvml: Any = pynvml
-        self._gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        by = pynvml.nvmlDeviceGetHandleByUUID if isinstance(gpu, str) else pynvml.nvmlDeviceGetHandleByIndex
+        self._gpu = by(gpu)
         self.driver = str(pynvml.nvmlSystemGetDriverVersion())
         self.power_limit_w = pynvml.nvmlDeviceGetEnforcedPowerLimit(self._gpu) / 1e3
 
