@@ -2,7 +2,8 @@
 
 Every other fact is the machine's, and so is the clock unless another is given: one number for the whole map, that of
 the machine's own forecast, so that cells differ by their two rates alone and not by what the power limit makes of them.
-In every cell the share of emulated exponentials is chosen again; the other knobs are those of the machine's best variant.
+In every cell the kernel is chosen among those that are best somewhere (at the machine and in the corners of the map),
+with its share of emulated exponentials chosen again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from tilecast.model.changes import facts_named, is_rate
 from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine_schema import KEYS
 from tilecast.model.predict import PredictError
-from tilecast.model.quick import Quick, quick, seconds_floor
+from tilecast.model.quick import Quick, quick
+from tilecast.model.rank import floor_seconds
 from tilecast.model.reoptimise import reoptimise
-from tilecast.model.variant import Variant, legality, variant_text
+from tilecast.model.variant import Fa3Variant, Fa4Variant, Variant, legality, variant_text
 from tilecast.model.workload import Workload
 
 #: Machines a map shows unless told: the data-centre line the question is about.
@@ -48,8 +50,9 @@ class MapPoint:
 class AsymmetryMap:
     """Grid data: row ``j``, column ``i`` belongs to ``y[j]`` and ``x[i]`` (geometric steps, both ascending).
 
-    ``bound_by`` and ``lap`` as in `Quick`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``emulated_share`` of the variant
-    chosen in the cell (0 where the family has no such knob).  ``levels`` are throughputs for iso-performance lines:
+    ``bound_by`` and ``lap`` as in `Quick`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
+    in the cells, ``emulated_share`` their shares of exponentials on the FMA pipe (0 where the family has no such knob);
+    ``variant`` is the machine's own.  ``levels`` are throughputs for iso-performance lines:
     multiples of what the machine itself reaches (``base_tflops``).
     """
 
@@ -65,6 +68,7 @@ class AsymmetryMap:
     bound_by: tuple[tuple[str, ...], ...]
     lap: tuple[tuple[str, ...], ...]
     emulated_share: tuple[tuple[float, ...], ...]
+    variants: tuple[tuple[str, ...], ...]
     clock_mhz: float
     base_tflops: float
     variant: str
@@ -112,20 +116,23 @@ def asymmetry_map(
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
         base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
-    cells: list[list[tuple[Quick, float]]] = []
+    corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
+    kernels = (_with_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
+    cells: list[list[tuple[Quick, Variant]]] = []
     for y in ys:
-        row: list[tuple[Quick, float]] = []
+        row: list[tuple[Quick, Variant]] = []
         for i, x in enumerate(xs):
-            hint = cells[-1][i][1] if cells else row[-1][1] if row else 0.0
-            row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), base, held, hint))
+            hint = cells[-1][i][1] if cells else row[-1][1] if row else kernels[0]
+            row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint))
         cells.append(row)
-    reached = _cell(workload, chip, base, held, 0.0)[0].tflops
+    reached = _cell(workload, chip, kernels, held, kernels[0])[0].tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
         tuple(tuple(cell.bound_by for cell, _ in row) for row in cells),
         tuple(tuple(cell.lap for cell, _ in row) for row in cells),
-        tuple(tuple(share for _, share in row) for row in cells),
+        tuple(tuple(float(getattr(kernel, "emulated_share", 0.0)) for _, kernel in row) for row in cells),
+        tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
         tuple(reached * level for level in _LEVELS), points,
     )  # fmt: skip
@@ -163,29 +170,52 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
     return tuple(tick for tick in ticks if rule.low <= tick <= rule.high)
 
 
-def _cell(workload: Workload, machine: Machine, base: Variant, clock: str | float, hint: float) -> tuple[Quick, float]:
-    """The forecast of a cell with the share of emulated exponentials that suits it: uphill from the neighbour's share,
-    and a share whose floor is above the best so far is not simulated."""
-    if not hasattr(base, "emulated_share"):
-        return quick(workload, machine, base, clock), 0.0
-    at = _SHARES.index(hint)
-    best = quick(workload, machine, _with_share(base, hint), clock)
-    for direction in (-1, 1):
-        while 0 <= at + direction < len(_SHARES):
-            variant = _with_share(base, _SHARES[at + direction])
-            # Of two shares as good as each other the smaller one stays: it leaves the FMA pipe alone.
-            margin = 1 - _GAIN if direction > 0 else 1 + _GAIN
-            if seconds_floor(workload, machine, variant, clock) >= best.seconds * margin:
-                break
-            found = quick(workload, machine, variant, clock)
-            if found.seconds >= best.seconds * margin:
-                break
-            best, at = found, at + direction
-    return best, _SHARES[at]
+def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
+    """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
+    found = [reoptimise(workload, machine, base.family, clock, starts=(base,)).variant for machine in corners]
+    return tuple(dict.fromkeys(_with_share(variant, 0.0) for variant in (base, *found)))
 
 
-def _with_share(base: Variant, share: float) -> Variant:
-    return replace(base, emulated_share=share)  # type: ignore[arg-type]
+def _cell(
+    workload: Workload, machine: Machine, kernels: tuple[Variant, ...], clock: str | float, hint: Variant
+) -> tuple[Quick, Variant]:
+    """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
+    then the other kernels; what its floor shows cannot win is not simulated."""
+    found, best = quick(workload, machine, hint, clock), hint
+
+    def better(variant: Variant, margin: float) -> Quick | None:
+        if floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
+            return None
+        tried = quick(workload, machine, variant, clock)
+        return tried if tried.seconds < found.seconds * margin else None
+
+    # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.
+    for direction, margin in ((-1, 1 + _GAIN), (1, 1 - _GAIN)):
+        while (share := _step(best, direction)) is not None:
+            tried = better(_with_share(best, share), margin)
+            if tried is None:
+                break
+            found, best = tried, _with_share(best, share)
+    for kernel in kernels:
+        variant = _with_share(kernel, float(getattr(best, "emulated_share", 0.0)))
+        tried = better(variant, 1 - _GAIN) if variant != best else None
+        if tried is not None:
+            found, best = tried, variant
+    return found, best
+
+
+def _step(variant: Variant, direction: int) -> float | None:
+    """The next share of emulation in ``direction``; None beyond the last, or where the family has none."""
+    if not isinstance(variant, Fa3Variant | Fa4Variant):
+        return None
+    at = _SHARES.index(variant.emulated_share) + direction
+    return _SHARES[at] if 0 <= at < len(_SHARES) else None
+
+
+def _with_share(variant: Variant, share: float) -> Variant:
+    if isinstance(variant, Fa3Variant | Fa4Variant):
+        return replace(variant, emulated_share=share)
+    return variant
 
 
 def _points(

@@ -218,7 +218,8 @@ def _solve(asked: _Asked, unit: str) -> Solved | None:
     The port of shared memory binds through the matrix unit as well: instructions that wait for their operands.
     """
     kinks = _operand_fetch(asked) if unit in ("tensor", "smem") else []
-    fetch = [root for root in kinks if _busiest(asked, "tensor", root.x)]
+    # A little below, where the fetch (or still the array) is the longer one: an instruction held by the port jumps.
+    fetch = [root for root in kinks if _busiest(asked, "tensor", root.x * (1 - 1e-6))]
     others = [name for name in asked.demand(asked.value) if name != unit]
     if unit == "smem" and kinks:
         start = 0.9 * max(root.x for root in kinks)

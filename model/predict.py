@@ -233,10 +233,16 @@ def launch_activity(
     demand = pipeline.demand()
     # A CTA that shares its SM with others is one of ctas_per_sm in the pipeline's demand.
     share = iterations / pipeline.ctas_per_sm
-    flop = demand.get("tensor", 0.0) * share * machine[f"tensor.{workload.dtype}_flop_per_clk"]
     pair = float(pipeline.cta_group)
+    if pipeline.name.startswith("fa2"):
+        # The legacy path of wgmma and tcgen05 machines: its energy is not known, so it is charged as a busy matrix unit.
+        flop = demand.get("tensor", 0.0) * share * pair * machine[f"tensor.{workload.dtype}_flop_per_clk"]
+    else:
+        # Not the unit's time: an array that waits for its operands multiplies nothing.
+        scores = pipeline.rows_per_cta * pair * pipeline.keys_per_iteration * iterations
+        flop = 2.0 * scores * (workload.head_dim_qk + workload.head_dim_v)
     units = tuple((unit, cycles * share * pair) for unit, cycles in demand.items())
-    return Activity(flop * pair, workload.dtype, units, l2_bytes, hbm_bytes)
+    return Activity(flop, workload.dtype, units, l2_bytes, hbm_bytes)
 
 
 def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float) -> _Answer:

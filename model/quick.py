@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilecast.model.bounds import bounds
-from tilecast.model.chip import traffic
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.power import Activity, fixed_clock, settle_clock
-from tilecast.model.predict import _UNIT_BOUND, _evaluate, kernel_shape
+from tilecast.model.predict import _UNIT_BOUND, _evaluate
 from tilecast.model.simulate import SmTrace, critical_recurrence
-from tilecast.model.tiles import head_tiles
-from tilecast.model.variant import UnfusedVariant, Variant
+from tilecast.model.variant import Variant
 from tilecast.model.workload import Workload
 
 #: Matrix time beyond this multiple of the array's own is operand fetch: the shared-memory port binds, not the array.
@@ -84,36 +79,3 @@ def fed_by(pipeline: Pipeline, workload: Workload, machine: Machine) -> str:
     if machine.tensor_kind == "mma_sync" or pipeline.name.startswith(("fa2", "unfused")):
         return "tensor"
     return "smem" if pipeline.demand()["tensor"] > _FED * array else "tensor"
-
-
-@lru_cache(maxsize=8192)
-def _ii_floor(pipeline: Pipeline) -> float:
-    """Cycles per iteration that no execution in program order beats: busiest unit and heaviest recurrence."""
-    return bounds(pipeline).ii_lower
-
-
-def seconds_floor(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
-    """No forecast of ``variant`` is shorter: the loop runs at its lower bound, tiles have no start, end or tail.
-
-    Costs a small part of a forecast, which is what lets a search skip variants.  0 where no such bound is known.
-    """
-    if isinstance(variant, UnfusedVariant):
-        return 0.0
-    pipeline = build_pipeline(kernel_shape(workload), variant, machine)
-    demand = pipeline.demand()
-    pair = pipeline.cta_group
-    tiles = head_tiles(workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
-    heads = workload.batch * workload.heads_q
-    slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-    iterations = tiles.total_iterations * heads
-    cycles = iterations * _ii_floor(pipeline) / slots
-    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
-    hbm_seconds = hbm / (machine["hbm.tbps_achieved"] * 1e12)
-    share = iterations / pipeline.ctas_per_sm * pair
-    flop = demand.get("tensor", 0.0) * share * machine[f"tensor.{workload.dtype}_flop_per_clk"]
-    activity = Activity(flop, workload.dtype, tuple((u, c * share) for u, c in demand.items()), l2, hbm)
-    if isinstance(clock, str):
-        settled = settle_clock(machine, activity, cycles, hbm_seconds, clock)
-    else:
-        settled = fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
-    return max(cycles / (settled.mhz * 1e6), hbm_seconds) + machine["launch.kernel_us"] * 1e-6

@@ -3,18 +3,20 @@
 Stated rule: start from the best of `candidates` (and of ``starts``), then change one knob at a time to the value with
 the shortest forecast until nothing gains; the share of emulated exponentials is refined to 1/64 (a pair of columns of
 a 128 wide tile).  A knob moves only for a gain above 0.1 %, so ties keep the earlier value and the same question has
-the same answer.  Variants whose floor lies above the best so far are not simulated.
+the same answer.  Variants are tried in the order of their floors, and those whose floor lies above the best so
+far are not simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from tilecast.model.candidates import candidates, published_variant
 from tilecast.model.machine import Machine
 from tilecast.model.predict import PredictError
-from tilecast.model.quick import quick, seconds_floor
+from tilecast.model.quick import quick
+from tilecast.model.rank import floor_seconds
 from tilecast.model.variant import FAMILIES, Fa2Variant, Fa3Variant, Fa4Variant, Variant, legality
 from tilecast.model.workload import Workload
 
@@ -93,13 +95,19 @@ class _Search:
             self.skipped.add(variant)
             return
         limit = self.seconds * (1.0 - gain)
-        if seconds_floor(self.workload, self.machine, variant, self.clock) >= limit:
+        if floor_seconds(self.workload, self.machine, variant, self.clock) >= limit:
             self.skipped.add(variant)
             return
         seconds = quick(self.workload, self.machine, variant, self.clock).seconds
         self.seen[variant] = seconds
         if seconds < limit:
             self.best, self.seconds = variant, seconds
+
+    def offer_all(self, variants: Iterable[Variant]) -> None:
+        """Offer in the order of their floors: the sooner a good one is found, the fewer are simulated."""
+        legal = [v for v in variants if legality(v, self.workload, self.machine).legal]
+        for variant in sorted(legal, key=lambda v: floor_seconds(self.workload, self.machine, v, self.clock)):
+            self.offer(variant, GAIN)
 
     def near(self, most: int = 3) -> tuple[Variant, ...]:
         """See `Optimum.near`."""
@@ -127,11 +135,9 @@ def reoptimise(
     search = _Search(workload, machine, clock)
     for variant in starts:
         search.offer(variant)
-    for variant in candidates(family, workload, machine):
-        search.offer(variant, GAIN)
+    search.offer_all(candidates(family, workload, machine))
     if search.best is None:
-        for variant in _smaller_tiles(family):
-            search.offer(variant, GAIN)
+        search.offer_all(_smaller_tiles(family))
     if search.best is None:
         attempt = published_variant(family, workload, machine)
         reason = legality(attempt, workload, machine).sentence() or "no tile fits"
@@ -151,9 +157,8 @@ def _try_knob(search: _Search, knob: str, values: tuple[object, ...]) -> None:
     """Offer the best variant with every other value of ``knob``."""
     base = search.best
     assert base is not None
-    for value in values:
-        if value != getattr(base, knob):
-            search.offer(replace(base, **{knob: value}), GAIN)  # type: ignore[arg-type]
+    others = (value for value in values if value != getattr(base, knob))
+    search.offer_all(replace(base, **{knob: value}) for value in others)  # type: ignore[arg-type]
 
 
 def _refine_share(search: _Search) -> None:

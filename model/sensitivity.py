@@ -15,7 +15,8 @@ from tilecast.model.changes import is_latency, is_rate
 from tilecast.model.machine import Fact, Machine, load_machine
 from tilecast.model.machine_schema import KEYS
 from tilecast.model.predict import PredictError
-from tilecast.model.quick import quick, seconds_floor
+from tilecast.model.quick import quick
+from tilecast.model.rank import floor_seconds
 from tilecast.model.reoptimise import Optimum, reoptimise
 from tilecast.model.variant import Variant, legality
 from tilecast.model.workload import Workload
@@ -146,7 +147,7 @@ def _ends(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
 def _best(workload: Workload, machine: Machine, found: Optimum, seconds: float, clock: str | float) -> float:
     """Shortest time among the kept variant and those that could overtake it."""
     for variant in found.near:
-        if legality(variant, workload, machine).legal and seconds_floor(workload, machine, variant, clock) < seconds:
+        if legality(variant, workload, machine).legal and floor_seconds(workload, machine, variant, clock) < seconds:
             seconds = min(seconds, quick(workload, machine, variant, clock).seconds)
     return seconds
 

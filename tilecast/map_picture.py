@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -12,9 +13,9 @@ from tilecast.output import OutputError, check_writable
 if TYPE_CHECKING:
     from tilecast.model.asymmetry import AsymmetryMap, MapPoint
 
-#: Okabe and Ito's palette, told apart with any colour vision; one hue a unit.
+#: Okabe and Ito's palette for the units that meet on a map, told apart with any colour vision; one hue a unit.
 COLOURS = {
-    "tensor": "#0072B2", "mufu": "#E69F00", "fma": "#009E73", "alu": "#CC79A7", "issue": "#D55E00", "smem": "#56B4E9",
+    "tensor": "#0072B2", "mufu": "#E69F00", "fma": "#009E73", "alu": "#CC79A7", "issue": "#D55E00", "smem": "#882255",
     "regs": "#F0E442", "cvt": "#8C6D31", "tmem_read": "#7B4173", "tmem_write": "#9C9EDE", "tma": "#637939",
     "HBM": "#393B79", "L2": "#6B6ECF", "hand-over": "#999999",
 }  # fmt: skip
@@ -57,6 +58,7 @@ def cell_style(bound_by: str, lap: str) -> tuple[str, str]:
     """(label, colour) of a cell: the unit's hue where it is full, its tint where it leads the critical lap."""
     if bound_by != "dependences":
         return f"{bound_by} full", COLOURS.get(bound_by, "#999999")
+    lap = lap or "hand-over"  # a loop that never repeats has no critical lap
     return f"dependences, mostly {lap}", _tint(COLOURS.get(lap, "#999999"))
 
 
@@ -88,7 +90,9 @@ def draw(found: AsymmetryMap) -> Any:
     levels = [v for v in found.levels if low < v < high and abs(v / found.base_tflops - 1) > 1e-6]
     if levels:
         lines = axes.contour(found.x, found.y, found.tflops, levels=levels, colors="black", linewidths=0.9)
-        axes.clabel(lines, fmt=lambda v: f"{v:.0f}", fontsize=8)
+        for text in axes.clabel(lines, fmt=lambda v: f"{v:.0f}", fontsize=8):
+            # A number under a marker is not readable, and its line has others.
+            text.set_visible(not any(_close(text.get_position(), point, found) for point in found.points))
     if low < found.base_tflops < high:
         axes.contour(found.x, found.y, found.tflops, levels=[found.base_tflops], colors="black", linewidths=2.2)
     _place(axes, found)
@@ -113,6 +117,13 @@ def _edges(ticks: tuple[float, ...]) -> list[float]:
     """Borders of geometric cells around ``ticks``."""
     half = (ticks[1] / ticks[0]) ** 0.5
     return [ticks[0] / half, *(tick * half for tick in ticks)]
+
+
+def _close(spot: tuple[float, float], point: MapPoint, found: AsymmetryMap) -> bool:
+    """Whether ``spot`` lies within a tenth of the map of the marker and its label."""
+    across = math.log(spot[0] / point.x) / math.log(found.x[-1] / found.x[0])
+    up = math.log(spot[1] / point.y) / math.log(found.y[-1] / found.y[0])
+    return abs(across) < 0.08 and abs(up) < 0.06
 
 
 def _place(axes: Any, found: AsymmetryMap) -> None:

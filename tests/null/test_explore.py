@@ -171,10 +171,11 @@ def test_cells_are_forecasts(small_map) -> None:
     assert small_map.y == pytest.approx((4, 8, 16, 32, 64))
     for j, i in ((0, 0), (2, 2), (3, 2), (4, 4)):
         machine = B200.with_facts({small_map.x_fact: small_map.x[i], small_map.y_fact: small_map.y[j]})
-        variant = replace(_variant(small_map.variant), emulated_share=small_map.emulated_share[j][i])
+        variant = _variant(small_map.variants[j][i])
+        assert variant.emulated_share == small_map.emulated_share[j][i]
         found = quick(WORK, machine, variant, small_map.clock_mhz)
         assert (found.tflops, found.bound_by) == (small_map.tflops[j][i], small_map.bound_by[j][i])
-    assert small_map.tflops[2][2] == small_map.base_tflops
+    assert small_map.tflops[2][2] == pytest.approx(small_map.base_tflops, rel=5e-3)
 
 
 def _variant(text: str) -> Fa4Variant:
