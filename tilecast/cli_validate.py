@@ -78,3 +78,28 @@ def validate_compare(
     from tilecast.cmd_bundle import run_compare
 
     typer.echo(run_compare(bundle=bundle, machine=machine, as_json=as_json, rows=rows))
+
+
+@app.command("tuner")
+def validate_tuner(
+    table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")
+    ] = None,
+    least: Annotated[int, typer.Option("--least", min=2, help="Only shapes with so many variants of a family.")] = 8,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every shape, worst first.")] = False,
+) -> None:
+    """What share of the exhaustive best a tuner reaches that times the first 1, 3 or 5; needs no GPU."""
+    import json
+    from pathlib import Path
+
+    from tilecast.validation import tuner_run
+
+    found = tuner_run.run_tuner(
+        Path(table) if table else tuner_run.TABLE, Path(codes) if codes else tuner_run.CODES, machine, least
+    )
+    typer.echo(json.dumps(tuner_run.report_dict(found), indent=2) if as_json else tuner_run.report_text(found, rows))
