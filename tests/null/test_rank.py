@@ -94,7 +94,11 @@ def test_no_forecast_goes_below_its_floor(data) -> None:
 def test_the_floor_of_a_loop_holds_block_by_block() -> None:
     import numpy as np
 
-    for text in ("family=fa3,rescale=always", "family=fa3,overlap=false,warpgroups=3,tile_n=64", "family=fa3,warpgroups=1"):
+    for text in (
+        "family=fa3,rescale=always",
+        "family=fa3,overlap=false,warpgroups=3,tile_n=64",
+        "family=fa3,warpgroups=1",
+    ):
         pipeline = build_pipeline(shape(), parse_variant(text), H200)
         trace = steady_state(pipeline)
         blocks = np.arange(0, 40)
