@@ -98,8 +98,7 @@ def validate_tuner(
     from pathlib import Path
 
     from tilecast.validation import tuner_run
+    from tilecast.validation.measured_run import CODES, TABLE
 
-    found = tuner_run.run_tuner(
-        Path(table) if table else tuner_run.TABLE, Path(codes) if codes else tuner_run.CODES, machine, least
-    )
+    found = tuner_run.run_tuner(Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, least)
     typer.echo(json.dumps(tuner_run.report_dict(found), indent=2) if as_json else tuner_run.report_text(found, rows))
