@@ -17,7 +17,7 @@ from tilecast.model.machine import Machine
 from tilecast.model.predict import PredictError
 from tilecast.model.rank import Ranked, rank
 from tilecast.model.space import knob_space
-from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, legality
+from tilecast.model.variant import Fa3Variant, Fa4Variant, Variant, legality
 from tilecast.model.workload import Workload
 
 #: What can become of a candidate, in the order in which it can happen.
@@ -169,10 +169,10 @@ def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Can
     """(candidates with the deepest K/V ring of those alike, the others): more slots of the same ring cost nothing."""
     best: dict[Variant, Candidate] = {}
     for c in candidates:
-        if isinstance(c.variant, Fa2Variant):
-            best[c.variant] = c  # more stages may mean fewer CTAs on an SM
+        if not isinstance(c.variant, Fa3Variant | Fa4Variant):
+            best[c.variant] = c  # fa2: more stages may mean fewer CTAs on an SM
             continue
-        kind = replace(c.variant, kv_stages=0)  # type: ignore[call-arg]
+        kind = replace(c.variant, kv_stages=0)
         if kind not in best or _depth(c.variant) > _depth(best[kind].variant):
             best[kind] = c
     kept = {c.order for c in best.values()}
@@ -217,7 +217,8 @@ def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, Compil
         else:
             spills = f"; spills {made.spill_bytes} bytes a thread" if made.spill_bytes else ""
             by = "the leader from machine code" if reads else "the leader by forecast"
-            changed[c.order] = replace(known, fate="machine code", reason=_behind(_guess(c, made), leader, by) + spills)
+            text = _behind(_guess(c, made), leader, by) + spills
+            changed[c.order] = replace(known, fate=stage, reason=text, kept=True)
     merged = tuple(changed.get(c.order, _unwon(c)) for c in tuning.candidates)
     found = replace(tuning, by=stage, candidates=merged)
     ready = sorted((c for c in changed.values() if c.kept), key=_by_guess)

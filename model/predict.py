@@ -149,7 +149,7 @@ def predict(
         raise PredictError(f"clock: expected sustained, short or a number of MHz, got '{clock}'")
     if not isinstance(clock, str) and not 50 <= clock <= 5000:
         raise PredictError(f"clock: expected 50 to 5000 MHz, got {clock:g}")
-    _refuse_unknown(workload, chip)
+    refuse_unknown(workload, chip)
     chosen = variant is None
     if variant is None:
         name = family or native_family(chip)
@@ -165,7 +165,7 @@ def predict(
     return _assemble(workload, chip, variant, chosen, clock, answer, (low, high))
 
 
-def _refuse_unknown(workload: Workload, machine: Machine) -> None:
+def refuse_unknown(workload: Workload, machine: Machine) -> None:
     if not machine.has(f"tensor.{workload.dtype}_flop_per_clk"):
         raise PredictError(
             f"{machine.name} has no {workload.dtype} matrix rate in its machine file: "

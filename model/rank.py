@@ -89,7 +89,9 @@ def rank(
         forecast.append(Ranked(variant, order, floor, seconds))
         board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
-    best, behind, seen = [], [], Counter[Hashable]()
+    best: list[Ranked] = []
+    behind: list[Ranked] = []
+    seen: Counter[Hashable] = Counter()
     for entry in forecast:
         name = group(entry.variant) if group else ()
         fits = len(best) < keep and (group is None or seen[name] < per_group)
@@ -153,7 +155,8 @@ class LoopFloor:
         """Least cycles of the loops of tiles with so many blocks; 0 for none."""
         times = np.where(iterations > self.loose, (iterations - self.loose - 1) // self.laps + 1, 0)
         chain = np.where(iterations > 0, times * self.cycles + self.before + self.after, 0.0)
-        return np.maximum(chain, iterations * self.unit_cycles)
+        floor: NDArray[np.float64] = np.maximum(chain, iterations * self.unit_cycles)
+        return floor
 
 
 @lru_cache(maxsize=16384)

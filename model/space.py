@@ -8,7 +8,7 @@ Knobs that change the result's accuracy (poly_degree, rescale_threshold) are not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 from tilecast.model.machine import Machine
@@ -45,7 +45,7 @@ def knob_space(family: str, workload: Workload, machine: Machine) -> tuple[Varia
     """`legal_space` before legality: an audit trail shows what was illegal and why."""
     if family not in FAMILIES:
         raise VariantError(f"unknown kernel family '{family}'{nearest(family, tuple(FAMILIES))}")
-    makers = {"fa4": _fa4, "fa3": _fa3, "fa2": _fa2}
+    makers: dict[str, Callable[[Workload, Machine], Iterator[Variant]]] = {"fa4": _fa4, "fa3": _fa3, "fa2": _fa2}
     return tuple(makers[family](workload, machine)) if family in makers else (UnfusedVariant(),)
 
 

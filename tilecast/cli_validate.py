@@ -97,3 +97,27 @@ def validate_experiments(
         raise CheckError(f"--clock: expected sustained or short, got '{clock}'")
     reports, cycles = run_experiments(clock), cycle_ratios()
     typer.echo(json.dumps(report_dict(reports, cycles), indent=2) if as_json else report_text(reports, cycles, rows))
+
+
+@app.command("tuner")
+def validate_tuner(
+    table: Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")] = None,
+    codes: Annotated[
+        str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")
+    ] = None,
+    least: Annotated[int, typer.Option("--least", min=2, help="Only shapes with so many variants of a family.")] = 8,
+    as_json: opt.AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every shape, worst first.")] = False,
+) -> None:
+    """What share of the exhaustive best a tuner reaches that times the first 1, 3 or 5; needs no GPU."""
+    import json
+    from pathlib import Path
+
+    from tilecast.validation import tuner_run
+    from tilecast.validation.measured_run import CODES, TABLE
+
+    found = tuner_run.run_tuner(Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, least)
+    typer.echo(json.dumps(tuner_run.report_dict(found), indent=2) if as_json else tuner_run.report_text(found, rows))
