@@ -277,6 +277,21 @@ def test_workers_of_another_program_or_that_cannot_start_end_the_sweep() -> None
 
     with pytest.raises(SweepError, match=r"could not start: its process ended \(exit code 1\)"):
         drive(tasks(3), Lanes(2, 2, dead), HELLO, lambda *_: None)
+    # Once is an accident, as when memory is short for a moment.
+    greeted: list[int] = []
+
+    def late(request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "hello":
+            greeted.append(1)
+            if len(greeted) == 1:
+                raise WorkerLostError("its process ended (signal 9)")
+            return {"source": "x"}
+        assert len(greeted) == 2
+        return {"status": "ok"}
+
+    kept: list[str] = []
+    drive(tasks(3), Lanes(1, 2, late), HELLO, lambda task, *_: kept.append(task.name))
+    assert sorted(kept) == ["t0", "t1", "t2"]
 
 
 def test_a_sweep_that_cannot_start_leaves_no_store(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +490,7 @@ def test_a_real_ray_cluster_of_two_workers_gives_the_same_and_survives_a_dead_ac
         monkeypatch.setattr(RayEngine, "starts", starts)
 
         def shoot(done: int, _total: int, _what: str) -> None:
-            if done == 6:
+            if done == 6:  # whether it is at work or still starting
                 lanes[0].close()
 
         with_ray = tilecast.sweep(raw, store=tmp_path / "ray.db", engine=engine, tell=shoot)
