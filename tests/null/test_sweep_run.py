@@ -164,6 +164,20 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(tmp_path: Pa
     assert len(pids) == 3
 
 
+def test_what_waited_behind_the_request_that_killed_a_worker_does_not_wait_for_ever() -> None:
+    engine = LocalEngine(1)
+    (start,) = engine.starts(1)
+    lane = start()
+    assert isinstance(lane, ProcessLane)
+    hello = lane.submit({"do": "hello", "kind": "forecast", "machines": []})
+    assert hello.result(60) == {"source": api.source_hash("forecast")}
+    os.kill(lane._worker._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    for future in [lane.submit({"do": "gpus"}) for _ in range(3)]:
+        assert isinstance(future.exception(20), WorkerLostError)
+    lane.close()
+    engine.close()
+
+
 class Scripted:
     """A lane without a process: each request is answered by a function on a thread of its own."""
 
@@ -392,6 +406,8 @@ def test_items_run_one_at_a_time_on_each_gpu_and_both_are_used(tmp_path: Path) -
             if request["do"] == "hello":
                 return {"source": api.source_hash("measure")}
             began = time.monotonic()
+            if not spans[gpu.uuid]:
+                both.wait()
             time.sleep(0.005)
             spans[gpu.uuid].append((began, time.monotonic()))
             # Three timings lose their context: the lane is replaced, its neighbour is not disturbed.
