@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -58,10 +59,12 @@ def main() -> None:
         began = time.perf_counter()
         table = sweep(specification(wanted.items, wanted.intervals), store=folder / "s.db", workers=wanted.workers)
         took = time.perf_counter() - began
+        used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         what = f"{len(table)} forecasts, {wanted.workers} workers"
         print(
             f"{what:<38}{took:8.1f} s    (target 300 for 10,000 on 2 cores; load before {before:.1f}, after {os.getloadavg()[0]:.1f})"
         )
+        print(f"  processor time of all processes     {used:8.1f} s")
         print(f"  infeasible {table.count('infeasible')}, failed {table.count('failed')}")
         print(f"  store                               {(folder / 's.db').stat().st_size / 1e6:8.1f} MB")
         began = time.perf_counter()

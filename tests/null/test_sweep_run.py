@@ -31,13 +31,13 @@ from tilecast.validation.sweep.lanes import LocalEngine, ProcessLane
 from tilecast.validation.sweep.spec import Bench, load_spec, plan_forecasts, plan_measurements
 from tilecast.validation.sweep.store import Store
 
-#: Twelve kernels at four lengths: every item computes something, none for long.
+#: Eight kernels at three lengths: every item computes something, none for long.
 SPEC = """
 machines = ["b200", "h200-sxm"]
 [[workload]]
-head_dim = [64, 128, 256]
+head_dim = [64, 128]
 mask = ["none", "causal"]
-seqlen = [512, 1024, 2048, 4096]
+seqlen = [512, 1024, 2048]
 """
 
 #: A sweep that writes down what it hands out and what comes back, each line before the store hears of it.
@@ -110,7 +110,7 @@ def test_kill_9_loses_at_most_the_items_in_flight(spec: Path, tmp_path: Path) ->
     script.write_text(LOGGED, encoding="utf-8")
     total = len(plan_forecasts(load_spec(spec)).items)
     kept_before: set[str] = set()
-    for so_far in (10, 25):
+    for so_far in (6, 14):
         log.unlink(missing_ok=True)
         child = subprocess.Popen([sys.executable, script, spec, store, log])
 
@@ -162,6 +162,20 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(tmp_path: Pa
     engine.close()
     assert table.count("ok") == table.computed == 8
     assert len(pids) == 3
+
+
+def test_what_waited_behind_the_request_that_killed_a_worker_does_not_wait_for_ever() -> None:
+    engine = LocalEngine(1)
+    (start,) = engine.starts(1)
+    lane = start()
+    assert isinstance(lane, ProcessLane)
+    hello = lane.submit({"do": "hello", "kind": "forecast", "machines": []})
+    assert hello.result(60) == {"source": api.source_hash("forecast")}
+    os.kill(lane._worker._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    for future in [lane.submit({"do": "gpus"}) for _ in range(3)]:
+        assert isinstance(future.exception(20), WorkerLostError)
+    lane.close()
+    engine.close()
 
 
 class Scripted:
@@ -247,25 +261,21 @@ def test_every_task_is_answered_once_and_a_deadly_one_given_up_after_two_tries(
 
 def test_a_group_stays_with_a_lane_until_another_has_nothing_to_do() -> None:
     where: dict[int, int] = {}
-    barrier = threading.Barrier(2, timeout=20)
+    # Lanes in step, so that neither runs out of work before the other.
+    step = threading.Barrier(2, timeout=30)
 
     def number(n: int) -> dict[str, Any]:
-        if n < 2:  # the first task of each of two groups: both lanes are at work now
-            barrier.wait()
-        time.sleep(0.001)
+        step.wait()
         where[n] = threading.get_ident()
         return {"status": "ok"}
 
-    kept: list[str] = []
-    drive(tasks(40, 2), Lanes(2, 1, scripted(number)), HELLO, lambda task, *_: kept.append(task.name))
-    first, second = where[0], where[1]
-    assert first != second
-    assert sum(where[n] == first for n in range(0, 40, 2)) >= 10
-    assert sum(where[n] == second for n in range(1, 40, 2)) >= 10
+    drive(tasks(40, 2), Lanes(2, 1, scripted(number)), HELLO, lambda *_: None)
+    assert len({where[n] for n in range(0, 40, 2)}) == len({where[n] for n in range(1, 40, 2)}) == 1
+    assert where[0] != where[1]
     # One group only: the other lane takes half of it rather than watch.
     where.clear()
     drive(tasks(40, 1), Lanes(2, 1, scripted(number)), HELLO, lambda *_: None)
-    assert len(set(where.values())) == 2
+    assert sorted(list(where.values()).count(lane) for lane in set(where.values())) == [20, 20]
 
 
 def test_workers_of_another_program_or_that_cannot_start_end_the_sweep() -> None:
@@ -277,6 +287,30 @@ def test_workers_of_another_program_or_that_cannot_start_end_the_sweep() -> None
 
     with pytest.raises(SweepError, match=r"could not start: its process ended \(exit code 1\)"):
         drive(tasks(3), Lanes(2, 2, dead), HELLO, lambda *_: None)
+    # Once is an accident, as when memory is short for a moment.
+    greeted: list[int] = []
+
+    def late(request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "hello":
+            greeted.append(1)
+            if len(greeted) == 1:
+                raise WorkerLostError("its process ended (signal 9)")
+            return {"source": "x"}
+        assert len(greeted) == 2
+        return {"status": "ok"}
+
+    kept: list[str] = []
+    drive(tasks(3), Lanes(1, 2, late), HELLO, lambda task, *_: kept.append(task.name))
+    assert sorted(kept) == ["t0", "t1", "t2"]
+
+
+def test_a_sweep_that_cannot_start_leaves_no_store(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SweepError, match="another version"):
+        tilecast.sweep(spec, store=tmp_path / "s.db", engine=Lanes(1, 1, lambda _: {"source": "y"}))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SweepError, match=r"needs Ray .*: pip install 'tilecast\[ray\]'"):
+        tilecast.sweep(spec, store=tmp_path / "s.db", engine="ray")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["spec.toml"]
 
 
 def test_failed_items_stay_failed_until_asked_for_again(spec: Path, tmp_path: Path) -> None:
@@ -292,11 +326,11 @@ def test_failed_items_stay_failed_until_asked_for_again(spec: Path, tmp_path: Pa
 
     broken = engine(WorkerError("no memory"))
     table = tilecast.sweep(spec, store=tmp_path / "s.db", engine=broken)
-    assert table.count("failed") == len(table) == 48
-    assert tilecast.sweep(spec, store=tmp_path / "s.db", engine=Unused()).count("failed") == 48
+    assert table.count("failed") == len(table) == 24
+    assert tilecast.sweep(spec, store=tmp_path / "s.db", engine=Unused()).count("failed") == 24
     good = engine({"status": "ok", "reason": ""})
     again = tilecast.sweep(spec, store=tmp_path / "s.db", engine=good, retry_failed=True)
-    assert (again.known, again.computed, again.count("ok")) == (0, 48, 48)
+    assert (again.known, again.computed, again.count("ok")) == (0, 24, 24)
 
 
 def test_ctrl_c_leaves_a_sound_store_and_says_how_to_go_on(spec: Path, tmp_path: Path) -> None:
@@ -318,7 +352,7 @@ def test_ctrl_c_leaves_a_sound_store_and_says_how_to_go_on(spec: Path, tmp_path:
     out, err = child.communicate(timeout=30)
     assert child.returncode == 130 and out == "" and "Traceback" not in err
     assert f"tilecast: stopped: results so far are kept in {store}; run the same command to go on" in err
-    assert 3 <= kept() < 48
+    assert 3 <= kept() < 24
 
 
 def test_the_table_has_units_and_one_value_a_cell_in_every_format(
@@ -362,6 +396,8 @@ TWO = (Gpu("GPU-aaaa", "NVIDIA H200", 90), Gpu("GPU-bbbb", "NVIDIA H200", 90))
 def test_items_run_one_at_a_time_on_each_gpu_and_both_are_used(tmp_path: Path) -> None:
     spans: dict[str, list[tuple[float, float]]] = {gpu.uuid: [] for gpu in TWO}
     handles: dict[str, int] = {}
+    # The first items meet: both GPUs are at work at the same time.
+    both = threading.Barrier(2, timeout=30)
 
     def start(gpu: Gpu, handle: int) -> Scripted:
         handles[gpu.uuid] = handle
@@ -370,6 +406,8 @@ def test_items_run_one_at_a_time_on_each_gpu_and_both_are_used(tmp_path: Path) -
             if request["do"] == "hello":
                 return {"source": api.source_hash("measure")}
             began = time.monotonic()
+            if not spans[gpu.uuid]:
+                both.wait()
             time.sleep(0.005)
             spans[gpu.uuid].append((began, time.monotonic()))
             # Three timings lose their context: the lane is replaced, its neighbour is not disturbed.
@@ -385,7 +423,7 @@ def test_items_run_one_at_a_time_on_each_gpu_and_both_are_used(tmp_path: Path) -
     assert len(store.known(item.key for item in plan.items)) == 30 == sum(map(len, spans.values()))
     store.close()
     for mine in spans.values():
-        assert len(mine) > 5
+        assert mine
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(mine))
     assert len(set(handles.values())) == 2
 
@@ -466,7 +504,7 @@ def test_a_real_ray_cluster_of_two_workers_gives_the_same_and_survives_a_dead_ac
         monkeypatch.setattr(RayEngine, "starts", starts)
 
         def shoot(done: int, _total: int, _what: str) -> None:
-            if done == 6:
+            if done == 6:  # whether it is at work or still starting
                 lanes[0].close()
 
         with_ray = tilecast.sweep(raw, store=tmp_path / "ray.db", engine=engine, tell=shoot)

@@ -222,9 +222,11 @@ def test_measured_items_are_those_the_family_can_write() -> None:
     assert {v["kernel"] for v in values(plan)} == {"hopper_ws", "triton"}
     other = plan_measurements(spec, "h200-sxm", load_machine("h200-sxm"), Bench("NVIDIA H200", "2.11.0", "3.9.0"))
     assert not {item.key for item in plan.items} & {item.key for item in other.items}
-    spec = load_spec({"do": "measure", "kernels": ["cudnn"], "workload": [{}], "variants": ["best", "blackwell_ws"]})
+    spec = load_spec(
+        {"do": "measure", "kernels": ["cudnn"], "workload": [{}], "variants": ["best:triton", "blackwell_ws"]}
+    )
     plan = plan_measurements(spec, "h200-sxm", load_machine("h200-sxm"), Bench("NVIDIA H200", "2.11.0", "3.6.0"))
-    assert [v["kernel"] for v in values(plan)] == ["cudnn", "hopper_ws"] and len(plan.left_out) == 1
+    assert [v["kernel"] for v in values(plan)] == ["cudnn", "triton"] and len(plan.left_out) == 1
 
 
 @pytest.mark.parametrize(

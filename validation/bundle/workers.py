@@ -73,6 +73,7 @@ class Worker:
                 self.close()
                 raise WorkerLostError(f"no answer in {silence_s:.0f} s: it hangs") from None
             if not line:
+                self._lines.put("")  # whoever asks after this must not wait for a process that is gone
                 self.close()
                 raise WorkerLostError(f"its process ended ({_ending(self._process.returncode)})")
             found = json.loads(line)

@@ -44,7 +44,9 @@ class _Slot:
     waiting: deque[Task] = field(default_factory=deque)
     flying: deque[tuple[Task, Future[dict[str, Any]], float]] = field(default_factory=deque)
     lane: Lane | None = None
-    greeting: Future[dict[str, Any]] | None = None
+    #: Whether its worker has said that it is the right program: nothing is handed to it before.
+    ready: bool = False
+    false_starts: int = 0
     #: When its last answer came.
     answered: float = 0.0
 
@@ -84,7 +86,7 @@ class _Run:
                 continue  # of a worker that was replaced: its tasks wait again or were given up
             error = _error(future)
             if task is None:
-                self._greeted(future)
+                self._greeted(slot, future, error)
             elif isinstance(error, WorkerLostError):
                 self._replace(slot, str(error))
             else:
@@ -101,21 +103,19 @@ class _Run:
                 slot.lane = None
 
     def _open(self, slot: _Slot) -> None:
-        slot.lane = slot.start()
-        slot.greeting = self._submit(slot, None, self._greeting)
-        self._feed(slot)
+        slot.lane, slot.ready = slot.start(), False
+        self._submit(slot, None, self._greeting)
 
-    def _submit(self, slot: _Slot, task: Task | None, request: Request) -> Future[dict[str, Any]]:
+    def _submit(self, slot: _Slot, task: Task | None, request: Request) -> None:
         lane = slot.lane
         assert lane is not None
         future = lane.submit(request)
         if task is not None:
             slot.flying.append((task, future, time.monotonic()))
         future.add_done_callback(lambda done: self._events.put((slot, lane, task, done)))
-        return future
 
     def _feed(self, slot: _Slot) -> None:
-        while len(slot.flying) < self._depth:
+        while slot.ready and len(slot.flying) < self._depth:
             if not slot.waiting:
                 self._find_work(slot)
             if not slot.waiting:
@@ -131,12 +131,16 @@ class _Run:
         for _ in range((len(fullest.waiting) + 1) // 2):
             slot.waiting.appendleft(fullest.waiting.pop())
 
-    def _greeted(self, future: Future[dict[str, Any]]) -> None:
-        error = _error(future)
-        if error is not None:
+    def _greeted(self, slot: _Slot, future: Future[dict[str, Any]], error: BaseException | None) -> None:
+        if isinstance(error, WorkerLostError) and slot.false_starts + 1 < ATTEMPTS:
+            slot.false_starts += 1
+            self._replace(slot, "")
+        elif error is not None:
             raise SweepError(f"a worker could not start: {error}")
-        if future.result() != self._greeting["expect"]:
+        elif future.result() != self._greeting["expect"]:
             raise SweepError("a worker runs another version of tilecast: install the same one everywhere, start again")
+        else:
+            slot.ready, slot.false_starts = True, 0
 
     def _answered(self, slot: _Slot, task: Task, answer: dict[str, Any]) -> None:
         for entry in slot.flying:
@@ -151,9 +155,6 @@ class _Run:
 
     def _replace(self, slot: _Slot, reason: str) -> None:
         """Another worker for the slot; with a ``reason`` it died, and the first task without an answer is why."""
-        assert slot.lane is not None and slot.greeting is not None
-        if reason and slot.greeting.done():
-            self._greeted(slot.greeting)  # a worker that never was ready is nobody's fault but the engine's
         for task, future, _ in list(slot.flying):
             if future.done() and _error(future) is None:
                 self._answered(slot, task, future.result())
@@ -165,8 +166,9 @@ class _Run:
                 answer = _failed(f"its worker died {ATTEMPTS} times: {reason}")
                 self._answered(slot, suspect, answer)
                 again = again[1:]
+        assert slot.lane is not None
         slot.lane.close()
-        slot.lane = None
+        slot.lane, slot.ready = None, False
         slot.flying.clear()
         slot.waiting.extendleft(reversed(again))
         if self._left:

@@ -60,15 +60,14 @@ class Store:
             _refuse_folder(path, write)
             if write:
                 self._lock = _lock(path)
-        created = path is None or not path.exists()
+        self._path = path
+        self._created = path is not None and not path.exists()
         try:
             with self._plain():
                 self._base = _connect(path, write)
                 self._prepare(create=write)
         except StoreError:
-            self.close()
-            if created and path is not None:
-                _remove(path)
+            self._abandon()
             raise
 
     def _prepare(self, create: bool) -> None:
@@ -97,8 +96,20 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            empty = kind is not None and self._base.execute("SELECT 1 FROM results LIMIT 1").fetchone() is None
+        except sqlite3.Error:
+            empty = False
+        if empty:
+            self._abandon()
         self.close()
+
+    def _abandon(self) -> None:
+        """Close, and leave no file that was made for nothing."""
+        self.close()
+        if self._created and self._path is not None:
+            _remove(self._path)
 
     def close(self) -> None:
         """Close; what was committed is in the file."""
