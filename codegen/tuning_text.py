@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilecast.model.variant import variant_text
@@ -28,9 +29,11 @@ _BY = {
 _TIMES = ("floor", "forecast", "compiled", "measured", "measured_low", "measured_high")
 
 
-def knobs_text(candidate: Candidate) -> str:
-    """The variant without its family."""
-    return variant_text(candidate.variant).partition(",")[2]
+def _knobs(candidates: Sequence[Candidate]) -> tuple[list[str], str]:
+    """(what tells each candidate from the others, what they have in common), as --variant takes knobs."""
+    split = [variant_text(c.variant).split(",") for c in candidates]
+    common = [knob for knob in split[0] if all(knob in other for other in split)]
+    return [",".join(knob for knob in knobs if knob not in common) for knobs in split], ",".join(common)
 
 
 def as_text(tuning: Tuning) -> str:
@@ -44,15 +47,18 @@ def as_text(tuning: Tuning) -> str:
         "",
         f"{'forecast':>9}{'from code':>11}{'measured':>10}{'regs':>6}{'spill':>7}  variant (times in ms)",
     ]
-    for c in tuning.shortlist[:_SHOWN]:
+    shown = tuning.shortlist[:_SHOWN]
+    different, common = _knobs(shown)
+    for c, knobs in zip(shown, different, strict=True):
         mark = "*" if c is winner else " "
         lines.append(
             f"{_ms(c.forecast_s):>9}{_ms(c.compiled_s):>11}{_ms(c.measured_s):>10}{_number(c.registers):>6}"
-            f"{_number(c.spill_bytes):>7} {mark}{knobs_text(c)}"
+            f"{_number(c.spill_bytes):>7} {mark}{knobs}".rstrip()
         )
     guess = winner.best_guess_s
     speed = f", {tuning.workload.flops / guess / 1e12:.0f} TFLOP/s" if guess else ""
     lines += [
+        f"all of them: {common}",
         "",
         f"winner (*) by {_BY[tuning.by]}{speed}: {winner.reason}",
         *(f"note: {note}" for note in tuning.notes),

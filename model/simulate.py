@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from tilecast.model.fair_share import share_units, unit_use
 from tilecast.model.graph import Edge, Op, Pipeline, PipelineError, Role, Step
 
 _EPS = 1e-6
@@ -82,52 +83,6 @@ class SmTrace:
         return out
 
 
-def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
-    """Max-min fair speeds (0..1) of operations sharing units; 1 means as fast as alone.
-
-    The matrix engine goes first: measured on an H200, wgmma keeps its rate to within 1 % whatever arithmetic runs
-    beside it, and the arithmetic slows down (validation/measured/h200_corun.csv).
-
-    >>> a = Op("a", "x", "r", (("mufu", 10.0),), 10.0)
-    >>> fair_speeds((a, a))
-    (0.5, 0.5)
-    """
-    return _fair_speeds(ops, [_use(op) for op in ops])
-
-
-def _use(op: Op) -> dict[str, float]:
-    """Share of every unit that an operation takes at full speed."""
-    return {unit: cycles / op.min_cycles for unit, cycles in op.demand}
-
-
-def _fair_speeds(ops: tuple[Op, ...], use: list[dict[str, float]]) -> tuple[float, ...]:
-    speeds = [1.0] * len(ops)
-    left: dict[str, float] = {}
-    for wants in use:
-        for unit in wants:
-            left[unit] = 1.0
-    for engine_first in (True, False):
-        _share({i for i, op in enumerate(ops) if (op.engine == "tensor") is engine_first}, use, left, speeds)
-    return tuple(speeds)
-
-
-def _share(members: set[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float]) -> None:
-    """Progressive filling among ``members``; updates what is ``left`` of every unit and the ``speeds``."""
-    open_ops = set(members)
-    while open_ops:
-        level, tight = 1.0, ""
-        for unit, room in left.items():
-            load = sum(use[i].get(unit, 0.0) for i in open_ops)
-            if load > 0 and room / load < level - 1e-12:
-                level, tight = max(0.0, room / load), unit
-        frozen = {i for i in open_ops if not tight or tight in use[i]}
-        for i in frozen:
-            speeds[i] = level
-            for unit, cycles in use[i].items():
-                left[unit] = max(0.0, left[unit] - level * cycles)
-        open_ops -= frozen
-
-
 def _with_mask(pipeline: Pipeline) -> dict[str, Op]:
     """Operations as they run in a block that crosses a mask boundary."""
     masked: dict[str, Op] = {}
@@ -167,7 +122,7 @@ class _Known:
         self.ops = {op.name: op for op in pipeline.ops}
         self.masked_ops = _with_mask(pipeline)
         # By identity, which is stable as long as this object holds the operations.
-        self.uses = {id(op): _use(op) for op in (*self.ops.values(), *self.masked_ops.values())}
+        self.uses = {id(op): unit_use(op) for op in (*self.ops.values(), *self.masked_ops.values())}
         self.speeds: dict[tuple[int, ...], tuple[float, ...]] = {}
 
 
@@ -289,7 +244,7 @@ class _Run:
         key = tuple([id(entry.op) for entry in self.active])
         found = self.speed_memo.get(key)
         if found is None:
-            found = _fair_speeds(tuple(entry.op for entry in self.active), [self.uses[i] for i in key])
+            found = share_units(tuple(entry.op for entry in self.active), [self.uses[i] for i in key])
             self.speed_memo[key] = found
         return found
 

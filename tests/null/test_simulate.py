@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.model.bounds import bounds
+from tilecast.model.fair_share import fair_speeds
 from tilecast.model.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.machine import load_machine
 from tilecast.model.pipelines import build_pipeline
-from tilecast.model.simulate import critical_recurrence, fair_speeds, simulate, steady_state
+from tilecast.model.simulate import critical_recurrence, simulate, steady_state
 from tilecast.model.variant import Fa3Variant, Fa4Variant
 from tilecast.model.workload import Workload
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+from tilecast.model.fair_share import fair_speeds
 from tilecast.model.graph import Op
 from tilecast.model.machine import Machine
-from tilecast.model.simulate import fair_speeds
 from tilecast.validation.emulator import costs
 from tilecast.validation.emulator.barriers import Key
 from tilecast.validation.emulator.errors import EmulationError
