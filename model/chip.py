@@ -68,13 +68,13 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
     return max(0.0, (masked_trace.tile_cycles(far) - trace.tile_cycles(far)) / blocks)
 
 
-def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine) -> ChipRun:
-    """Play one launch: every tile of every head on the machine's SMs."""
+def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
+    """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
     pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
     tiles = head_tiles(workload, rows, pipeline.keys_per_iteration)
     trace = steady_state(pipeline)
-    masked_trace = steady_state(pipeline, 2) if tiles.masked.any() else trace
+    masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
     lasting = variant.scheduler in LASTING
     start, finish = tile_edges(pipeline, machine)

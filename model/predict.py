@@ -202,11 +202,13 @@ kernel_shape = loop_shape
 
 
 @lru_cache(maxsize=65536)
-def _evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> _Answer:
+def _evaluate(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, masks: bool = True
+) -> _Answer:
     if isinstance(variant, UnfusedVariant):
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(kernel_shape(workload), variant, machine)
-    chip = run_chip(workload, variant, pipeline, machine)
+    chip = run_chip(workload, variant, pipeline, machine, masks)
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = _settle(machine, activity, cycles, chip.hbm_seconds, clock)
@@ -221,9 +223,11 @@ def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: fl
     return fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
 
 
-def evaluate_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
-    """Seconds of the forecast alone, for rankings; ``variant`` must be legal."""
-    return _evaluate(workload, machine, variant, clock).seconds
+def evaluate_seconds(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained", masks: bool = True
+) -> float:
+    """Seconds of the forecast alone, for rankings; ``variant`` must be legal.  Without ``masks`` masked blocks are plain."""
+    return _evaluate(workload, machine, variant, clock, masks).seconds
 
 
 def launch_activity(

@@ -85,6 +85,12 @@ def rank(
         if round(floor, _DIGITS) > board.last(name):
             dropped.append(Ranked(variant, order, floor, None))
             continue
+        if workload.mask != "none":
+            # Half the simulation already: masked blocks take no less than plain ones.
+            floor = max(floor, _unmasked_seconds(workload, machine, variant, clock))
+            if round(floor, _DIGITS) > board.last(name):
+                dropped.append(Ranked(variant, order, floor, None))
+                continue
         seconds = round(evaluate_seconds(workload, machine, variant, clock), _DIGITS)
         forecast.append(Ranked(variant, order, floor, seconds))
         board.add(name, seconds)
@@ -121,6 +127,17 @@ class _Board:
         insort(self.all, seconds)
         if len(own) > self.per_group:
             del self.all[bisect_left(self.all, own.pop())]
+
+
+def _unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
+    """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor."""
+    if isinstance(variant, UnfusedVariant):
+        return 0.0
+    pipeline = build_pipeline(kernel_shape(workload), variant, machine)
+    tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
+    if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
+        return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
+    return evaluate_seconds(workload, machine, variant, clock, masks=False)
 
 
 def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
