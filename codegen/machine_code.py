@@ -139,8 +139,14 @@ class _Flow:
         return len(opcodes) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and "MUFU" not in opcodes
 
 
-def _walk(flow: _Flow, begin: int, end: int, named: dict[int, tuple[str, int]], warpgroups: int) -> tuple[Stretch, ...]:
-    """Stretches on the path [begin, end] through every named loop; other forward branches skip masking code only."""
+def _walk(
+    flow: _Flow, begin: int, end: int, named: dict[int, tuple[str, int]], warpgroups: int, masked: bool = False
+) -> tuple[Stretch, ...]:
+    """Stretches on the path [begin, end] through every named loop; other forward branches skip masking code only.
+
+    With ``masked`` the masking code outside the loops runs: it hides scores of the tile's first block, which every tile
+    of a causal or windowed kernel does, and an unmasked one only at a ragged end.
+    """
     out: list[Stretch] = []
     code: list[WarpInstruction] = []
 
@@ -163,7 +169,7 @@ def _walk(flow: _Flow, begin: int, end: int, named: dict[int, tuple[str, int]], 
         ahead = flow.at.get(target, -1) if target is not None else -1
         skips_loop = any(i < a < ahead for a in named)
         always = not line.text.startswith("@")
-        if i < ahead <= end + 1 and not skips_loop and (always or flow.is_masking(i + 1, ahead)):
+        if i < ahead <= end + 1 and not skips_loop and (always or (not masked and flow.is_masking(i + 1, ahead))):
             i = ahead
             continue
         if line.opcode == "EXIT" and not line.text.startswith("@"):
@@ -200,7 +206,7 @@ def _hopper_consumers(flow: _Flow, mask: str, warpgroups: int) -> list[tuple[Str
         for a, b in flow.loops:
             if begin < a and b < end and b - a < 200 and not any(x <= a <= y for x, y in mine):
                 named[a] = ("pass", b)
-        out.append(_walk(flow, begin, end, named, warpgroups))
+        out.append(_walk(flow, begin, end, named, warpgroups, mask != "none"))
     return _with_passes(out)
 
 
