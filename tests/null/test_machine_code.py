@@ -189,12 +189,12 @@ def test_the_left_edge_of_a_window_comes_first() -> None:
     assert [role for role, _ in shape(code.consumers[0])] == ["left", "main", "edge", "once"]
 
 
-def consumer(name: str, skip: bool = True) -> list[str]:
-    """A tile loop with the loops over keys inside, and the loop that passes over others' blocks."""
+def consumer(name: str, skip: bool = True, first: tuple[str, ...] = ()) -> list[str]:
+    """A tile loop with the loops over keys inside, and the loop that passes over others' blocks; ``first`` follows the first S."""
     passing = loop(
         f"pass{name}", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4+URZ], RZ"
     )
-    return loop(f"tile{name}", "NOP", *(passing if skip else []), "NOP", MMA, *loop(f"edge{name}", MMA, "NOP"), "NOP",
+    return loop(f"tile{name}", "NOP", *(passing if skip else []), "NOP", MMA, *first, *loop(f"edge{name}", MMA, "NOP"), "NOP",
                 *loop(f"main{name}", MMA), "NOP", "NOP")  # fmt: skip
 
 
@@ -207,6 +207,19 @@ def test_each_consumer_of_a_hopper_kernel_has_its_own_program() -> None:
     assert code.barriers == 5
     expected = [("once", 1), ("pass", 3), ("once", 2), ("edge", 3), ("once", 1), ("main", 2), ("once", 3)]
     assert [shape(program) for program in code.consumers] == [expected, expected]
+
+
+def test_the_first_block_of_a_masked_hopper_kernel_hides_its_scores() -> None:
+    """Under a mask every tile begins on its edge; without one only a ragged end does."""
+    hide = ("@P1 BRA {over}", *MASKING, "over:")
+
+    def before_the_loops(mask: str) -> int:
+        rows = assemble(*SETUP, *consumer("a", first=hide), *END)
+        code = read(rows, family="hopper_ws", mask=mask, warps=8, variant="family=fa3,warpgroups=1")
+        return shape(code.consumers[0])[2][1]
+
+    assert before_the_loops("none") == 3
+    assert before_the_loops("causal") == 3 + len(MASKING)
 
 
 def test_a_passing_loop_that_was_moved_away_is_lent_by_the_other_consumer() -> None:
