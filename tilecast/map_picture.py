@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilecast.output import OutputError, check_writable
+from tilecast.output import OutputError, check_writable, write_bytes_atomically
 
 if TYPE_CHECKING:
     from tilecast.model.asymmetry import AsymmetryMap, MapPoint
@@ -37,21 +36,14 @@ def write_map(found: AsymmetryMap, path: str | Path) -> None:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tilecast", "font.size": 10})
     import matplotlib.pyplot as plt
 
-    figure = draw(found)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix)
-    os.close(handle)
+    figure, picture = draw(found), io.BytesIO()
     try:
-        metadata = {"Date": None} if target.suffix == ".svg" else None
-        figure.savefig(temporary, dpi=150, metadata=metadata)
-        mode = os.umask(0)
-        os.umask(mode)
-        os.chmod(temporary, 0o666 & ~mode)
-        os.replace(temporary, target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot write: {error.strerror or error}") from None
+        figure.savefig(
+            picture, format=target.suffix[1:], dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None
+        )
     finally:
         plt.close(figure)
+    write_bytes_atomically(target, picture.getvalue())
 
 
 def cell_style(bound_by: str, lap: str) -> tuple[str, str]:

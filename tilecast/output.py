@@ -25,6 +25,11 @@ def check_writable(path: str | Path) -> Path:
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:
+    """`write_bytes_atomically` of the text in UTF-8."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: str | Path, content: bytes) -> None:
     """Write through a temporary file in the same folder, so that a failure leaves no half-written file."""
     target = check_writable(path)
     try:
@@ -32,8 +37,8 @@ def write_text_atomically(path: str | Path, text: str) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot write: {error.strerror or error}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         mode = os.umask(0)
         os.umask(mode)
         os.chmod(temporary, 0o666 & ~mode)
