@@ -255,8 +255,10 @@ def _fa4_legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> 
         scores = variant.stages * variant.tile_n
         if tiles_o > 1 and scores + workload.head_dim_v <= limit_columns:
             lever = "use split=k (one query tile, alternate key blocks)"
-        else:
+        elif scores < limit_columns:
             lever = f"use a head_dim_v of at most {limit_columns - scores}, or a smaller tile_n"
+        else:
+            lever = "use a smaller tile_n or fewer stages"
         name = "tensor memory (S/P and O accumulators)"
         return Verdict(False, name, columns, limit_columns, "columns", lever)
     query, slot, slots = fa4_smem_bytes(variant, workload, machine)
