@@ -21,8 +21,8 @@ from tilecast.model.chip import run_chip
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine, MachineError, load_machine
 from tilecast.model.machine_schema import KEYS
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.predict import PredictError, kernel_shape
+from tilecast.model.pipelines import build_pipeline, loop_shape
+from tilecast.model.predict import PredictError
 from tilecast.model.quick import loop_bound, quick
 from tilecast.model.reoptimise import reoptimise
 from tilecast.model.simulate import steady_state
@@ -149,7 +149,7 @@ class _Asked:
         return self.machine.with_facts({self.key: x})
 
     def pipeline(self, x: float) -> Pipeline:
-        return build_pipeline(kernel_shape(self.workload), self.variant, self.at(x))
+        return build_pipeline(loop_shape(self.workload), self.variant, self.at(x))
 
     def demand(self, x: float) -> dict[str, float]:
         return self.pipeline(x).demand()

@@ -197,17 +197,13 @@ class _Answer:
     launch_seconds: float
 
 
-#: Where others look for it.
-kernel_shape = loop_shape
-
-
 @lru_cache(maxsize=65536)
 def _evaluate(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float, masks: bool = True
 ) -> _Answer:
     if isinstance(variant, UnfusedVariant):
         return _evaluate_unfused(workload, machine, variant, clock)
-    pipeline = build_pipeline(kernel_shape(workload), variant, machine)
+    pipeline = build_pipeline(loop_shape(workload), variant, machine)
     chip = run_chip(workload, variant, pipeline, machine, masks)
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)

@@ -23,9 +23,9 @@ from tilecast.model.bounds import held_cycles, rec_mii
 from tilecast.model.chip import LASTING, makespan_cycles, tile_edges, traffic
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine
-from tilecast.model.pipelines import build_pipeline
+from tilecast.model.pipelines import build_pipeline, loop_shape
 from tilecast.model.power import Activity, fixed_clock, settle_clock
-from tilecast.model.predict import evaluate_seconds, kernel_shape, launch_activity
+from tilecast.model.predict import evaluate_seconds, launch_activity
 from tilecast.model.tiles import HeadTiles, head_tiles
 from tilecast.model.variant import UnfusedVariant, Variant
 from tilecast.model.workload import Workload
@@ -133,7 +133,7 @@ def _unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, cl
     """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor."""
     if isinstance(variant, UnfusedVariant):
         return 0.0
-    pipeline = build_pipeline(kernel_shape(workload), variant, machine)
+    pipeline = build_pipeline(loop_shape(workload), variant, machine)
     tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
     if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
         return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
@@ -144,7 +144,7 @@ def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock:
     """Seconds that no forecast of ``variant`` goes below; no simulation.  0 for the unfused family, which has no loop."""
     if isinstance(variant, UnfusedVariant):
         return 0.0
-    pipeline = build_pipeline(kernel_shape(workload), variant, machine)
+    pipeline = build_pipeline(loop_shape(workload), variant, machine)
     cycles, activity, hbm_seconds = _floor_cycles(workload, machine, variant, pipeline)
     if isinstance(clock, str):
         settled = settle_clock(machine, activity, cycles, hbm_seconds, clock)

@@ -158,8 +158,8 @@ def schedule(
     """Lower bounds and the proven-optimal modulo schedule of the kernel's loop."""
     from tilecast.cmd_schedule import run_schedule
     from tilecast.model.candidates import native_family, published_variant
-    from tilecast.model.pipelines import build_pipeline
-    from tilecast.model.predict import PredictError, kernel_shape
+    from tilecast.model.pipelines import build_pipeline, loop_shape
+    from tilecast.model.predict import PredictError
     from tilecast.model.variant import legality
 
     # Also refuses NaN, which compares with nothing.
@@ -184,7 +184,7 @@ def schedule(
     verdict = legality(knobs, work, chip)
     if not verdict.legal:
         raise PredictError(f"{knobs.family} cannot run {work.label()} on {chip.name}: {verdict.sentence()}")
-    typer.echo(run_schedule(build_pipeline(kernel_shape(work), knobs, chip), time_limit))
+    typer.echo(run_schedule(build_pipeline(loop_shape(work), knobs, chip), time_limit))
 
 
 @app.command()

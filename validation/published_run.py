@@ -10,8 +10,8 @@ from typing import Any
 from tilecast.model.candidates import native_family, published_variant
 from tilecast.model.graph import Pipeline
 from tilecast.model.machine import Machine, load_machine
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.predict import kernel_shape, pipe_shares, predict
+from tilecast.model.pipelines import build_pipeline, loop_shape
+from tilecast.model.predict import pipe_shares, predict
 from tilecast.model.simulate import steady_state
 from tilecast.model.variant import Fa4Variant
 from tilecast.model.workload import Workload
@@ -215,7 +215,7 @@ def cycles_of(point: CyclePoint, machine: Machine) -> float:
 def _cycle_pipeline(point: CyclePoint, machine: Machine) -> Pipeline:
     wide = point.head_dim == 256
     variant = Fa4Variant(cta_group=2, split="k" if wide else "q", emulated_share=point.emulated_share)
-    workload = kernel_shape(
+    workload = loop_shape(
         Workload(head_dim_qk=point.head_dim, head_dim_v=point.head_dim, mask=point.mask, dtype=point.dtype)
     )
     return build_pipeline(workload, variant, machine)

@@ -16,8 +16,8 @@ from tilecast.map_picture import COLOURS, cell_style, write_map
 from tilecast.model.asymmetry import asymmetry_map
 from tilecast.model.breakeven import break_evens
 from tilecast.model.machine import MachineError, load_machine
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.predict import PredictError, kernel_shape
+from tilecast.model.pipelines import build_pipeline, loop_shape
+from tilecast.model.predict import PredictError
 from tilecast.model.quick import quick
 from tilecast.model.sensitivity import sensitivities
 from tilecast.model.variant import Fa4Variant
@@ -87,7 +87,7 @@ def test_what_the_regime_makes_of_power_and_clock() -> None:
 
 
 def demand(fact: str, x: float, variant: Fa4Variant = PAIR, work: Workload = WORK) -> dict[str, float]:
-    return build_pipeline(kernel_shape(work), variant, B200.with_facts({fact: x})).demand()
+    return build_pipeline(loop_shape(work), variant, B200.with_facts({fact: x})).demand()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.model.machine import Machine
-from tilecast.model.predict import REGIMES, kernel_shape
+from tilecast.model.pipelines import loop_shape
+from tilecast.model.predict import REGIMES
 from tilecast.model.variant import nearest
 from tilecast.model.workload import Workload
 from tilecast.validation.measure.plan import EXTERNAL
@@ -228,4 +229,4 @@ def plan_measurements(spec: Spec, machine_name: str, machine: Machine, bench: Be
 def _work_item(value: dict[str, Any], work: Workload) -> WorkItem:
     text = canonical(value)
     kind = value.get("kernel", ""), value["machine"], value["variant"]
-    return WorkItem(text, content_key(text, value["do"]), canonical([*kind, kernel_shape(work).as_dict()]))
+    return WorkItem(text, content_key(text, value["do"]), canonical([*kind, loop_shape(work).as_dict()]))
