@@ -32,7 +32,7 @@ _PIPES = {
 }  # fmt: skip
 _PIPE = {opcode: pipe for pipe, opcodes in _PIPES.items() for opcode in opcodes}
 _LATENCY = {
-    "MUFU": "mufu", "SHFL": "shuffle", "LDS": "shared", "LDSM": "shared", "LDL": "shared", "LDC": "constant", "ULDC": "constant",
+    "MUFU": "mufu", "SHFL": "shuffle", "LDS": "shared", "LDSM": "shared", "LDL": "local", "LDC": "constant", "ULDC": "constant",
     "S2R": "special", "S2UR": "special", "CS2R": "special", "REDUX": "shuffle", "LDG": "global", "I2F": "convert",
     "F2I": "convert", "VOTEU": "vote", "R2UR": "vote", "SYNCS": "poll",
 }  # fmt: skip
@@ -79,6 +79,12 @@ def disassemble_with_control(cubin: Path) -> list[Line]:
     return lines
 
 
+def _width(text: str) -> int:
+    """Bytes a lane that a store moves; the width is the opcode's, for addresses say .64 as well."""
+    modifiers = _PREDICATE.sub("", text).split()[0].split(".")
+    return 16 if "128" in modifiers else 8 if "64" in modifiers else 4
+
+
 def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
     """What the simulator needs of a line; ``cta_warpgroups`` meet at barriers of the whole CTA."""
     opcode, text, control = line.opcode, line.text, line.control
@@ -98,9 +104,9 @@ def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
     elif opcode == "UTMALDG":
         kind = "load"
     elif opcode == "STG":
-        # The width is the opcode's: addresses say .64 as well.
-        width = _PREDICATE.sub("", text).split()[0].split(".")
-        kind, amount = "store", 16 if "128" in width else 8 if "64" in width else 4
+        kind, amount = "store", _width(text)
+    elif opcode == "STL":
+        kind, amount = "spill", _width(text)
     elif opcode == "BAR":
         # With a thread count the barrier is one warpgroup's own; without, all warps of the CTA meet.
         kind, amount = "barrier", 0 if re.search(r",\s*0x80\s*$", text) else cta_warpgroups

@@ -59,6 +59,10 @@ class Machine:
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_hash", hash((self.name, tuple(values.items()))))
 
+    def __reduce__(self) -> tuple[type[Machine], tuple[object, ...]]:
+        # A read-only view cannot be pickled; compilers of the tuner run in processes of their own.
+        return Machine, (self.name, self.title, self.arch, self.family, self.tensor_kind, dict(self.facts))
+
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined,no-any-return]
 

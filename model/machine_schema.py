@@ -73,6 +73,13 @@ KEYS: dict[str, Key] = {
     "warp.branch_cycles": Key("cycles", 0, 1000, (), "taken branch of a loop"),
     "sync.barrier_cycles": Key("cycles", 0, 1000, (), "barrier of the warps of one warpgroup"),
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),
+    "code.l1_bytes": Key("B", 1024, 1e8, (), "first instruction cache of an SM"),
+    "code.l2_bytes": Key("B", 1024, 1e9, (), "second instruction cache"),
+    "code.fetch_cycles": Key("cycles/inst", 0, 1000, (), "instruction from the second instruction cache, by an SM"),
+    "code.fetch_far_cycles": Key("cycles/inst", 0, 1000, (), "instruction from L2, by an SM"),
+    "l1.bytes": Key("B", 1024, 1e8, (), "L1 and shared memory of an SM together"),
+    "local.latency_cycles": Key("cycles", 1, 500, (), "load of a spilled register that L1 holds"),
+    "local.store_queue_depth": Key("inst", 0, 64, (), "stores of spilled registers a sub-partition lets wait"),
     "l2.store_tbps": Key("TB/s", 0.01, 1000, (), "stores of all SMs"),
     "launch.barrier_setup_cycles": Key("cycles", 0, 10000, (), "initialisation of one mbarrier"),
     "launch.cta_setup_cycles": Key(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from tilecast.model.compiled.code import KernelCode
 from tilecast.model.machine import Machine
 
 #: Warps of a warpgroup sit on four sub-partitions; what a file says per SM is a quarter of that here.
@@ -38,6 +39,15 @@ class WarpCosts:
     #: Rates of one SM while all do the same: first reads from memory, and stores.
     memory_bytes_per_clk: float
     store_bytes_per_clk: float
+    spill_queue: float
+    mma_hidden_fma: float
+    #: Lines of code that the first and the second instruction cache hold; cycles an instruction from the second and from
+    #: L2, and what a line that was not fetched ahead waits besides.
+    fetch_lines: float
+    fetch_near_lines: float
+    fetch_cycles: float
+    fetch_far_cycles: float
+    fetch_latency: float
     #: CTA: what one mbarrier costs to set up, and everything else before its warps start.
     barrier_setup: float
     cta_setup: float
@@ -69,6 +79,7 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
             "mufu": m.get("warp.mufu_result_cycles", m["mufu.ex2_latency_cycles"]),
             "shuffle": m["shuffle.latency_cycles"],
             "shared": m["smem.latency_cycles"],
+            "local": m.get("local.latency_cycles", m["smem.latency_cycles"]),
             "constant": m.get("warp.constant_latency_cycles", 40.0),
             "special": m.get("warp.special_latency_cycles", 30.0),
             "global": m["hbm.latency_cycles"],
@@ -83,16 +94,45 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         branch=m.get("warp.branch_cycles", 8.0),
         mma_latency=m["tensor.mma_latency_cycles"],
         mma_queue=int(m.get("tensor.mma_queue_depth", 6.0)),
-        mma_gap=m.get("tensor.mma_issue_gap_cycles", 0.0),
+        mma_gap=float(__import__('os').environ.get('GAP',m.get("tensor.mma_issue_gap_cycles", 0.0))),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
         tma_issue=m["tma.issue_cycles"],
         tma_bytes_per_clk=m["tma.bytes_per_clk"],
         memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
         store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
+        mma_hidden_fma=float(__import__('os').environ.get('HID','100')),
+        fetch_lines=m.get("code.l1_bytes", 1e9) / 128 if int(__import__('os').environ.get('FETCH','1')) else 1e9,
+        fetch_near_lines=m.get("code.l2_bytes", 1e9) / 128,
+        fetch_cycles=m.get("code.fetch_cycles", 0.0),
+        fetch_far_cycles=m.get("code.fetch_far_cycles", 0.0),
+        fetch_latency=float(__import__('os').environ.get('FLAT','3')),
+        spill_queue=float(__import__('os').environ.get('SQ','2')),
         barrier_setup=m.get("launch.barrier_setup_cycles", 42.0),
         cta_setup=m.get("launch.cta_setup_cycles", 0.0),
     )
+
+
+#: Shared memory an SM can set aside, KB (CUDA programming guide, compute capability 9.0); the rest of the block is L1.
+_CARVE_OUTS = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
+#: Shared memory the system takes from every CTA.
+_RESERVED = 1024
+
+
+def spill_costs(costs: WarpCosts, machine: Machine, code: KernelCode, ctas: int) -> WarpCosts:
+    """``costs`` with the latency that a spilled register's load has in ``code`` while ``ctas`` CTAs share the SM.
+
+    What all threads spill either fits the L1 that shared memory leaves, or is read in turn and never there when wanted.
+    """
+    if not code.stack_bytes or not machine.has("l1.bytes"):
+        return costs
+    shared = ctas * (code.shared_bytes + _RESERVED)
+    carved = next((kb << 10 for kb in _CARVE_OUTS if kb << 10 >= shared), shared)
+    # A warpgroup that only loads K and V spills nothing.
+    footprint = ctas * code.stack_bytes * 128 * len(code.consumers)
+    if footprint <= machine["l1.bytes"] - carved:
+        return costs
+    return replace(costs, latency={**costs.latency, "local": machine["l2.latency_cycles"]})
 
 
 def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.model.compiled.code import CodeError, KernelCode
-from tilecast.model.compiled.costs import mma_cycles, warp_costs
+from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
 from tilecast.model.compiled.memory import memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
@@ -102,7 +102,7 @@ def _hopper_run(
     mhz: float, share: float,
 ) -> tuple[float, ...]:  # fmt: skip
     """When each of ``tiles``, done one after the other by a CTA, is done (its last warpgroup), from the CTA's start."""
-    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
+    costs, mma = spill_costs(warp_costs(machine, mhz), machine, code, 1), _mma_table(code, machine)
     # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
     # two: the mean of both starts.
     starts = (False, True) if variant.warpgroups > 1 else (False,)
@@ -255,7 +255,7 @@ def _triton_run(
     mhz: float, share: float,
 ) -> float:  # fmt: skip
     """Cycles of a CTA while ``together`` of them share the SM, the pause before the next included."""
-    costs, mma = warp_costs(machine, mhz), _mma_table(code, machine)
+    costs, mma = spill_costs(warp_costs(machine, mhz), machine, code, together), _mma_table(code, machine)
     slots: list[Cta] = []
     for slot in range(together):
         # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.compiled.fetch import LINE
 from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
 from tilecast.model.variant import Fa2Variant, Fa3Variant
 
@@ -47,6 +48,30 @@ def _tagged(code: Sequence[WarpInstruction], tags: dict[str, list[Tag | None]]) 
     return out
 
 
+class _Program:
+    """A program being written: steps, and the line of code of each."""
+
+    def __init__(self, stretches: Sequence[Stretch], copy: int) -> None:
+        self.steps: list[Step] = []
+        self.lines: list[int] = []
+        self._stretches = stretches
+        # Copies of the code lie apart; stretches follow each other.
+        self._begins = [copy << 20]
+        for stretch in stretches:
+            self._begins.append(self._begins[-1] + len(stretch.instructions))
+
+    def run(self, at: int, tags: dict[str, list[Tag | None]]) -> None:
+        """Append stretch number ``at``."""
+        code, begin = self._stretches[at].instructions, self._begins[at]
+        self.steps += _tagged(code, tags)
+        self.lines += [(begin + i) // LINE for i in range(len(code))]
+
+    def append(self, instruction: WarpInstruction) -> None:
+        """Append an instruction that is not the kernel's: it is on the line of the one before."""
+        self.steps.append((instruction, None))
+        self.lines.append(self.lines[-1])
+
+
 def _count(code: Sequence[WarpInstruction], kind: str) -> int:
     return sum(i.kind == kind for i in code)
 
@@ -62,10 +87,11 @@ def hopper_cta(
 
     ``share`` of the K and V bytes come from memory, the rest from L2; ``together`` starts the warpgroups at one time.
     """
-    programs = tuple(
-        tuple(_hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles]))
-        for w in range(variant.warpgroups)
-    )
+    programs, lines = [], []
+    for w in range(variant.warpgroups):
+        program = _hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])
+        programs.append(tuple(program.steps))
+        lines.append(tuple(program.lines))
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
     q_bytes = float(64 * code.head_dim_qk * _SIZE)  # every warpgroup's part has a barrier of its own
@@ -82,35 +108,33 @@ def hopper_cta(
                     copies.append(((f"Q{w}", number), parts * q_bytes, variant.q_stages, costs.tma_latency_hbm, 1.0))
             copies.append((("V", block), v_bytes, variant.kv_stages, latency, share))
             block += 1
-    return Cta(programs, tuple(copies))
+    return Cta(tuple(programs), tuple(copies), lines=tuple(lines))
 
 
 def _hopper_program(
     stretches: tuple[Stretch, ...], variant: Fa3Variant, warpgroup: int, tiles: Sequence[TileCounts]
-) -> list[Step]:
+) -> _Program:
     query = f"Q{warpgroup}"
     turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []
-    steps: list[Step] = []
+    steps = _Program(stretches, warpgroup)
     block = 0
     for number, counts in enumerate(tiles):
         begun = False  # the tile's first block has been seen
         looped = False
         gave_q = False
         left = counts.edge + counts.main + counts.left
-        for role, code in stretches:
+        for at, (role, code) in enumerate(stretches):
             if role == "pass":
                 times = counts.passed_after if looped else counts.passed if not begun else 0
                 for _ in range(times):
                     ring: list[Tag | None] = [("K", block), ("V", block)]
-                    steps += _tagged(code, {"wait": ring + turn, "arrive": ring + turn})
+                    steps.run(at, {"wait": ring + turn, "arrive": ring + turn})
                     block += 1
             elif role in ("edge", "main", "left"):
                 looped = True
                 for _ in range(getattr(counts, role)):
                     left -= 1
-                    steps += _tagged(
-                        code, _loop_tags(code, variant, block, turn, (query, number) if left == 0 else None)
-                    )
+                    steps.run(at, _loop_tags(code, variant, block, turn, (query, number) if left == 0 else None))
                     gave_q = gave_q or (left == 0 and _gives_q(code, variant, turn))
                     block += 1
             elif not looped:
@@ -118,16 +142,16 @@ def _hopper_program(
                 if waits:
                     begun = True
                 first: list[Tag | None] = [(query, number), ("K", block)]
-                steps += _tagged(code, {"wait": first[-waits:] if waits < 2 else first, "arrive": [("K", block)]})
+                steps.run(at, {"wait": first[-waits:] if waits < 2 else first, "arrive": [("K", block)]})
             else:
                 last: list[Tag | None] = [("V", block)]
                 if _count(code, "arrive") > _count(code, "wait"):
                     last = [None if gave_q else (query, number), *last]
                     gave_q = True
-                steps += _tagged(code, {"wait": [("V", block)], "arrive": last})
+                steps.run(at, {"wait": [("V", block)], "arrive": last})
                 if _count(code, "wait"):
                     block += 1
-        steps.append((MARK, None))
+        steps.append(MARK)
     return steps
 
 
@@ -156,34 +180,31 @@ def triton_cta(
     share: float = 0.0,
 ) -> Cta:  # fmt: skip
     """A slot of the SM that runs ``tiles`` CTAs after each other with ``pause`` cycles between them."""
-    program: list[Step] = []
     stretches = code.consumers[0]
+    program = _Program(stretches, 0)
     block = 0
     for number in range(tiles):
         block = _triton_tile(stretches, counts, number, block, program)
-        program.append((MARK, None))
+        program.append(MARK)
         if pause:
-            program += _pauses(pause)
+            # An instruction that does nothing for as long.
+            program.append(WarpInstruction("other", max(1, int(pause)), 0, 7, 7, "fixed", "plain"))
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
     q_bytes = float(variant.tile_m * code.head_dim_qk * _SIZE)
     groups = len(code.consumers)
     # Every warpgroup runs the same code; one thread of the CTA issues the copies.
-    quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program)
+    quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program.steps)
     own = {
         "K": (k_bytes, costs.tma_latency, share), "V": (v_bytes, costs.tma_latency, share),
         "Q": (q_bytes, costs.tma_latency_hbm, 1.0),
     }  # fmt: skip
-    return Cta((tuple(program), *[quiet] * (groups - 1)), (), own, begins=begins)
-
-
-def _pauses(cycles: float) -> list[Step]:
-    """Instructions that do nothing for ``cycles``."""
-    return [(WarpInstruction("other", max(1, int(cycles)), 0, 7, 7, "fixed", "plain"), None)]
+    lines = tuple(program.lines)
+    return Cta((tuple(program.steps), *[quiet] * (groups - 1)), (), own, begins=begins, lines=(lines,) * groups)
 
 
 def _triton_tile(
-    stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: list[Step]
+    stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: _Program
 ) -> int:
     """Append one tile; returns the number of its last block plus one."""
     pieces = list(stretches)
@@ -200,7 +221,7 @@ def _triton_tile(
             for j in range(ahead):
                 there = j < times
                 tags += [("K", block + j) if there else None, ("V", block + j) if there else None]
-            program += _tagged(code, {"load": tags, "wait": [("Q", number)] if i == 0 else []})
+            program.run(i, {"load": tags, "wait": [("Q", number)] if i == 0 else []})
             depth = ahead
         elif role in ("main", "edge", "left"):
             times = getattr(counts, role)
@@ -214,7 +235,7 @@ def _triton_tile(
                 else:
                     load = [("K", block + j), ("V", block + j)]
                 ring: list[Tag | None] = [("K", block + j), ("V", block + j)]
-                program += _tagged(code, {"wait": ring, "load": load})
+                program.run(i, {"wait": ring, "load": load})
             block += times
             depth = 0
         else:

@@ -10,6 +10,8 @@ every warpgroup stands for the SM.  The rules:
 - the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
   warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
   and wgmma_latency);
+- spilled registers are stored through L1 to L2 at the rate all SMs share (measured: `tilecast calibrate --only local`);
+  `spill_queue` stores wait at most, and a register that is stored is read when its store gets its turn;
 - barriers, copies and turn-taking are events: a full barrier opens when its copy has landed, a slot is free when every
   warpgroup has let it go.
 """
@@ -24,6 +26,7 @@ from typing import NamedTuple
 
 from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.compiled.fetch import InstructionCache
 
 #: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
 Tag = tuple[str, int]
@@ -43,6 +46,8 @@ class Cta:
     own_copies: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     turns: bool = False
     begins: float = 0.0
+    #: [program][step] the line of code that holds the instruction; empty where fetching it is not looked at.
+    lines: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,14 @@ class SmRun:
 class _Warp:
     __slots__ = (
         "barriers_passed", "code", "counters", "cta", "fma_at", "free", "groups_committed", "groups_done", "index", "last",
-        "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
+        "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float,
+        self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float, lines: tuple[int, ...],
         table: dict[WarpInstruction, _Prepared],
     ) -> None:  # fmt: skip
+        self.lines, self.line = lines, -1
         self.index, self.cta, self.number, self.code, self.pc, self.free = index, cta, number, code, 0, begins
         self.table = table
         self.marks: list[float] = []
@@ -96,7 +102,13 @@ class _State:
         self.ctas, self.costs = ctas, costs
         distinct = {step[0] for cta in ctas for code in cta.programs for step in code}
         table = {instruction: _prepare(instruction, costs, mma) for instruction in distinct}
-        programs = [(i, w, code, cta.begins) for i, cta in enumerate(ctas) for w, code in enumerate(cta.programs)]
+        cache = InstructionCache([lines for cta in ctas for lines in cta.lines], costs)
+        self.cache = cache if cache.needed else None
+        programs = [
+            (i, w, code, cta.begins, cta.lines[w] if self.cache else ())
+            for i, cta in enumerate(ctas)
+            for w, code in enumerate(cta.programs)
+        ]
         self.warps = [_Warp(index, *program, table) for index, program in enumerate(programs)]
         self.full: list[dict[Tag, float]] = [{} for _ in ctas]
         self.released: list[dict[Tag, list[float]]] = [{} for _ in ctas]
@@ -107,12 +119,16 @@ class _State:
         self.seed = 1
         self.engine_free = 0.0
         self.memory_free = 0.0
+        self.spill_free = 0.0
         #: End of the matrix instruction in service, and those that wait: (issue time, cycles, last of its group).
         self.tensor_free = 0.0
         self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
         self.queued = 0
         self.served = 0
         self.intervals: deque[tuple[float, float]] = deque()
+        #: FMA that may still be issued before the matrix instruction in service is delayed; whose it is if its group ends.
+        self.hidden = 0.0
+        self.ending: _Warp | None = None
         #: End of every matrix instruction taken up so far, in order.
         self.ends: list[float] = []
         for i in range(len(ctas)):
@@ -181,8 +197,22 @@ class _State:
         self.tensor_free = at + cycles
         self.intervals.append((at, self.tensor_free))
         self.ends.append(self.tensor_free)
+        self.hidden = self.costs.mma_hidden_fma * cycles
+        self.ending = self.warps[turn] if last else None
         if last:
             self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
+
+    def steal(self, cost: float) -> None:
+        """An FMA takes the register ports from the matrix instruction in service."""
+        self.hidden -= cost
+        if self.hidden >= 0.0:
+            return
+        late = min(cost, -self.hidden)
+        self.tensor_free += late
+        self.ends[-1] = self.tensor_free
+        self.intervals[-1] = (self.intervals[-1][0], self.tensor_free)
+        if self.ending is not None:
+            self.ending.groups_done[-1] = self.tensor_free + self.costs.mma_latency
 
     def arrive(self, warp: _Warp, tag: Tag, now: float) -> None:
         """A warpgroup passes its turn on, or lets a slot go."""
@@ -201,7 +231,9 @@ class _State:
 
 
 #: Kinds whose issue depends on more than the warp and its pipe.
-_CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store"})
+import os
+_FMA=float(os.environ.get('FMA','1')); _STARVE=int(os.environ.get('STARVE','1'))
+_CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store", "spill"})
 
 
 class _Prepared(NamedTuple):
@@ -283,6 +315,9 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         pipe = prepared.pipe
         if prepared.fma:
             chosen.fma_at = now
+            if now < state.tensor_free:
+                if _STARVE and state.hidden <= 0: loaded = False
+                state.steal(_FMA)
         if prepared.kind == "mma":
             busy[pipe] += prepared.mma_cycles
         else:
@@ -294,8 +329,12 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         _issue(chosen, prepared, state, now, loaded)
         if chosen.pc == len(chosen.code):
             active.remove(chosen)
-        else:
-            chosen.advance()
+            continue
+        chosen.advance()
+        if chosen.lines and chosen.lines[chosen.pc] != chosen.line:
+            chosen.line = chosen.lines[chosen.pc]
+            assert state.cache is not None
+            chosen.ready = max(chosen.ready, state.cache.enter(chosen.line, now))
     shares = dict(zip(PIPES, busy, strict=True))
     return SmRun(tuple(tuple(w.marks) for w in state.warps), now, shares["tensor"], count, shares)
 
@@ -328,6 +367,9 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
         arrivals = state.met[warp.cta].setdefault(warp.barriers_passed, {})
         arrivals.setdefault(warp.number, at)
         return max(at, *arrivals.values()) if len(arrivals) >= prepared.amount else None
+    if kind == "spill":
+        waiting = state.costs.spill_queue * 128.0 * prepared.amount / state.costs.store_bytes_per_clk
+        return max(at, state.spill_free - waiting)
     return max(at, state.memory_free)  # a store
 
 
@@ -337,6 +379,7 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
     after = now + prepared.stall + (prepared.gap if loaded else 0.0)
     result = now + prepared.latency
     kind = prepared.kind
+    released = now
     if kind != "plain":
         tag = warp.code[warp.pc][1]
         if kind == "mma":
@@ -354,6 +397,9 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
         elif kind == "store":
             # The four warps of the warpgroup store the same at the same time.
             state.memory_free = max(state.memory_free, now) + 128.0 * prepared.amount / costs.store_bytes_per_clk
+        elif kind == "spill":
+            released = max(state.spill_free, now)
+            state.spill_free = released + 128.0 * prepared.amount / costs.store_bytes_per_clk
         elif kind == "barrier":
             after = max(after, now + costs.barrier + state.jitter())
             warp.barriers_passed += prepared.amount > 1
@@ -362,7 +408,7 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
     counters = warp.counters
     if prepared.write_counter < 6 and result > counters[prepared.write_counter]:
         counters[prepared.write_counter] = result
-    if prepared.read_counter < 6 and now + costs.operand_release > counters[prepared.read_counter]:
-        counters[prepared.read_counter] = now + costs.operand_release
+    if prepared.read_counter < 6 and released + costs.operand_release > counters[prepared.read_counter]:
+        counters[prepared.read_counter] = released + costs.operand_release
     warp.free = after
     warp.pc += 1

@@ -94,6 +94,10 @@ _STMATRIX = (
     + _QUAD.format("")
     + f', {_AT} : "memory");'
 )
+# Local memory, a word a lane: `spill` is the address of sixteen of the thread's words, of which the first eight hold their
+# own addresses (corun.cu), so that a load gives the address of the chain's next and the assembler drops none.
+_LOCAL_LOAD = 'asm volatile("ld.local.u32 %0, [%0];" : "+r"(w[(i)]) :: "memory");'
+_LOCAL_STORE = 'asm volatile("st.local.u32 [%1], %0;" :: "r"(w[(i)]), "r"(spill + (flip >> 9) + ((i) & 7) * 4) : "memory");'
 _PACK = 'asm volatile("cvt.rn.{0}.f32 %0, %1, %2;" : "=r"(y[i]) : "f"(x[i]), "f"(k)); x[i] = __uint_as_float(y[i]);'
 # Four floats to one register, as a kernel stores them: the second conversion merges into the first's register.
 _PACK8 = (
@@ -152,6 +156,10 @@ STREAMS: dict[str, Stream] = {
     "st_shared": Stream(_SMEM_STORE, 1, 80, 512),
     "ldmatrix": Stream(_LDMATRIX, 1, 80, 512),
     "stmatrix": Stream(_STMATRIX, 1, 90, 512),
+    # Local memory, 4 bytes a lane.
+    "ld_local": Stream(_LOCAL_LOAD, 1),
+    "st_local": Stream(_LOCAL_STORE, 1),
 }
+LOCAL_STREAMS = ("ld_local", "st_local")
 SMEM_STREAMS = tuple(name for name, stream in STREAMS.items() if stream.smem_bytes)
 MIXES = ("softmax_online", "softmax_anchored")

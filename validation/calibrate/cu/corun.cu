@@ -49,6 +49,17 @@ BENCH(128 * WARPGROUPS + (FILL ? 32 : 0)) {
     for (int i = 0; i < 16; i++) { x[i] = in[threadIdx.x + 32 * i]; y[i] = __float_as_uint(x[i]); }
 #pragma unroll
     for (int i = 0; i < 64; i++) w[i] = ku + i;
+#if LOCAL
+    u32 cells[16];
+    u64 where;
+    asm volatile("cvta.to.local.u64 %0, %1;" : "=l"(where) : "l"(&cells[0]));
+    const u32 spill = (u32)where;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      w[i] = spill + 4 * (i & 7);
+      asm volatile("st.local.u32 [%0], %0;" ::"r"(w[i]) : "memory");
+    }
+#endif
     spin(3000);
     u32 flip = 0;
     t0 = clk();

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tilecast.validation.calibrate.cases import Case, Reading, repeats
 from tilecast.validation.calibrate.gpu import Gpu, Launch
-from tilecast.validation.calibrate.preludes import MIXES, SMEM_STREAMS, STREAMS
+from tilecast.validation.calibrate.preludes import LOCAL_STREAMS, MIXES, SMEM_STREAMS, STREAMS
 
 _CHIPS = (80, 86, 89, 90, 100, 103, 120)
 _QUICK = ("ex2", "ffma_3src", "max2", "pack_bf16x2", "softmax_online")
@@ -38,7 +38,7 @@ def cases() -> list[Case]:
     """Rate of every stream with 1, 2 and 4 warps a sub-partition; latency of the single instructions."""
     found = []
     for name, stream in STREAMS.items():
-        if name in SMEM_STREAMS:
+        if name in SMEM_STREAMS or name in LOCAL_STREAMS:
             continue
         chips = tuple(chip for chip in _CHIPS if chip >= stream.since)
         # Long enough that the loop's branch costs under two percent; mixes as long as a row of scores.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tilecast.validation.calibrate.cases import CalibrateError, Case, Reading, repeats
 from tilecast.validation.calibrate.gpu import Gpu, Launch
-from tilecast.validation.calibrate.preludes import MIXES, SMEM_STREAMS, STREAMS, wgmma_prelude
+from tilecast.validation.calibrate.preludes import LOCAL_STREAMS, MIXES, SMEM_STREAMS, STREAMS, wgmma_prelude
 
 HOPPER = (90,)
 #: Entries of the kernel's log, k-steps of a logged group, bytes of one bulk copy and copies in flight.
@@ -21,7 +21,7 @@ SMEM = 131072 + 32768 + FILL_BYTES * FILL_FLIGHT
 _GUESS = {
     "ex2": 8.2, "ffma_3src": 1.2, "ffma_2src": 1.2, "fadd": 1.2, "fmul": 1.2, "max2": 2.2, "pack_bf16x2": 2.2, "lop3": 2.2,
     "iadd3": 2.2, "ex2_poly3": 7.5, "shuffle": 2.2, "softmax_online": 10.4, "softmax_anchored": 9.5, "ld_shared": 16.0, "st_shared": 16.0,
-    "ldmatrix": 16.0, "stmatrix": 16.0,
+    "ldmatrix": 16.0, "stmatrix": 16.0, "ld_local": 4.0, "st_local": 4.0,
 }  # fmt: skip
 ARITHMETIC = (
     "ex2", "ffma_3src", "ffma_2src", "fadd", "max2", "pack_bf16x2", "lop3", "shuffle", "ex2_poly3", "softmax_online",
@@ -135,6 +135,7 @@ def corun_case(
         "MMA_GROUPS": mma, "STREAM_GROUPS": streams, "FILL": FILL_FLIGHT if fill else 0, "FILL_BYTES": FILL_BYTES,
         "FILL_SCALE": max(1, group_cycles // 256) if mma else 4,
         # The loop's branch must not show; a mix is written out for 64 elements, as a kernel's row is.
+        "LOCAL": int(name in LOCAL_STREAMS),
         "UNROLL": 1 if name in SMEM_STREAMS else 4 if name in MIXES else 8,
     }  # fmt: skip
     params: dict[str, int | str | float | bool] = {

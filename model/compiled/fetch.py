@@ -1,0 +1,62 @@
+"""What instruction fetch costs an SM: code that its first instruction cache does not hold comes from the next at a limited rate.
+
+Measured (`tilecast calibrate --only code`): straight-line code runs at full rate while all of it fits the first cache, and
+beyond at one rate from the second and at a lower one from L2; warps that run the same code share what is fetched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tilecast.model.compiled.costs import WarpCosts
+
+#: Instructions of 16 bytes in a line of 128.
+LINE = 8
+
+
+class InstructionCache:
+    """Lines of code in the first cache, the least recently used out first; the line after one in use is fetched ahead."""
+
+    def __init__(self, programs: Sequence[Sequence[int]], costs: WarpCosts) -> None:
+        self._known = {line for program in programs for line in program}
+        self._room = int(costs.fetch_lines)
+        self._cycles = LINE * (costs.fetch_cycles if len(self._known) <= costs.fetch_near_lines else costs.fetch_far_cycles)
+        self._latency = costs.fetch_latency
+        self._free = 0.0
+        #: Line -> when it is there.
+        self._there: OrderedDict[int, float] = OrderedDict()
+        if not self.needed:
+            return
+        # As the tile before left it: what the programs ran last.
+        last = [list(OrderedDict.fromkeys(reversed(program))) for program in programs]
+        recent: dict[int, None] = {}
+        for i in range(max(map(len, last))):
+            for lines in last:
+                if i < len(lines):
+                    recent.setdefault(lines[i])
+        for line in reversed(list(recent)[: self._room]):
+            self._there[line] = 0.0
+
+    @property
+    def needed(self) -> bool:
+        """Whether the programs do not fit."""
+        return len(self._known) > self._room
+
+    def enter(self, line: int, now: float) -> float:
+        """When a warp that reaches ``line`` at ``now`` can run it."""
+        there = self._fetch(line, now, self._latency)
+        if line + 1 in self._known:
+            self._fetch(line + 1, now, 0.0)
+        return there
+
+    def _fetch(self, line: int, now: float, latency: float) -> float:
+        there = self._there
+        if line in there:
+            there.move_to_end(line)
+            return there[line]
+        self._free = max(self._free, now) + self._cycles
+        there[line] = self._free + latency
+        if len(there) > self._room:
+            there.popitem(last=False)
+        return there[line]
