@@ -50,8 +50,8 @@ KEYS: dict[str, Key] = {
     "tensor.mma_rs_floor_cycles": Key("cycles", 0, 100, (), "shortest wgmma with A in registers"),
     "tensor.mma_queue_depth": Key("inst", 0, 100, (), "MMAs accepted ahead before the issuing warps are held up"),
     "tensor.batch_start_cycles": Key("cycles", 0, 200, (), "start-up of a batch of MMAs"),
-    "tensor.mma_issue_gap_cycles": Key(
-        "cycles", 0, 100, (), "issue slots in a row that a matrix instruction needs free"
+    "tensor.mma_hidden_fma_share": Key(
+        "share", 0, 1, (), "FMA that may issue for each cycle of a matrix instruction without delaying it"
     ),
     "mma_load.alu_cycles": Key("cycles/inst", 0, 100, (), "ALU instruction while the tensor core runs"),
     "mma_load.mufu_cycles": Key("cycles/inst", 0, 100, (), "ex2 while the tensor core runs"),
@@ -67,11 +67,11 @@ KEYS: dict[str, Key] = {
     ),
     "mma_load.mufu_gap_cycles": Key("cycles/inst", 0, 100, (), "same, after an ex2"),
     "mma_load.fma_gap_cycles": Key("cycles/inst", 0, 100, (), "same, after an FMA"),
-    "warp.mufu_result_cycles": Key("cycles", 1, 500, (), "ex2 to the use of its result on another pipe"),
     "warp.constant_latency_cycles": Key("cycles", 1, 1000, (), "load from constant memory"),
     "warp.special_latency_cycles": Key("cycles", 1, 1000, (), "read of a special register"),
     "warp.branch_cycles": Key("cycles", 0, 1000, (), "taken branch of a loop"),
     "sync.barrier_cycles": Key("cycles", 0, 1000, (), "barrier of the warps of one warpgroup"),
+    "sync.mbarrier_one_way_cycles": Key("cycles", 1, 1000, (), "arrival to the return of a wait for it"),
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),
     "code.l1_bytes": Key("B", 1024, 1e8, (), "first instruction cache of an SM"),
     "code.l2_bytes": Key("B", 1024, 1e9, (), "second instruction cache"),

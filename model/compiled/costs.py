@@ -27,11 +27,13 @@ class WarpCosts:
     operand_release: float
     barrier: float
     barrier_spread: float
+    #: An arrival seen by a warp that waits: by the producer, with the code around its next copy, and by itself.
     handover: float
+    one_way: float
     branch: float
     mma_latency: float
     mma_queue: int
-    mma_gap: float
+    mma_hidden_fma: float
     tma_latency: float
     tma_latency_hbm: float
     tma_issue: float
@@ -39,15 +41,13 @@ class WarpCosts:
     #: Rates of one SM while all do the same: first reads from memory, and stores.
     memory_bytes_per_clk: float
     store_bytes_per_clk: float
-    spill_queue: float
-    mma_hidden_fma: float
+    store_queue_bytes: float
     #: Lines of code that the first and the second instruction cache hold; cycles an instruction from the second and from
-    #: L2, and what a line that was not fetched ahead waits besides.
+    #: L2.
     fetch_lines: float
     fetch_near_lines: float
     fetch_cycles: float
     fetch_far_cycles: float
-    fetch_latency: float
     #: CTA: what one mbarrier costs to set up, and everything else before its warps start.
     barrier_setup: float
     cta_setup: float
@@ -76,7 +76,7 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         gap_under_mma={name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe},
         latency={
             "fixed": 12.0,
-            "mufu": m.get("warp.mufu_result_cycles", m["mufu.ex2_latency_cycles"]),
+            "mufu": m["mufu.ex2_latency_cycles"],
             "shuffle": m["shuffle.latency_cycles"],
             "shared": m["smem.latency_cycles"],
             "local": m.get("local.latency_cycles", m["smem.latency_cycles"]),
@@ -91,23 +91,22 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         barrier=m.get("sync.barrier_cycles", 22.0),
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
         handover=m["sync.mbarrier_roundtrip_cycles"],
+        one_way=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
         branch=m.get("warp.branch_cycles", 8.0),
         mma_latency=m["tensor.mma_latency_cycles"],
         mma_queue=int(m.get("tensor.mma_queue_depth", 6.0)),
-        mma_gap=float(__import__('os').environ.get('GAP',m.get("tensor.mma_issue_gap_cycles", 0.0))),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],
         tma_issue=m["tma.issue_cycles"],
         tma_bytes_per_clk=m["tma.bytes_per_clk"],
         memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
         store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
-        mma_hidden_fma=float(__import__('os').environ.get('HID','100')),
-        fetch_lines=m.get("code.l1_bytes", 1e9) / 128 if int(__import__('os').environ.get('FETCH','1')) else 1e9,
+        mma_hidden_fma=m.get("tensor.mma_hidden_fma_share", 1.0),
+        fetch_lines=m.get("code.l1_bytes", 1e9) / 128,
         fetch_near_lines=m.get("code.l2_bytes", 1e9) / 128,
         fetch_cycles=m.get("code.fetch_cycles", 0.0),
         fetch_far_cycles=m.get("code.fetch_far_cycles", 0.0),
-        fetch_latency=float(__import__('os').environ.get('FLAT','3')),
-        spill_queue=float(__import__('os').environ.get('SQ','2')),
+        store_queue_bytes=128.0 * _PARTITIONS * m.get("local.store_queue_depth", 0.0),
         barrier_setup=m.get("launch.barrier_setup_cycles", 42.0),
         cta_setup=m.get("launch.cta_setup_cycles", 0.0),
     )

@@ -22,7 +22,6 @@ class InstructionCache:
         self._known = {line for program in programs for line in program}
         self._room = int(costs.fetch_lines)
         self._cycles = LINE * (costs.fetch_cycles if len(self._known) <= costs.fetch_near_lines else costs.fetch_far_cycles)
-        self._latency = costs.fetch_latency
         self._free = 0.0
         #: Line -> when it is there.
         self._there: OrderedDict[int, float] = OrderedDict()
@@ -45,18 +44,18 @@ class InstructionCache:
 
     def enter(self, line: int, now: float) -> float:
         """When a warp that reaches ``line`` at ``now`` can run it."""
-        there = self._fetch(line, now, self._latency)
+        there = self._fetch(line, now)
         if line + 1 in self._known:
-            self._fetch(line + 1, now, 0.0)
+            self._fetch(line + 1, now)
         return there
 
-    def _fetch(self, line: int, now: float, latency: float) -> float:
+    def _fetch(self, line: int, now: float) -> float:
         there = self._there
         if line in there:
             there.move_to_end(line)
             return there[line]
         self._free = max(self._free, now) + self._cycles
-        there[line] = self._free + latency
+        there[line] = self._free
         if len(there) > self._room:
             there.popitem(last=False)
         return there[line]

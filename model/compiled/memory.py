@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tilecast.model.compiled.counts import Tile, key_blocks
@@ -20,8 +19,9 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
     size = work.dtype_bytes
     per_key = (work.head_dim_qk + work.head_dim_v) * size
     room = _KEPT * l2_bytes
-    cached: OrderedDict[int, float] = OrderedDict()
-    held = 0.0
+    #: Head -> bytes of it that were read, and how much all SMs had read before the wave that did.
+    last: dict[int, tuple[float, float]] = {}
+    passed = 0.0
     once = float(size * work.batch * work.heads_q * work.seqlen_q * (work.head_dim_qk + work.head_dim_v))
     missed = copied = 0.0
     for wave in waves:
@@ -31,14 +31,11 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
             group = head // work.group_size
             copied += float(end - first) * per_key
             wanted[group] = max(wanted.get(group, 0.0), float(end - first) * per_key)
+        # Every wave walks its heads side by side and in the same direction, so what one read comes up again when as much
+        # has passed through the cache as lies between the two waves' beginnings: all of a head is there, or nothing.
         for group, need in wanted.items():
-            have = cached.pop(group, 0.0)
-            held -= have
-            missed += max(0.0, need - have)
-            cached[group] = max(need, have)
-            held += cached[group]
-        # What this wave streams (its Q and O) passes through the same cache.
-        streamed = len(wave) * rows * per_key
-        while cached and held + streamed > room:
-            held -= cached.popitem(last=False)[1]
+            have, before = last.get(group, (0.0, 0.0))
+            missed += max(0.0, need - have) if passed - before <= room else need
+            last[group] = (need, passed)
+        passed += sum(wanted.values()) + len(wave) * rows * per_key
     return once + missed, min(1.0, missed / copied)

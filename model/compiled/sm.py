@@ -65,7 +65,7 @@ class SmRun:
 
 class _Warp:
     __slots__ = (
-        "barriers_passed", "code", "counters", "cta", "fma_at", "free", "groups_committed", "groups_done", "index", "last",
+        "barriers_passed", "code", "counters", "cta", "free", "groups_committed", "groups_done", "index", "last",
         "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
     )  # fmt: skip
 
@@ -81,7 +81,6 @@ class _Warp:
         self.groups_committed = 0
         self.groups_done: list[float] = []
         self.last = 0
-        self.fma_at = -1e9
         self.turns_taken = 0
         self.barriers_passed = 0
 
@@ -119,7 +118,7 @@ class _State:
         self.seed = 1
         self.engine_free = 0.0
         self.memory_free = 0.0
-        self.spill_free = 0.0
+        self.store_free = 0.0
         #: End of the matrix instruction in service, and those that wait: (issue time, cycles, last of its group).
         self.tensor_free = 0.0
         self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
@@ -163,6 +162,10 @@ class _State:
         self.engine_free = max(self.engine_free, at) + size / self.costs.tma_bytes_per_clk
         return max(self.engine_free, self.memory_free) if share else self.engine_free
 
+    def store(self, now: float, size: float, rate: float) -> None:
+        """A store of ``size`` bytes (the four warps of a warpgroup store the same at the same time) enters the queue to L2."""
+        self.store_free = max(self.store_free, now) + size / rate
+
     def opens(self, warp: _Warp, tag: Tag) -> float | None:
         """When the barrier of a wait opens; None while that is unknown."""
         if tag[0] != "turn":
@@ -202,13 +205,12 @@ class _State:
         if last:
             self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
 
-    def steal(self, cost: float) -> None:
-        """An FMA takes the register ports from the matrix instruction in service."""
-        self.hidden -= cost
+    def steal(self) -> None:
+        """An FMA takes a cycle of the register ports from the matrix instruction in service."""
+        self.hidden -= 1.0
         if self.hidden >= 0.0:
             return
-        late = min(cost, -self.hidden)
-        self.tensor_free += late
+        self.tensor_free += min(1.0, -self.hidden)
         self.ends[-1] = self.tensor_free
         self.intervals[-1] = (self.intervals[-1][0], self.tensor_free)
         if self.ending is not None:
@@ -217,7 +219,7 @@ class _State:
     def arrive(self, warp: _Warp, tag: Tag, now: float) -> None:
         """A warpgroup passes its turn on, or lets a slot go."""
         if tag[0] == "turn":
-            self.turns[warp.cta][warp.number].append(now + self.costs.handover)
+            self.turns[warp.cta][warp.number].append(now + self.costs.one_way)
         else:
             self.released[warp.cta].setdefault(tag, []).append(now)
             self.produce(warp.cta)
@@ -231,8 +233,6 @@ class _State:
 
 
 #: Kinds whose issue depends on more than the warp and its pipe.
-import os
-_FMA=float(os.environ.get('FMA','1')); _STARVE=int(os.environ.get('STARVE','1'))
 _CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store", "spill"})
 
 
@@ -314,10 +314,10 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         loaded = state.under_mma(now)
         pipe = prepared.pipe
         if prepared.fma:
-            chosen.fma_at = now
             if now < state.tensor_free:
-                if _STARVE and state.hidden <= 0: loaded = False
-                state.steal(_FMA)
+                # A matrix instruction that does not advance does not slow others either.
+                loaded = loaded and state.hidden > 0.0
+                state.steal()
         if prepared.kind == "mma":
             busy[pipe] += prepared.mma_cycles
         else:
@@ -349,10 +349,6 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
             return None
         if ended >= 0:
             at = max(at, state.ends[ended])
-        # Back-to-back FMA of other warps keeps a matrix instruction from issuing; other pipes leave it room.
-        for other in state.warps:
-            if other is not warp and other.fma_at + state.costs.mma_gap > at:
-                at = other.fma_at + state.costs.mma_gap
         return at
     if kind == "mma_wait":
         # Groups end in the order they were committed.
@@ -368,9 +364,8 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
         arrivals.setdefault(warp.number, at)
         return max(at, *arrivals.values()) if len(arrivals) >= prepared.amount else None
     if kind == "spill":
-        waiting = state.costs.spill_queue * 128.0 * prepared.amount / state.costs.store_bytes_per_clk
-        return max(at, state.spill_free - waiting)
-    return max(at, state.memory_free)  # a store
+        return max(at, state.store_free - state.costs.store_queue_bytes / state.costs.store_bytes_per_clk)
+    return max(at, state.store_free)  # a store
 
 
 def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: bool) -> None:
@@ -379,7 +374,6 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
     after = now + prepared.stall + (prepared.gap if loaded else 0.0)
     result = now + prepared.latency
     kind = prepared.kind
-    released = now
     if kind != "plain":
         tag = warp.code[warp.pc][1]
         if kind == "mma":
@@ -395,11 +389,13 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
             size, latency, share = state.ctas[warp.cta].own_copies[tag[0]]
             state.full[warp.cta][tag] = state.copy(now, size, share) + latency
         elif kind == "store":
-            # The four warps of the warpgroup store the same at the same time.
-            state.memory_free = max(state.memory_free, now) + 128.0 * prepared.amount / costs.store_bytes_per_clk
+            # Beside reads, writes get half of the memory's rate.
+            moved = 128.0 * prepared.amount
+            beside = state.memory_free > now
+            state.store(now, moved, costs.memory_bytes_per_clk / 2.0 if beside else costs.store_bytes_per_clk)
+            state.memory_free = max(state.memory_free, now) + moved / costs.memory_bytes_per_clk
         elif kind == "spill":
-            released = max(state.spill_free, now)
-            state.spill_free = released + 128.0 * prepared.amount / costs.store_bytes_per_clk
+            state.store(now, 128.0 * prepared.amount, costs.store_bytes_per_clk)
         elif kind == "barrier":
             after = max(after, now + costs.barrier + state.jitter())
             warp.barriers_passed += prepared.amount > 1
@@ -408,7 +404,7 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
     counters = warp.counters
     if prepared.write_counter < 6 and result > counters[prepared.write_counter]:
         counters[prepared.write_counter] = result
-    if prepared.read_counter < 6 and released + costs.operand_release > counters[prepared.read_counter]:
-        counters[prepared.read_counter] = released + costs.operand_release
+    if prepared.read_counter < 6 and now + costs.operand_release > counters[prepared.read_counter]:
+        counters[prepared.read_counter] = now + costs.operand_release
     warp.free = after
     warp.pc += 1

@@ -47,6 +47,16 @@ def _handover(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     return repeats(7, once, {"handover_cycles": "cycles"})
 
 
+def _one_way(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
+    rounds, waiters = 200, int(str(case.params["waiters"]))
+
+    def once() -> dict[str, float]:
+        found, _ = gpu.records(case, Launch(1, 32 * (1 + waiters), rounds=rounds))
+        return {"cycles": float(found[:, 1:, 1].mean()) / rounds}
+
+    return repeats(7, once, {"cycles": "cycles"})
+
+
 def _cluster(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     rounds, loads = 300, case.params["operation"] == "load"
 
@@ -68,6 +78,13 @@ def cases() -> list[Case]:
             defines={"KIND": kind, "LEFT": left, "RIGHT": right}, chips=_ALL, quick=True,
         )
         for kind, way in enumerate(ways) for left, right in ((1, 1), (1, 4), (4, 4), (1, 8))
+    ]  # fmt: skip
+    found += [
+        Case(
+            "sync", "one_way", {"waiters": waiters}, "one_way.cu", _one_way, defines={"WAITERS": waiters}, chips=_ALL,
+            quick=waiters == 4,
+        )
+        for waiters in (1, 4, 8)
     ]  # fmt: skip
     for name, (statement, threads, chips) in _COSTS.items():
         found.append(
