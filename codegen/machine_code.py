@@ -18,6 +18,7 @@ _FIRST = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/
 _SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _TARGET = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)\s*$")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
+_STACK = re.compile(r"\[R1(?:\+0x([0-9a-f]+))?\]")
 _MMA = re.compile(r"HGMMA\.\d+x(\d+)x\d+")
 _MMA_FROM_REGISTERS = re.compile(r"HGMMA\S+ R\d+, R\d+, gdesc")
 
@@ -85,11 +86,17 @@ def _width(text: str) -> int:
     return 16 if "128" in modifiers else 8 if "64" in modifiers else 4
 
 
+def _stack_word(text: str) -> int:
+    """Word of the stack frame that a load or store of local memory is about."""
+    found = _STACK.search(text)
+    return int(found.group(1) or "0", 16) // 4 if found else 0
+
+
 def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
     """What the simulator needs of a line; ``cta_warpgroups`` meet at barriers of the whole CTA."""
     opcode, text, control = line.opcode, line.text, line.control
     pipe = _PIPE.get(opcode, "uniform" if opcode.startswith("U") or opcode == "R2UR" else "other")
-    kind, amount, registers, commits = "plain", 0, False, False
+    kind, amount, registers, commits, word = "plain", 0, False, False, -1
     if opcode == "HGMMA":
         found = _MMA.search(text)
         assert found is not None
@@ -106,13 +113,15 @@ def instruction(line: Line, cta_warpgroups: int) -> WarpInstruction:
     elif opcode == "STG":
         kind, amount = "store", _width(text)
     elif opcode == "STL":
-        kind, amount = "spill", _width(text)
+        kind, amount, word = "spill", _width(text), _stack_word(text)
+    elif opcode == "LDL":
+        kind, amount, word = "reload", _width(text), _stack_word(text)
     elif opcode == "BAR":
         # With a thread count the barrier is one warpgroup's own; without, all warps of the CTA meet.
         kind, amount = "barrier", 0 if re.search(r",\s*0x80\s*$", text) else cta_warpgroups
     return WarpInstruction(
         pipe, max(1, control & 15), control >> 11 & 63, control >> 5 & 7, control >> 8 & 7, _LATENCY.get(opcode, "fixed"),
-        kind, amount, registers, commits,
+        kind, amount, registers, commits, word,
     )  # fmt: skip
 
 

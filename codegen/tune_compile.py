@@ -30,6 +30,8 @@ from tilecast.model.workload import Workload
 
 #: The target whose machine code is simulated.
 READ_ARCH = "sm_90a"
+#: Goes up when `codegen.machine_code` reads more from the same code: what was kept before is then read anew.
+_READING = "2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def _kept_as(job: Job, source: str, target: str) -> Path | None:
     if not job.cache:
         return None
     body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    name = "\n".join((target, job.workload.dtype, _triton(), variant_text(job.variant), body))
+    name = "\n".join((_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), body))
     return Path(job.cache) / f"{job.family}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 

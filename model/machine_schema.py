@@ -75,9 +75,13 @@ KEYS: dict[str, Key] = {
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),
     "code.l1_bytes": Key("B", 1024, 1e8, (), "first instruction cache of an SM"),
     "code.l2_bytes": Key("B", 1024, 1e9, (), "second instruction cache"),
-    "code.fetch_cycles": Key("cycles/inst", 0, 1000, (), "instruction from the second instruction cache, by an SM"),
-    "code.fetch_far_cycles": Key("cycles/inst", 0, 1000, (), "instruction from L2, by an SM"),
+    "code.fetch_cycles": Key(
+        "cycles/inst", 0, 1000, (), "instruction of code just larger than code.l1_bytes, by an SM"
+    ),
+    "code.fetch_full_cycles": Key("cycles/inst", 0, 1000, (), "same, of code as large as code.l2_bytes"),
+    "code.fetch_far_cycles": Key("cycles/inst", 0, 1000, (), "same, of code twice as large, from L2"),
     "l1.bytes": Key("B", 1024, 1e8, (), "L1 and shared memory of an SM together"),
+    "l1.reserved_bytes": Key("B", 0, 1e8, (), "part of L1 that never holds spilled registers"),
     "local.latency_cycles": Key("cycles", 1, 500, (), "load of a spilled register that L1 holds"),
     "local.store_queue_depth": Key("inst", 0, 64, (), "stores of spilled registers a sub-partition lets wait"),
     "l2.store_tbps": Key("TB/s", 0.01, 1000, (), "stores of all SMs"),

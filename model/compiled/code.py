@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 #: Pipes of an SM sub-partition that an instruction can occupy.
 PIPES = ("alu", "fma", "mufu", "shared", "control", "uniform", "tensor", "other")
 #: What the simulator does with an instruction beyond occupying a pipe.
-KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "store", "barrier", "mark", "spill")
+KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "store", "barrier", "mark", "spill", "reload")
 #: Latency classes of instructions whose results take a varying time; "fixed" ones are in the stall counts.
 LATENCIES = ("fixed", "mufu", "shuffle", "shared", "local", "constant", "special", "global", "convert", "vote", "poll")
 
@@ -34,12 +34,14 @@ class WarpInstruction(NamedTuple):
     latency: str
     kind: str
     #: mma: columns N; mma_wait: groups that may stay in flight; barrier: warpgroups that meet (0: the warp's own);
-    #: store, spill: bytes a lane.
+    #: store, spill, reload: bytes a lane.
     amount: int = 0
     #: mma: A comes from registers.
     from_registers: bool = False
     #: mma: the group is committed here.
     commits: bool = False
+    #: spill, reload: word of the thread's stack.
+    word: int = -1
 
 
 class Stretch(NamedTuple):

@@ -42,11 +42,15 @@ class WarpCosts:
     memory_bytes_per_clk: float
     store_bytes_per_clk: float
     store_queue_bytes: float
-    #: Lines of code that the first and the second instruction cache hold; cycles an instruction from the second and from
-    #: L2.
+    #: Words of spilled registers, of a warpgroup each, that L1 holds; latency of a reload that it does not hold.
+    spill_words: int
+    reload_latency: float
+    #: Lines of code that the first and the second instruction cache hold; cycles of an SM for an instruction of a program
+    #: just larger than the first, as large as the second, and twice as large.
     fetch_lines: float
     fetch_near_lines: float
     fetch_cycles: float
+    fetch_full_cycles: float
     fetch_far_cycles: float
     #: CTA: what one mbarrier costs to set up, and everything else before its warps start.
     barrier_setup: float
@@ -102,9 +106,12 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         memory_bytes_per_clk=m["hbm.tbps_achieved"] * per_clk,
         store_bytes_per_clk=m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * per_clk,
         mma_hidden_fma=m.get("tensor.mma_hidden_fma_share", 1.0),
+        spill_words=1 << 30,
+        reload_latency=m["l2.latency_cycles"],
         fetch_lines=m.get("code.l1_bytes", 1e9) / 128,
         fetch_near_lines=m.get("code.l2_bytes", 1e9) / 128,
         fetch_cycles=m.get("code.fetch_cycles", 0.0),
+        fetch_full_cycles=m.get("code.fetch_full_cycles", 0.0),
         fetch_far_cycles=m.get("code.fetch_far_cycles", 0.0),
         store_queue_bytes=128.0 * _PARTITIONS * m.get("local.store_queue_depth", 0.0),
         barrier_setup=m.get("launch.barrier_setup_cycles", 42.0),
@@ -112,26 +119,19 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
     )
 
 
-#: Shared memory an SM can set aside, KB (CUDA programming guide, compute capability 9.0); the rest of the block is L1.
-_CARVE_OUTS = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
-#: Shared memory the system takes from every CTA.
-_RESERVED = 1024
+#: Above this much shared memory a kernel, Triton asks the driver to prefer shared memory to L1 (its driver.c), which
+#: leaves L1 what the largest shared memory of an SM leaves.
+_PREFERS_SHARED = 48 << 10
 
 
 def spill_costs(costs: WarpCosts, machine: Machine, code: KernelCode, ctas: int) -> WarpCosts:
-    """``costs`` with the latency that a spilled register's load has in ``code`` while ``ctas`` CTAs share the SM.
-
-    What all threads spill either fits the L1 that shared memory leaves, or is read in turn and never there when wanted.
-    """
+    """``costs`` with the room that L1 has for spilled registers in ``code`` while ``ctas`` CTAs share the SM."""
     if not code.stack_bytes or not machine.has("l1.bytes"):
         return costs
-    shared = ctas * (code.shared_bytes + _RESERVED)
-    carved = next((kb << 10 for kb in _CARVE_OUTS if kb << 10 >= shared), shared)
-    # A warpgroup that only loads K and V spills nothing.
-    footprint = ctas * code.stack_bytes * 128 * len(code.consumers)
-    if footprint <= machine["l1.bytes"] - carved:
-        return costs
-    return replace(costs, latency={**costs.latency, "local": machine["l2.latency_cycles"]})
+    carved = machine["smem.per_sm_bytes"] if code.shared_bytes > _PREFERS_SHARED else ctas * code.shared_bytes
+    room = machine["l1.bytes"] - carved - machine.get("l1.reserved_bytes", 0.0)
+    # A word of a warpgroup takes a line of 128 bytes for each of its warps.
+    return replace(costs, spill_words=max(0, int(room // (128 * _PARTITIONS))))
 
 
 def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:

@@ -1,7 +1,9 @@
 """What instruction fetch costs an SM: code that its first instruction cache does not hold comes from the next at a limited rate.
 
-Measured (`tilecast calibrate --only code`): straight-line code runs at full rate while all of it fits the first cache, and
-beyond at one rate from the second and at a lower one from L2; warps that run the same code share what is fetched.
+Measured (`tilecast calibrate --only code`): straight-line code runs at full rate while all of it fits the first cache.
+Beyond, a rate that SMs share limits it, the lower the more code there is (SMs that are at different places share fewer
+fetches), and lower still when it comes from L2; code that is slow for other reasons hides the fetch, and warps that run
+the same code share it.
 """
 
 from __future__ import annotations
@@ -9,10 +11,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
+
 from tilecast.model.compiled.costs import WarpCosts
 
 #: Instructions of 16 bytes in a line of 128.
 LINE = 8
+
+
+def fetch_cycles(lines: int, costs: WarpCosts) -> float:
+    """Cycles of an SM for an instruction that the first cache does not hold, in a program of ``lines`` lines.
+
+    Between the measured sizes (just beyond the first cache, the whole of the second, twice that) it grows evenly.
+    """
+    near, far = costs.fetch_near_lines, 2.0 * costs.fetch_near_lines
+    sizes = (min(1.5 * costs.fetch_lines, near), near, far)
+    return float(np.interp(lines, sizes, (costs.fetch_cycles, costs.fetch_full_cycles, costs.fetch_far_cycles)))
 
 
 class InstructionCache:
@@ -21,7 +35,7 @@ class InstructionCache:
     def __init__(self, programs: Sequence[Sequence[int]], costs: WarpCosts) -> None:
         self._known = {line for program in programs for line in program}
         self._room = int(costs.fetch_lines)
-        self._cycles = LINE * (costs.fetch_cycles if len(self._known) <= costs.fetch_near_lines else costs.fetch_far_cycles)
+        self._cycles = LINE * fetch_cycles(len(self._known), costs)
         self._free = 0.0
         #: Line -> when it is there.
         self._there: OrderedDict[int, float] = OrderedDict()

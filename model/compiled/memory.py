@@ -34,8 +34,10 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
         # Every wave walks its heads side by side and in the same direction, so what one read comes up again when as much
         # has passed through the cache as lies between the two waves' beginnings: all of a head is there, or nothing.
         for group, need in wanted.items():
-            have, before = last.get(group, (0.0, 0.0))
-            missed += max(0.0, need - have) if passed - before <= room else need
-            last[group] = (need, passed)
+            have, before = last.get(group, (0.0, passed))
+            if passed - before > room:
+                have = 0.0
+            missed += max(0.0, need - have)
+            last[group] = (max(need, have), passed)
         passed += sum(wanted.values()) + len(wave) * rows * per_key
     return once + missed, min(1.0, missed / copied)

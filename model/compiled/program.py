@@ -203,9 +203,7 @@ def triton_cta(
     return Cta((tuple(program.steps), *[quiet] * (groups - 1)), (), own, begins=begins, lines=(lines,) * groups)
 
 
-def _triton_tile(
-    stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: _Program
-) -> int:
+def _triton_tile(stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: _Program) -> int:
     """Append one tile; returns the number of its last block plus one."""
     pieces = list(stretches)
     for i, (role, code) in enumerate(pieces):

@@ -11,7 +11,7 @@ every warpgroup stands for the SM.  The rules:
   warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
   and wgmma_latency);
 - spilled registers are stored through L1 to L2 at the rate all SMs share (measured: `tilecast calibrate --only local`);
-  `spill_queue` stores wait at most, and a register that is stored is read when its store gets its turn;
+  a queue of them waits at most, and reloads find in L1 what was used last;
 - barriers, copies and turn-taking are events: a full barrier opens when its copy has landed, a slot is free when every
   warpgroup has let it go.
 """
@@ -19,7 +19,7 @@ every warpgroup stands for the SM.  The rules:
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -119,6 +119,8 @@ class _State:
         self.engine_free = 0.0
         self.memory_free = 0.0
         self.store_free = 0.0
+        #: Spilled words (warp, word) in L1, the least recently used first.
+        self.spilled: OrderedDict[tuple[int, int], None] = OrderedDict()
         #: End of the matrix instruction in service, and those that wait: (issue time, cycles, last of its group).
         self.tensor_free = 0.0
         self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
@@ -165,6 +167,16 @@ class _State:
     def store(self, now: float, size: float, rate: float) -> None:
         """A store of ``size`` bytes (the four warps of a warpgroup store the same at the same time) enters the queue to L2."""
         self.store_free = max(self.store_free, now) + size / rate
+
+    def holds(self, warp: _Warp, word: int) -> bool:
+        """Whether L1 holds a spilled word; it does from now on."""
+        key = (warp.index, word)
+        found = key in self.spilled
+        self.spilled[key] = None
+        self.spilled.move_to_end(key)
+        if len(self.spilled) > self.costs.spill_words:
+            self.spilled.popitem(last=False)
+        return found
 
     def opens(self, warp: _Warp, tag: Tag) -> float | None:
         """When the barrier of a wait opens; None while that is unknown."""
@@ -255,6 +267,7 @@ class _Prepared(NamedTuple):
     amount: int
     mma_cycles: float
     commits: bool
+    word: int
 
 
 def _prepare(instruction: WarpInstruction, costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> _Prepared:
@@ -266,6 +279,7 @@ def _prepare(instruction: WarpInstruction, costs: WarpCosts, mma: dict[tuple[int
         instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
         pipe == "fma", instruction.amount,
         mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
+        instruction.word,
     )  # fmt: skip
 
 
@@ -313,11 +327,10 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         issue_free = now + 1.0
         loaded = state.under_mma(now)
         pipe = prepared.pipe
-        if prepared.fma:
-            if now < state.tensor_free:
-                # A matrix instruction that does not advance does not slow others either.
-                loaded = loaded and state.hidden > 0.0
-                state.steal()
+        if prepared.fma and now < state.tensor_free:
+            # A matrix instruction that does not advance does not slow others either.
+            loaded = loaded and state.hidden > 0.0
+            state.steal()
         if prepared.kind == "mma":
             busy[pipe] += prepared.mma_cycles
         else:
@@ -396,6 +409,10 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
             state.memory_free = max(state.memory_free, now) + moved / costs.memory_bytes_per_clk
         elif kind == "spill":
             state.store(now, 128.0 * prepared.amount, costs.store_bytes_per_clk)
+            state.holds(warp, prepared.word)
+        elif kind == "reload":
+            if not state.holds(warp, prepared.word):
+                result = now + costs.reload_latency
         elif kind == "barrier":
             after = max(after, now + costs.barrier + state.jitter())
             warp.barriers_passed += prepared.amount > 1

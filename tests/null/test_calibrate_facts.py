@@ -43,6 +43,44 @@ def test_matrix_latency_is_the_wait_less_the_steps_at_the_steady_rate() -> None:
     assert "tensor.mma_latency_cycles" not in derive(rows[1:])
 
 
+def test_fetch_facts_come_from_code_by_its_size() -> None:
+    def length(size_kb: int, groups: int, value: float, sms: str = "all apart", chains: int = 16) -> Row:
+        return row(
+            "code/length", "cycles", value, "cycles/inst", instructions=size_kb * 64 // groups, warpgroups=groups,
+            shared=False, sms=sms, chains=chains,
+        )  # fmt: skip
+
+    rows = [length(kb, 2, value) for kb, value in ((16, 1.03), (32, 1.06), (48, 2.0), (128, 2.8), (256, 4.8))]
+    rows += [length(kb, 3, value) for kb, value in ((48, 2.1), (120, 2.6), (240, 5.0))]
+    rows += [length(kb, 2, value, "all") for kb, value in ((96, 2.0), (128, 2.2), (160, 3.6))]
+    rows += [length(48, 2, 9.0, chains=1), length(48, 1, 9.0)]
+    facts = derive(rows)
+    assert (facts["code.l1_bytes"].value, facts["code.l1_bytes"].high) == (32 << 10, 48 << 10)
+    assert (facts["code.l2_bytes"].value, facts["code.l2_bytes"].high) == (128 << 10, 160 << 10)
+    assert facts["code.fetch_cycles"].value == pytest.approx(2.05)
+    assert facts["code.fetch_full_cycles"].value == pytest.approx(2.7)
+    assert facts["code.fetch_far_cycles"].value == pytest.approx(4.9)
+    assert "code.fetch_far_cycles" not in derive(rows[:4])
+
+
+def test_the_store_queue_is_where_a_burst_begins_to_wait() -> None:
+    # Four cycles to issue, 16 a warp to leave: ten under way fill the queue.
+    def burst(warps: int, stores: int) -> Row:
+        early, late, began = 4.0 * warps, 16.0 * warps, 40.0
+        full = 10.0 / (warps * (1.0 - early / late))  # stores a warp when ten more came than left
+        took = began + early * (min(stores, full) - 1) + late * max(0.0, stores - full)
+        return row("local/burst", "issue_cycles", took, stores=stores, warps_per_partition=warps)
+
+    facts = derive([burst(warps, stores) for warps in (2, 3) for stores in (1, 2, 3, 4, 16, 24)])
+    assert facts["local.store_queue_depth"].value == pytest.approx(10.0, abs=3.0)
+
+
+def test_a_hand_over_is_what_the_clocks_say_less_their_code() -> None:
+    rows = [row("sync/one_way", "cycles", value, waiters=n) for n, value in ((1, 72.0), (4, 75.0), (8, 80.0))]
+    fact = derive(rows)["sync.mbarrier_one_way_cycles"]
+    assert (fact.value, fact.low, fact.high) == (50.0, 47.0, 55.0)
+
+
 def test_lanes_come_from_cycles_and_the_range_from_repeats() -> None:
     fact = derive([row("arithmetic/rate", "cycles_per_step", 8.0, spread=0.5, stream="ex2", warps_per_partition=4)])[
         "mufu.ex2_per_clk"

@@ -249,6 +249,16 @@ def test_what_was_used_longest_ago_leaves_the_cache_first() -> None:
     assert (moved - q_and_o(work), share) == (3 * one, 3 / 4)
 
 
+def test_keys_come_again_when_too_much_has_passed_since_they_were_read() -> None:
+    work = Workload(1, 3, 3, 512, 512, 64, 64)
+    one, tile = 512 * 128 * 2.0, 128 * 128 * 2.0
+    cycle = [[(b, h)] for b in range(2) for h in range(3)]
+    # Between two waves of a head three heads and three tiles of Q and O pass; half of the cache must hold them.
+    distance = 3 * (one + tile)
+    assert memory_traffic(work, cycle, 128, 2 * distance)[0] - q_and_o(work) == 3 * one
+    assert memory_traffic(work, cycle, 128, 2 * distance - 1.0)[0] - q_and_o(work) == 6 * one
+
+
 def test_query_heads_of_a_group_share_keys() -> None:
     waves = [[(b, h) for h in range(8) for b in range(4)]]
     own, shared = Workload(1, 8, 8, 512, 512, 64, 64), Workload(1, 8, 2, 512, 512, 64, 64)

@@ -19,8 +19,9 @@ COSTS = WarpCosts(
     ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
     latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0,
     barrier_spread=0.0,
-    handover=30.0, branch=8.0, mma_latency=50.0, mma_queue=6, mma_gap=0.0, tma_latency=100.0, tma_latency_hbm=200.0,
-    tma_issue=3.0,
+    handover=30.0, one_way=30.0, branch=8.0, mma_latency=50.0, mma_queue=6, mma_hidden_fma=1.0, tma_latency=100.0,
+    tma_latency_hbm=200.0, tma_issue=3.0, store_queue_bytes=0.0, spill_words=1000, reload_latency=80.0,
+    fetch_lines=1e9, fetch_near_lines=1e9, fetch_cycles=0.0, fetch_full_cycles=0.0, fetch_far_cycles=0.0,
     tma_bytes_per_clk=16.0, memory_bytes_per_clk=4.0, store_bytes_per_clk=8.0, barrier_setup=40.0, cta_setup=0.0,
 )  # fmt: skip
 MMA = {(64, False): 32.0, (64, True): 40.0}
@@ -133,13 +134,30 @@ def test_register_ports_are_shared_by_pipes_while_the_tensor_core_runs() -> None
     assert run(pipes[1:], costs=costs).marks == ((3.0,),)
 
 
-def test_fma_of_another_warp_keeps_a_matrix_instruction_waiting() -> None:
-    costs = replace(COSTS, mma_gap=3.0)
-    stream = steps(*[op("fma", 2)] * 10, MARK)
-    alone, beside = run(steps(mma(), MARK), costs=costs), run(steps(op("uniform", 2), mma(), MARK), stream, costs=costs)
-    assert alone.marks == ((1.0,),)
-    # The stream issues at 1, 3, ... 19; the gap after the last ends at 22.
-    assert beside.marks[0] == (23.0,)
+def test_fma_delays_the_matrix_instruction_in_service_beyond_what_it_hides() -> None:
+    product = steps(mma(), mma_wait(0), MARK)
+    stream = steps(*[op("fma")] * 20, MARK)
+    assert run(product, stream).marks[0] == (83.0,)  # 32 cycles and 50 of latency: every cycle hides an FMA
+    costs = replace(COSTS, mma_hidden_fma=0.25)
+    assert run(product, stream, costs=costs).marks[0] == (83.0 + 12.0,)  # 8 of 20 are hidden
+    assert run(product, steps(*[op("alu")] * 20, MARK), costs=costs).marks[0] == (83.0,)
+    # FMA after its end delays nothing, nor does what the warp itself waits for.
+    assert run(product, steps(op("uniform", 40), *[op("fma")] * 20, MARK), costs=costs).marks[0] == (83.0,)
+
+
+def test_a_delayed_matrix_instruction_delays_those_behind_it() -> None:
+    costs = replace(COSTS, mma_hidden_fma=0.0)
+    two = steps(mma(commits=False), mma(), mma_wait(0), MARK)
+    assert run(two).marks[0] == (115.0,)
+    assert run(two, steps(op("uniform", 2), *[op("fma")] * 5, MARK), costs=costs).marks[0] == (120.0,)
+
+
+def test_a_matrix_instruction_that_does_not_advance_slows_nobody() -> None:
+    slow = replace(COSTS, mma_hidden_fma=0.0, pipe_under_mma={**COSTS.pipe_under_mma, "fma": 3.0})
+    fast = run(steps(mma(), MARK), steps(op("uniform", 2), *[op("fma")] * 10, MARK), costs=slow)
+    assert fast.marks[1] == (13.0,)  # one an issue slot from 3 on
+    hidden = replace(slow, mma_hidden_fma=1.0)
+    assert run(steps(mma(), MARK), steps(op("uniform", 2), *[op("fma")] * 10, MARK), costs=hidden).marks[1][0] > 25.0
 
 
 def test_a_barrier_holds_warpgroups_until_the_last_is_there() -> None:
@@ -214,6 +232,35 @@ def test_stores_leave_at_their_rate() -> None:
     store = WarpInstruction("shared", 1, 0, 7, 7, "fixed", "store", 16)
     # 128 lanes of 16 bytes at 8 bytes a cycle: 256 cycles before the next can go.
     assert run(steps(store, MARK, store, MARK)).marks == ((1.0, 257.0),)
+
+
+def test_stores_get_half_of_the_memory_beside_reads() -> None:
+    store = WarpInstruction("shared", 1, 0, 7, 7, "fixed", "store", 16)
+    reading = ((("Q0", 0), 64.0, 1, 100.0, 1.0),)  # 16 cycles at 4 bytes a cycle
+    # 2048 bytes at 2 bytes a cycle, where they have the store's own 8 when nothing is read.
+    assert run(steps(store, MARK, store, MARK), copies=reading).marks == ((1.0, 1025.0),)
+    late = steps(op("uniform", 15), op("uniform", 15), store, MARK, store, MARK)
+    assert run(late, copies=reading).marks == ((31.0, 287.0),)
+
+
+SPILL = WarpInstruction("shared", 1, 0, 7, 7, "fixed", "spill", 4, word=0)
+RELOAD = WarpInstruction("shared", 1, 0, 0, 7, "shared", "reload", 4, word=0)
+
+
+def test_spilled_registers_leave_through_a_queue() -> None:
+    three = steps(SPILL, MARK, SPILL, MARK, SPILL, MARK)
+    assert run(three).marks == ((1.0, 65.0, 129.0),)  # 512 bytes of a warpgroup at 8 a cycle
+    assert run(three, costs=replace(COSTS, store_queue_bytes=512.0)).marks == ((1.0, 3.0, 65.0),)
+
+
+def test_reloads_find_what_was_used_last() -> None:
+    costs = replace(COSTS, store_queue_bytes=1e6, spill_words=2)
+    other, third = (RELOAD._replace(word=n) for n in (1, 2))
+    assert run(steps(SPILL, RELOAD, GATE), costs=costs).marks == ((5.0,),)
+    assert run(steps(SPILL, other, GATE), costs=costs).marks == ((81.0,),)
+    again = steps(SPILL, op("other"), other, third, RELOAD, GATE)
+    assert run(again, costs=costs).marks == ((84.0,),)  # two others came between
+    assert run(again, costs=replace(costs, spill_words=3)).marks == ((83.0,),)  # only the third was missing, asked at 3
 
 
 def test_warpgroups_take_turns() -> None:

@@ -79,6 +79,9 @@ def test_a_file_without_instructions_is_refused_with_what_the_tool_said(cuobjdum
         ("BAR.SYNC.DEFER_BLOCKING 0x0", "control", "barrier", 2),
         ("@!UP0 UIADD3 UR4, UR4, 0x1, URZ", "uniform", "plain", 0),
         ("MUFU.EX2 R4, R4", "mufu", "plain", 0),
+        ("STL [R1+0x4c], R14", "shared", "spill", 4),
+        ("STL.64 [R1], R14", "shared", "spill", 8),
+        ("@P0 LDL.LU R14, [R1+0x50]", "shared", "reload", 4),
         ("FFMA R4, R4, R5, R6", "fma", "plain", 0),
         ("@!P2 FSEL R4, R4, -INF , P1", "alu", "plain", 0),
         ("SHFL.BFLY PT, R4, R5, 0x1, 0x1f", "shared", "plain", 0),
@@ -91,6 +94,14 @@ def test_what_an_instruction_is(text: str, pipe: str, kind: str, amount: int) ->
     assert found.stall == 1  # a stall count of zero still takes the issue slot
     assert found.from_registers == (kind == "mma")
     assert not found.commits
+
+
+def test_spills_and_reloads_say_which_word() -> None:
+    words = [
+        instruction(Line(0, text, 0), 1).word for text in ("STL [R1+0x4c], R1", "LDL.LU R0, [R1]", "FADD R1, R2, R3")
+    ]
+    assert words == [19, 0, -1]
+    assert instruction(Line(0, "LDL R0, [R1+0x4]", 0), 1).latency == "local"
 
 
 @pytest.mark.parametrize(

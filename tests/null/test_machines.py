@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_inheritance_keeps_the_origin() -> None:
 def test_unknown_machine_names_the_nearest() -> None:
     with pytest.raises(MachineError, match=r"unknown machine 'b20'; did you mean b200"):
         load_machine("b20")
+
+
+def test_machines_travel_between_processes() -> None:
+    machine = load_machine("h200-sxm").with_facts({"mufu.ex2_per_clk": 32})
+    again = pickle.loads(pickle.dumps(machine))
+    assert again == machine and hash(again) == hash(machine)
+    assert again.fact("mufu.ex2_per_clk").kind == "what-if"
 
 
 def test_what_if_marks_and_checks_changes() -> None:

@@ -251,6 +251,16 @@ def test_compiling_finds_what_it_kept(tmp_path) -> None:
     assert compile_candidates([job], 1) == [fresh]
 
 
+def test_compiling_in_processes_gives_the_same(tmp_path) -> None:
+    pytest.importorskip("triton")
+    variants = [v for v in knob_space("fa2", WORK, H200) if (v.tile_m, v.tile_n, v.warps) == (64, 64, 4)][:2]
+    jobs = [Job("triton", variant, WORK, H200, 1700.0, str(tmp_path)) for variant in variants]
+    counted: list[tuple[int, int]] = []
+    together = compile_candidates(jobs, 2, lambda *at: counted.append(at))
+    assert len(together) == 2 and counted == [(1, 2), (2, 2)]
+    assert compile_candidates(jobs, 1) == together
+
+
 def test_targets_follow_the_machine() -> None:
     assert target_of("hopper_ws", knob_space("fa3", WORK, H200)[0], H200) == "sm_90a"
     with pytest.raises(ValueError, match="is compiled for sm_90a, not for a100"):

@@ -93,11 +93,11 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def derive(rows: Iterable[Row]) -> dict[str, Fact]:
     """Every fact that the rows determine, by key, kind "measured"; the rows must be of one GPU and driver."""
-    from tilecast.validation.calibrate import facts_chip, facts_power, facts_sm
+    from tilecast.validation.calibrate import facts_chip, facts_fetch, facts_power, facts_sm
 
     table = Table(rows)
     facts: dict[str, Fact] = {}
-    for rules in (facts_sm.RULES, facts_chip.RULES, facts_power.RULES):
+    for rules in (facts_sm.RULES, facts_fetch.RULES, facts_chip.RULES, facts_power.RULES):
         for key, rule in rules.items():
             found = rule(table)
             if found is not None:

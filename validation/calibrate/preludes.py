@@ -97,7 +97,9 @@ _STMATRIX = (
 # Local memory, a word a lane: `spill` is the address of sixteen of the thread's words, of which the first eight hold their
 # own addresses (corun.cu), so that a load gives the address of the chain's next and the assembler drops none.
 _LOCAL_LOAD = 'asm volatile("ld.local.u32 %0, [%0];" : "+r"(w[(i)]) :: "memory");'
-_LOCAL_STORE = 'asm volatile("st.local.u32 [%1], %0;" :: "r"(w[(i)]), "r"(spill + (flip >> 9) + ((i) & 7) * 4) : "memory");'
+_LOCAL_STORE = (
+    'asm volatile("st.local.u32 [%1], %0;" :: "r"(w[(i)]), "r"(spill + (flip >> 9) + ((i) & 7) * 4) : "memory");'
+)
 _PACK = 'asm volatile("cvt.rn.{0}.f32 %0, %1, %2;" : "=r"(y[i]) : "f"(x[i]), "f"(k)); x[i] = __uint_as_float(y[i]);'
 # Four floats to one register, as a kernel stores them: the second conversion merges into the first's register.
 _PACK8 = (

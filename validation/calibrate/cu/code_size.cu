@@ -21,6 +21,9 @@ BENCH(128 * WARPGROUPS) {
   // The first pass fetches what can stay.
   for (int again = 0; again < 2; again++) {
     __syncthreads();
+    // SMs that run the same line at the same time share its fetch; real ones drift apart.
+    if (APART && again) spin((i64)(hash(blockIdx.x) % 65536));
+    __syncthreads();
     if (group == 0) cycles = pass<0>(x, k, again ? rounds : 2);
 #if WARPGROUPS > 1 && !SHARED
     else if (group == 1) cycles = pass<1>(x, k, again ? rounds : 2);
