@@ -255,8 +255,9 @@ def test_every_task_is_answered_once_and_a_deadly_one_given_up_after_two_tries(
     assert "2 times" in kept["t5"]["reason"] and "signal 9" in kept["t5"]["reason"]
     assert kept["t9"]["reason"] == "no such luck"
     assert tried.count(5) == tried.count(6) == 2 and tried.count(9) == 1
-    # One for each loss (5 and 6 twice) and one for the answer that said its worker is of no use any more.
-    assert engine.started == lanes + 5
+    # One for each loss (5 and 6 twice) and one for the answer that said its worker is of no use any more; none for a loss
+    # that leaves nothing to do, which the last may be where another lane took the rest.
+    assert lanes + (5 if lanes == 1 else 4) <= engine.started <= lanes + 5
 
 
 def test_a_group_stays_with_a_lane_until_another_has_nothing_to_do() -> None:
