@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
@@ -33,15 +33,18 @@ class CompiledForecast:
     """What a compiled kernel is forecast to take."""
 
     cycles: float
-    #: Cycles a whole block of keys adds to a tile, and what a tile costs besides.
-    cycles_per_block: float
-    tile_cycles: float
     ctas_per_sm: int
     tiles: int
     launch_cycles: float
     #: Bytes to and from memory, and the least cycles they take.
     memory_bytes: float
     memory_cycles: float
+    _tile: Callable[[], _Affine] = field(repr=False, compare=False)
+
+    @property
+    def cycles_per_block(self) -> float:
+        """Cycles a whole block of keys adds to a tile; simulated when asked for, as the forecast may not need it."""
+        return self._tile().slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ def _hopper(
         longest = max(queues, key=lambda tiles: (sum(_blocks(counts[block]) for block, _ in tiles), len(tiles)))
         span = start + _hopper_program(code, variant, machine, [counts[block] for block, _ in longest], mhz, share)
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
-    tile = _hopper_tile(code, variant, machine, shape, cold, mhz, share)
+    tile = partial(_hopper_tile, code, variant, machine, shape, cold, mhz, share)
     return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
@@ -226,11 +229,12 @@ def _waves(tiles: Sequence[Tile], slots: int) -> list[Sequence[Tile]]:
 
 
 def _answer(
-    span: float, moved: float, machine: Machine, mhz: float, tile: _Affine, fit: int, tiles: int, launch: float
-) -> CompiledForecast:
+    span: float, moved: float, machine: Machine, mhz: float, tile: Callable[[], _Affine], fit: int, tiles: int,
+    launch: float,
+) -> CompiledForecast:  # fmt: skip
     """The longer of what the SMs and what the memory take, and the launch."""
     memory = moved / (machine["hbm.tbps_achieved"] * 1e12) * mhz * 1e6
-    return CompiledForecast(max(span, memory) + launch, tile.slope, tile.fixed, fit, tiles, launch, moved, memory)
+    return CompiledForecast(max(span, memory) + launch, fit, tiles, launch, moved, memory, tile)
 
 
 # --- triton ---------------------------------------------------------------------------------------------------
@@ -318,5 +322,6 @@ def _triton(
         # The last wave has the SM more to itself.
         together = math.ceil((total - full) / sms)
         span += max(cost(block, together) for block in set(order[full:]))
-    tile = _triton_tile(code, variant, machine, replace(counts[blocks // 2], main=0), fit, turnaround, mhz, share)
+    shape = replace(counts[blocks // 2], main=0)
+    tile = partial(_triton_tile, code, variant, machine, shape, fit, turnaround, mhz, share)
     return _answer(span + start - turnaround, moved, machine, mhz, tile, fit, total, launch)

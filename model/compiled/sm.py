@@ -7,6 +7,9 @@ every warpgroup stands for the SM.  The rules:
   wait mask, as the compiler wrote them;
 - a pipe is occupied for `WarpCosts.pipe` cycles; while a matrix product runs, arithmetic takes longer and shares the
   register ports (`ports_under_mma`), as measured in validation/measured/h200_corun.csv;
+- an FMA takes a cycle from the matrix instruction in service, beyond the share of them that it hides (`mma_hidden_fma`);
+  one that does not advance slows nobody;
+- code that the first instruction cache does not hold is fetched at the rate of `fetch`;
 - the tensor core serves warps in turns, an instruction each; `mma_queue` instructions at most are under way, from all
   warps together, and a warp whose next one finds no room stands still (both measured: `tilecast calibrate`, wgmma_order
   and wgmma_latency);
