@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,6 +20,7 @@ from tilecast.model.machine_schema import (
     machine_json_schema,
     nearest,
 )
+from tilecast.model.toml_file import read_toml
 
 __all__ = ["Fact", "Machine", "MachineError", "load_machine", "machine_json_schema", "machine_names"]
 
@@ -131,12 +131,7 @@ def _load_shipped(name: str) -> Machine:
 
 def _load_file(path: Path) -> Machine:
     where = path.name
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MachineError(f"{path}: cannot read the machine file: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MachineError(f"{where}: not valid TOML: {error}") from None
+    raw = read_toml(path, "the machine file", MachineError, where)
     facts = _facts(where, raw)
     texts = {key: raw[key] for key in TEXT_KEYS if key in raw}
     for key, value in texts.items():

@@ -13,7 +13,6 @@ Variants that the family cannot write for a shape are left out and listed.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from tilecast.model.machine import Machine
 from tilecast.model.shapes_csv import parse_window
+from tilecast.model.toml_file import read_toml
 from tilecast.model.variant import VariantError, parse_variant, variant_text
 from tilecast.model.workload import Workload, WorkloadError
 
@@ -57,12 +57,7 @@ class Plan:
 
 def load_plan(path: Path, machine: Machine, run: str | None = None) -> Plan:
     """Read a plan, or only its groups of a ``run``; PlanError names file, group, field, expected and got."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"{path}: cannot read the plan: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: not valid TOML: {error}") from None
+    raw = read_toml(path, "the plan", PlanError)
     groups = raw.get("group")
     if not isinstance(groups, list) or not groups:
         raise PlanError(f"{path}: expected at least one [[group]] with shapes and kernels or variants")

@@ -22,7 +22,6 @@ Every list crosses with every other of its table; machines, workloads, variants 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 from tilecast.model.machine import Machine
 from tilecast.model.pipelines import loop_shape
 from tilecast.model.predict import REGIMES
+from tilecast.model.toml_file import read_toml
 from tilecast.model.variant import nearest
 from tilecast.model.workload import Workload
 from tilecast.validation.measure.plan import EXTERNAL
@@ -97,13 +97,7 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
     if isinstance(source, Mapping):
         return _spec("specification", dict(source), Path())
     path = Path(source)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read the specification: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
-    return _spec(str(path), raw, path.parent)
+    return _spec(str(path), read_toml(path, "the specification", SpecError), path.parent)
 
 
 def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
