@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilecast.model.asymmetry import AsymmetryMap
 from tilecast.model.breakeven import BreakEven
 from tilecast.model.sensitivity import Sensitivity
+from tilecast.validation.statistics import ErrorSummary
 
 
 def tflops_text(value: float) -> str:
@@ -147,18 +148,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class Region(ErrorSummary):
     """How well the model did near the question: who measured, how near, how many, how far off."""
 
     #: "published" or "own kernels".
     kind: str
     nearness: str
-    count: int
-    mean: float
-    median: float
-    p90: float
-    worst: float
-    bias: float
     points: tuple[Point, ...]
     #: What is compared, in a sentence; why there is nothing, when count is 0.
     note: str

@@ -6,7 +6,7 @@ Nearness is a ladder of plain conditions, not a score: the first rung with enoug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import log2
 from pathlib import Path
 from typing import TypeVar
@@ -164,12 +164,12 @@ def _measured_point(row: Measured) -> Point | None:
 
 
 def _region(kind: str, name: str, found: int, rows: list[Point], note: str, missing: str) -> Region:
+    errors = asdict(summarise(row.error for row in rows))
     if not rows:
-        return Region(kind, "", 0, 0.0, 0.0, 0.0, 0.0, 0.0, (), missing)
-    s = summarise(row.error for row in rows)
+        return Region(**errors, kind=kind, nearness="", points=(), note=missing)
     if found > len(rows):
         name = f"{name}; the {len(rows)} nearest of {found}"
-    return Region(kind, name, s.count, s.mean, s.median, s.p90, s.worst, s.bias, tuple(rows), note)
+    return Region(**errors, kind=kind, nearness=name, points=tuple(rows), note=note)
 
 
 def shown(region: Region) -> Region:
