@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tilecast.validation.calibrate.facts import Found, Rule, Table
+from tilecast.validation.calibrate.facts import Found, Rule, Table, spread
 from tilecast.validation.calibrate.store import Row
 
 _INSTRUCTION_BYTES = 16
@@ -54,11 +52,6 @@ def _rate(low_kb: int, high_kb: int) -> Rule:
     return rule
 
 
-def _reload(table: Table) -> Found | None:
-    row = table.one("local/access", "cycles", access="load", warps_per_partition=1)
-    return Found(row.value, row.low, row.high, (row,)) if row else None
-
-
 def _queue(table: Table) -> Found | None:
     """Stores under way where a burst begins to wait: issued by then, less those that left at the later rate."""
     depths: list[tuple[float, tuple[Row, ...]]] = []
@@ -80,21 +73,18 @@ def _queue(table: Table) -> Found | None:
 
 
 def _one_way(table: Table) -> Found | None:
-    rows = [table.one("sync/one_way", "cycles", waiters=waiters) for waiters in (4, 1, 8)]
-    have = [row for row in rows if row is not None]
-    if not have or rows[0] is None:
-        return None
-    values = [row.value - _ONE_WAY_CODE for row in have]
-    return Found(values[0], min(values), max(values), tuple(have), "less 25 cycles of code between the clocks")
+    usual = table.one("sync/one_way", "cycles", waiters=4)
+    rows = [usual, *table.all("sync/one_way", "cycles", waiters=(1, 8))]
+    return spread(rows, lambda cycles: cycles - _ONE_WAY_CODE, "less 25 cycles of code between the clocks")
 
 
-RULES: dict[str, Callable[[Table], Found | None]] = {
+RULES: dict[str, Rule] = {
     "code.l1_bytes": lambda t: _longest(t, "all apart", _FREE),
     "code.l2_bytes": lambda t: _longest(t, "all", _HELD),
     "code.fetch_cycles": _rate(48, 48),
     "code.fetch_full_cycles": _rate(120, 128),
     "code.fetch_far_cycles": _rate(240, 256),
-    "local.latency_cycles": _reload,
+    "local.latency_cycles": lambda t: spread([t.one("local/access", "cycles", access="load", warps_per_partition=1)]),
     "local.store_queue_depth": _queue,
     "sync.mbarrier_one_way_cycles": _one_way,
 }
