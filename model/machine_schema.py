@@ -154,7 +154,8 @@ KEYS: dict[str, Key] = {
     "power.idle_w": Key("W", 0, 5000, _ALL, "board with clocks up and no work"),
     "power.short_run_w": Key("W", 1, 10000, _ALL, "power the limiter lets through in tens of milliseconds"),
     "power.active_w_at_1ghz": Key("W", 0, 5000, _ALL, "clock tree and schedulers of active SMs"),
-    "power.energy_exponent": Key("exponent", 0, 3, _ALL, "growth of energy per operation with the clock"),
+    "power.energy_exponent": Key("exponent", 0, 4, _ALL, "growth of energy per operation with the set clock"),
+    "power.l2_energy_exponent": Key("exponent", 0, 4, (), "the same of a byte from L2; without it as an operation"),
     "power.tensor_pj_per_flop_bf16": Key("pJ/FLOP", 0, 100, _ALL, "16-bit matrix work at 1 GHz, operands fed"),
     "power.tensor_pj_per_flop_fp8": Key("pJ/FLOP", 0, 100, (), "fp8 matrix work at 1 GHz, operands fed"),
     "power.mufu_pj_per_op": Key("pJ/op", 0, 1000, _ALL, "one ex2 at 1 GHz"),
@@ -163,7 +164,9 @@ KEYS: dict[str, Key] = {
     "power.smem_pj_per_byte": Key("pJ/B", 0, 1000, (), "shared memory byte at 1 GHz"),
     "power.l2_pj_per_byte": Key("pJ/B", 0, 1000, _ALL, "L2 byte at 1 GHz"),
     "power.hbm_pj_per_byte": Key("pJ/B", 0, 1000, _ALL, "memory byte"),
-    "power.tensor_clock_share": Key("share", 0.1, 1, _ALL, "SM clock under matrix load over the reported clock"),
+    "power.tensor_clock_share": Key(
+        "share", 0.1, 1, _ALL, "SM clock under matrix load over the set clock, which NVML reports"
+    ),
 }
 
 

@@ -2,10 +2,12 @@
 
 Board power of a kernel is idle power, the clock tree and schedulers of active SMs, and the energy of every
 operation at its rate.  On-chip energy per operation grows with the supply voltage and so with the clock:
-``e(f) = e(1 GHz) * f ** exponent``.  The clock settles where power meets the limit, or at the boost clock.
+``e(f) = e(1 GHz) * f ** exponent``, with an exponent of its own for bytes from L2 where one was measured.  The voltage
+follows the clock that is set (what NVML reports): under matrix work an SM executes ``power.tensor_clock_share`` of it, so
+f is the executed clock over that share.  The clock settles where power meets the limit, or at the boost clock.
 
 Energy terms come from matrix products, arithmetic streams and copies, never from attention kernels
-(validation/measured/power_probe.py on the H200; published GEMM rows for Blackwell, see the machine files).
+(`tilecast calibrate` on the H200; published GEMM rows for Blackwell, see the machine files).
 
 Two regimes exist and are both predicted.  *Sustained* is seconds of back-to-back work: the board limit holds.
 *Short* is what benchmark harnesses publish, tens of milliseconds: the limiter lets power overshoot for a while,
@@ -48,12 +50,10 @@ class Clock:
     limit_w: float
     #: "boost" when the clock is at its maximum, "power" when the limit holds it, "fixed" when the user set it.
     bound: str
-    #: Share of dynamic power by consumer, for reports.
-    shares: tuple[tuple[str, float], ...]
 
 
 def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, float]:
-    """On-chip energy of the kernel by consumer, at the 1 GHz reference point."""
+    """On-chip energy of the kernel by consumer, at a set clock of 1 GHz."""
     key = "fp8" if activity.dtype == "fp8" else "bf16"
     out = {"tensor": activity.tensor_flop * machine[f"power.tensor_pj_per_flop_{key}"] * 1e-12}
     cycles = dict(activity.unit_cycles)
@@ -64,7 +64,7 @@ def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, floa
 
 
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
-    """Board watts when the kernel runs at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
+    """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
     return _power_curve(machine, activity, busy_cycles, hbm_seconds)(ghz)
 
 
@@ -73,14 +73,19 @@ def _power_curve(
 ) -> Callable[[float], float]:
     """`power_at` as a function of the clock alone: what does not depend on it is worked out once."""
     exponent = machine["power.energy_exponent"]
-    joule = sum(energy_joule_at_1ghz(machine, activity).values())
+    l2_exponent = machine.get("power.l2_energy_exponent", exponent)
+    share = machine["power.tensor_clock_share"]
+    energy = energy_joule_at_1ghz(machine, activity)
+    l2 = energy.pop("l2")
+    joule = sum(energy.values())
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
     active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
 
     def watts(ghz: float) -> float:
         seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
-        tree = active * ghz ** (1 + exponent)
-        return float(idle + tree + (joule * ghz**exponent + hbm) / seconds)
+        set_ghz = ghz / share
+        tree = active * set_ghz ** (1 + exponent)
+        return float(idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds)
 
     return watts
 
@@ -111,8 +116,4 @@ def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_se
 def _clock(
     machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float, limit: float, bound: str
 ) -> Clock:
-    watts = power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3)
-    energy = energy_joule_at_1ghz(machine, activity)
-    total = sum(energy.values()) or 1.0
-    shares = tuple((name, joule / total) for name, joule in energy.items())
-    return Clock(mhz, watts, limit, bound, shares)
+    return Clock(mhz, power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3), limit, bound)

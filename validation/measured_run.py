@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
+from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import PredictError, predict
@@ -22,8 +22,6 @@ from tilecast.validation.measure.records import Measured, RecordError, read
 from tilecast.validation.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
-#: What makes kernels the same code (`KernelCode.key`).
-Key = tuple[str, str, int, int, str, str]
 DATA = Path(__file__).parent / "measured"
 TABLE = DATA / "h200_points.csv"
 CODES = DATA / "h200_code.txt"
@@ -122,7 +120,8 @@ def run_measured(
         text = codes.read_text(encoding="utf-8")
     except OSError as error:
         raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
-    rows = _rows(points, {code.key(): code for code in load_codes(text)}, machine)
+    profiles = {code.key(): code for code in load_codes(text)}
+    rows = _rows(points, profiles, machine)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
     headline = {
@@ -135,15 +134,15 @@ def run_measured(
     }
     return MeasuredReport(
         str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
-        settled_rows([*measured, *(read(sustained) if sustained else ())], machine),
+        settled_rows([*measured, *(read(sustained) if sustained else ())], profiles, machine),
     )  # fmt: skip
 
 
-def _rows(points: Sequence[Measured], profiles: dict[Key, KernelCode], machine: str | None) -> tuple[Row, ...]:
+def _rows(points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None) -> tuple[Row, ...]:
     """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
-    groups: dict[Key, list[int]] = {}
+    groups: dict[CodeKey, list[int]] = {}
     for i, p in enumerate(points):
-        groups.setdefault((p.kernel, p.variant, p.head_dim_qk, p.head_dim_v, p.mask, p.dtype), []).append(i)
+        groups.setdefault(p.code_key(), []).append(i)
     jobs = [([points[i] for i in members], profiles.get(key), machine) for key, members in groups.items()]
     workers = min(os.cpu_count() or 1, len(jobs))
     if workers > 1 and len(points) > 50:

@@ -92,7 +92,7 @@ def run_tuner(
     profiles = {code.key(): code for code in load_codes(text)}
     jobs = []
     for members in groups.values():
-        known = [profiles.get((p.kernel, p.variant, p.head_dim_qk, p.head_dim_v, p.mask, p.dtype)) for p in members]
+        known = [profiles.get(p.code_key()) for p in members]
         jobs.append((members, known, machine))
     workers = min(os.cpu_count() or 1, len(jobs))
     if workers > 1:

@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 618.0,
-        "time_ms": 0.445,
-        "clock_mhz": 1460.0,
+        "tflops": 599.0,
+        "time_ms": 0.459,
+        "clock_mhz": 1420.0,
         "cycles_per_iteration": 1020.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 691.0,
-        "time_ms": 0.795,
-        "clock_mhz": 1430.0,
+        "tflops": 670.0,
+        "time_ms": 0.82,
+        "clock_mhz": 1390.0,
         "cycles_per_iteration": 1020.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

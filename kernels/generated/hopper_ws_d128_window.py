@@ -33,9 +33,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 504.0,
-        "time_ms": 0.239,
-        "clock_mhz": 1480.0,
+        "tflops": 488.0,
+        "time_ms": 0.247,
+        "clock_mhz": 1430.0,
         "cycles_per_iteration": 1020.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

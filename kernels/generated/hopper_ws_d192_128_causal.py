@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 623.0,
-        "time_ms": 0.551,
-        "clock_mhz": 1460.0,
+        "tflops": 605.0,
+        "time_ms": 0.568,
+        "clock_mhz": 1420.0,
         "cycles_per_iteration": 1280.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 696.0,
-        "time_ms": 0.987,
-        "clock_mhz": 1430.0,
+        "tflops": 676.0,
+        "time_ms": 1.02,
+        "clock_mhz": 1390.0,
         "cycles_per_iteration": 1280.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

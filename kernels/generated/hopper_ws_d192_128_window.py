@@ -33,9 +33,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 510.0,
-        "time_ms": 0.295,
-        "clock_mhz": 1480.0,
+        "tflops": 495.0,
+        "time_ms": 0.304,
+        "clock_mhz": 1430.0,
         "cycles_per_iteration": 1280.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

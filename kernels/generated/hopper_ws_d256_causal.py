@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 637.0,
-        "time_ms": 0.432,
-        "clock_mhz": 1450.0,
+        "tflops": 620.0,
+        "time_ms": 0.443,
+        "clock_mhz": 1420.0,
         "cycles_per_iteration": 2050.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

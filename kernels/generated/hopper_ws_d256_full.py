@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 700.0,
-        "time_ms": 0.786,
-        "clock_mhz": 1440.0,
+        "tflops": 682.0,
+        "time_ms": 0.806,
+        "clock_mhz": 1410.0,
         "cycles_per_iteration": 2050.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

@@ -33,9 +33,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 505.0,
-        "time_ms": 0.238,
-        "clock_mhz": 1500.0,
+        "tflops": 491.0,
+        "time_ms": 0.245,
+        "clock_mhz": 1460.0,
         "cycles_per_iteration": 2050.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

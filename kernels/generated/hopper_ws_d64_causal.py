@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 368.0,
-        "time_ms": 0.187,
-        "clock_mhz": 1660.0,
+        "tflops": 352.0,
+        "time_ms": 0.195,
+        "clock_mhz": 1590.0,
         "cycles_per_iteration": 715.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

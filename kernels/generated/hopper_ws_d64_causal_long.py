@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 575.0,
-        "time_ms": 0.957,
-        "clock_mhz": 1600.0,
+        "tflops": 549.0,
+        "time_ms": 1.0,
+        "clock_mhz": 1530.0,
         "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,

@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 583.0,
-        "time_ms": 0.943,
-        "clock_mhz": 1590.0,
+        "tflops": 558.0,
+        "time_ms": 0.986,
+        "clock_mhz": 1520.0,
         "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,

@@ -33,9 +33,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 420.0,
-        "time_ms": 0.287,
-        "clock_mhz": 1630.0,
+        "tflops": 401.0,
+        "time_ms": 0.3,
+        "clock_mhz": 1550.0,
         "cycles_per_iteration": 997.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 192,

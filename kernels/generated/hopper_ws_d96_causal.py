@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 609.0,
-        "time_ms": 0.338,
-        "clock_mhz": 1460.0,
+        "tflops": 588.0,
+        "time_ms": 0.351,
+        "clock_mhz": 1410.0,
         "cycles_per_iteration": 768.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

@@ -32,9 +32,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 685.0,
-        "time_ms": 0.602,
-        "clock_mhz": 1430.0,
+        "tflops": 662.0,
+        "time_ms": 0.623,
+        "clock_mhz": 1380.0,
         "cycles_per_iteration": 768.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

@@ -33,9 +33,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 491.0,
-        "time_ms": 0.184,
-        "clock_mhz": 1490.0,
+        "tflops": 474.0,
+        "time_ms": 0.19,
+        "clock_mhz": 1440.0,
         "cycles_per_iteration": 768.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 128,

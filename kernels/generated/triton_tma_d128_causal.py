@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 421.0,
-        "time_ms": 0.654,
-        "clock_mhz": 1640.0,
+        "tflops": 405.0,
+        "time_ms": 0.679,
+        "clock_mhz": 1580.0,
         "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

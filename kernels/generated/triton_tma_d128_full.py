@@ -25,9 +25,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 437.0,
-        "time_ms": 1.26,
-        "clock_mhz": 1650.0,
+        "tflops": 421.0,
+        "time_ms": 1.31,
+        "clock_mhz": 1590.0,
         "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

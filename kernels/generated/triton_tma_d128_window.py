@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 367.0,
-        "time_ms": 0.328,
-        "clock_mhz": 1660.0,
+        "tflops": 353.0,
+        "time_ms": 0.341,
+        "clock_mhz": 1600.0,
         "cycles_per_iteration": 1940.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

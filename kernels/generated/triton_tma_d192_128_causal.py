@@ -27,9 +27,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 378.0,
-        "time_ms": 0.909,
-        "clock_mhz": 1770.0,
+        "tflops": 366.0,
+        "time_ms": 0.939,
+        "clock_mhz": 1720.0,
         "cycles_per_iteration": 1430.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 395.0,
-        "time_ms": 1.74,
-        "clock_mhz": 1780.0,
+        "tflops": 382.0,
+        "time_ms": 1.8,
+        "clock_mhz": 1720.0,
         "cycles_per_iteration": 1430.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -27,9 +27,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 325.0,
-        "time_ms": 0.463,
-        "clock_mhz": 1800.0,
+        "tflops": 317.0,
+        "time_ms": 0.475,
+        "clock_mhz": 1750.0,
         "cycles_per_iteration": 1430.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 426.0,
-        "time_ms": 0.646,
-        "clock_mhz": 1660.0,
+        "tflops": 413.0,
+        "time_ms": 0.666,
+        "clock_mhz": 1600.0,
         "cycles_per_iteration": 1880.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -25,9 +25,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 447.0,
-        "time_ms": 1.23,
-        "clock_mhz": 1660.0,
+        "tflops": 433.0,
+        "time_ms": 1.27,
+        "clock_mhz": 1610.0,
         "cycles_per_iteration": 1880.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

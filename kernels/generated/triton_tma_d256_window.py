@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 365.0,
-        "time_ms": 0.33,
-        "clock_mhz": 1690.0,
+        "tflops": 354.0,
+        "time_ms": 0.34,
+        "clock_mhz": 1640.0,
         "cycles_per_iteration": 1880.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 346.0,
-        "time_ms": 0.795,
-        "clock_mhz": 1800.0,
+        "tflops": 330.0,
+        "time_ms": 0.834,
+        "clock_mhz": 1710.0,
         "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -25,9 +25,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 352.0,
-        "time_ms": 1.56,
-        "clock_mhz": 1800.0,
+        "tflops": 339.0,
+        "time_ms": 1.62,
+        "clock_mhz": 1730.0,
         "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 307.0,
-        "time_ms": 0.392,
-        "clock_mhz": 1800.0,
+        "tflops": 294.0,
+        "time_ms": 0.41,
+        "clock_mhz": 1720.0,
         "cycles_per_iteration": 2670.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

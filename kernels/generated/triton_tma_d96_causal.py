@@ -27,9 +27,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 387.0,
-        "time_ms": 0.533,
-        "clock_mhz": 1710.0,
+        "tflops": 372.0,
+        "time_ms": 0.555,
+        "clock_mhz": 1640.0,
         "cycles_per_iteration": 1650.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

@@ -26,9 +26,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 402.0,
-        "time_ms": 1.03,
-        "clock_mhz": 1720.0,
+        "tflops": 386.0,
+        "time_ms": 1.07,
+        "clock_mhz": 1650.0,
         "cycles_per_iteration": 1650.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

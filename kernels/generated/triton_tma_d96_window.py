@@ -27,9 +27,9 @@ TILECAST = {
     },
     "forecast": {
         "regime": "sustained",
-        "tflops": 338.0,
-        "time_ms": 0.267,
-        "clock_mhz": 1730.0,
+        "tflops": 325.0,
+        "time_ms": 0.278,
+        "clock_mhz": 1660.0,
         "cycles_per_iteration": 1650.0,
         "keys_per_iteration": 64,
         "rows_per_cta": 64,

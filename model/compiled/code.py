@@ -21,6 +21,10 @@ KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "store", "barrier
 LATENCIES = ("fixed", "mufu", "shuffle", "shared", "local", "constant", "special", "global", "convert", "vote", "poll")
 
 
+#: What makes kernels the same code (`KernelCode.key`).
+CodeKey = tuple[str, str, int, int, str, str]
+
+
 class WarpInstruction(NamedTuple):
     """One instruction of one warp."""
 
@@ -73,7 +77,7 @@ class KernelCode:
     barriers: int
     consumers: tuple[tuple[Stretch, ...], ...]
 
-    def key(self) -> tuple[str, str, int, int, str, str]:
+    def key(self) -> CodeKey:
         """What a workload and a variant decide: kernels of one key are the same code."""
         return (self.family, self.variant, self.head_dim_qk, self.head_dim_v, self.mask, self.dtype)
 

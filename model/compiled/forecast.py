@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
-from tilecast.model.compiled.memory import memory_traffic
+from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
 from tilecast.model.machine import Machine
@@ -39,6 +39,8 @@ class CompiledForecast:
     #: Bytes to and from memory, and the least cycles they take.
     memory_bytes: float
     memory_cycles: float
+    #: Bytes between L2 and SMs.
+    l2_bytes: float
     _tile: Callable[[], _Affine] = field(repr=False, compare=False)
 
     @property
@@ -198,8 +200,8 @@ def _hopper(
         waves = _waves([(b, h) for h in range(heads) for b in one_head], sms)
     else:
         waves = _turns(variant.scheduler, blocks, heads, min(sms, blocks * heads))
-    moved, share = memory_traffic(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
-    share = round(share, 1)  # tiles are simulated once for shares this close
+    moved = memory_traffic(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
+    share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
     costs = warp_costs(machine, mhz)
@@ -229,12 +231,14 @@ def _waves(tiles: Sequence[Tile], slots: int) -> list[Sequence[Tile]]:
 
 
 def _answer(
-    span: float, moved: float, machine: Machine, mhz: float, tile: Callable[[], _Affine], fit: int, tiles: int,
+    span: float, moved: Traffic, machine: Machine, mhz: float, tile: Callable[[], _Affine], fit: int, tiles: int,
     launch: float,
 ) -> CompiledForecast:  # fmt: skip
     """The longer of what the SMs and what the memory take, and the launch."""
-    memory = moved / (machine["hbm.tbps_achieved"] * 1e12) * mhz * 1e6
-    return CompiledForecast(max(span, memory) + launch, fit, tiles, launch, moved, memory, tile)
+    memory = moved.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12) * mhz * 1e6
+    return CompiledForecast(
+        max(span, memory) + launch, fit, tiles, launch, moved.memory_bytes, memory, moved.l2_bytes, tile
+    )
 
 
 # --- triton ---------------------------------------------------------------------------------------------------
@@ -308,8 +312,8 @@ def _triton(
     one_head = list(reversed(range(blocks))) if variant.scheduler == "longest-first" else list(range(blocks))
     order = one_head * heads
     waves = _waves([(b, h) for h in range(heads) for b in one_head], sms * fit)
-    moved, share = memory_traffic(work, waves, variant.tile_m, machine["l2.bytes"])
-    share = round(share, 1)
+    moved = memory_traffic(work, waves, variant.tile_m, machine["l2.bytes"])
+    share = round(moved.missed_share, 1)
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 
     def cost(block: int, together: int) -> float:

@@ -1,8 +1,9 @@
-"""Bytes a launch moves from and to memory: Q and O once, K and V again whenever L2 has lost them in between."""
+"""Bytes a launch moves: by its SMs, and from and to memory (Q and O once, K and V again whenever L2 has lost them)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tilecast.model.compiled.counts import Tile, key_blocks
 from tilecast.model.workload import Workload
@@ -11,8 +12,17 @@ from tilecast.model.workload import Workload
 _KEPT = 0.5
 
 
-def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l2_bytes: float) -> tuple[float, float]:
-    """(bytes of one launch, share of the K and V bytes that SMs copy which comes from memory).
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one launch: between memory and L2, and between L2 and SMs; and the share of copied K and V from memory."""
+
+    memory_bytes: float
+    l2_bytes: float
+    missed_share: float
+
+
+def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l2_bytes: float) -> Traffic:
+    """What one launch moves through an L2 of ``l2_bytes``.
 
     The tiles (query block, head) of ``rows`` rows run in ``waves``, each on all SMs at once.
     """
@@ -40,4 +50,4 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
             missed += max(0.0, need - have)
             last[group] = (max(need, have), passed)
         passed += sum(wanted.values()) + len(wave) * rows * per_key
-    return once + missed, min(1.0, missed / copied)
+    return Traffic(once + missed, once + copied, min(1.0, missed / copied))

@@ -16,10 +16,11 @@ from tilecast.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """Totals of one launch over the chip: warp instructions by pipe, and cycles of the tensor cores of all SMs."""
+    """Totals of one launch over the chip: warp instructions by pipe, and cycles and FLOP of the tensor cores of all SMs."""
 
     instructions: dict[str, float]
     tensor_cycles: float
+    flop: float
 
     def shares(self, machine: Machine, cycles: float) -> dict[str, float]:
         """Busy share (0..1) of tensor cores, MUFU ("xu"), FMA, ALU and issue slots over ``cycles`` of every SM."""
@@ -40,7 +41,8 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
     variant = parse_variant(code.variant)
     heads = work.batch * work.heads_q
     counts: Counter[str] = Counter()
-    tensor = 0.0
+    tensor = flop = 0.0
+    depth = 32 / work.dtype_bytes  # a wgmma's k-step is 32 bytes
     rows = 64 * variant.warpgroups if isinstance(variant, Fa3Variant) else getattr(variant, "tile_m", 128)
     keys = variant.tile_n
     for block in range(-(-work.seqlen_q // rows)):
@@ -61,4 +63,5 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
                     if i.kind == "mma":
                         # Counters see the array work, not the wait for operands of narrow products.
                         tensor += times * min(i.amount / 2.0, mma_cycles(machine, i.amount, i.from_registers))
-    return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads)
+                        flop += times * 2.0 * 64 * i.amount * depth
+    return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads, flop * heads)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.codegen.compile import CompileError as NoTool
-from tilecast.codegen.sass import disassemble
+from tilecast.codegen.sass import disassemble, inner_loops
 from tilecast.validation.calibrate import nvrtc
 from tilecast.validation.calibrate.cases import Case
 from tilecast.validation.calibrate.groups import all_cases
@@ -48,6 +48,16 @@ def opcodes(case: Case, folder: Path, arch: str = "sm_90a") -> list[str]:
         pytest.skip(str(error))
 
 
+def loops(case: Case, folder: Path) -> list[list[str]]:
+    """Opcodes of the inner loops."""
+    cubin = folder / "x.cubin"
+    cubin.write_bytes(nvrtc.compile_cubin(case.text(), "sm_90a"))
+    try:
+        return [[i.opcode + i.modifiers for i in loop.instructions] for loop in inner_loops(*disassemble(cubin))]
+    except NoTool as error:
+        pytest.skip(str(error))
+
+
 def find(**wanted: object) -> Case:
     group, benchmark = wanted.pop("group"), wanted.pop("benchmark")
     (case,) = [
@@ -80,3 +90,14 @@ def test_streams_are_the_instructions_they_name(tmp_path: Path) -> None:
         assert sum(line.startswith(opcode) for line in opcodes(case, tmp_path)) == count
     case = find(group="arithmetic", benchmark="rate", stream="ffma2", warps_per_partition=1)
     assert sum(line.startswith("FFMA2") for line in opcodes(case, tmp_path, "sm_100a")) == 128
+
+
+def test_no_instruction_of_a_live_stream_is_deleted(tmp_path: Path) -> None:
+    # The assembler takes what does not change out of the loop, and drops what nobody reads.
+    for load, opcode, count in (
+        ("chaos", "FFMA", 16), ("chaos+fold", "LOP3", 8), ("chaos+2 folds", "LOP3", 16), ("chaos+ex2+fold", "MUFU.EX2", 16),
+        ("chaos+ffma+fold", "FFMA", 32), ("chaos+fadd+fold", "FADD", 16), ("chaos+max2+fold", "FMNMX", 16),
+        ("chaos+pack_bf16x2+fold", "F2FP.BF16", 16), ("ld_shared", "LDS.128", 16), ("st_shared", "STS.128", 16),
+    ):  # fmt: skip
+        (body,) = loops(find(group="power", benchmark="load", load=load), tmp_path)
+        assert sum(line.startswith(opcode) for line in body) == count, (load, body)

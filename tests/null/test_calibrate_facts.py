@@ -102,10 +102,19 @@ def test_tile_latency_is_the_line_at_no_bytes() -> None:
     assert line([(0.0, 1.0), (2.0, 5.0)]) == (1.0, 2.0)
 
 
-def power_rows(name: str, watt: float, work: float, mhz: float, active: int = 0) -> list[Row]:
-    units = {"power_w": "W", "work_per_second": "FLOP/s", "effective_clock_mhz": "MHz", "nvml_clock_mhz": "MHz"}
-    values = {"power_w": watt, "work_per_second": work, "effective_clock_mhz": mhz, "nvml_clock_mhz": mhz / 0.9}
-    return [row("power/load", key, values[key], units[key], load=name, active_sms=active) for key in units]
+def power_rows(
+    name: str, watt: float, work: float, mhz: float, active: int = 0, fill: float = 0.0, set_mhz: float | None = None
+) -> list[Row]:
+    """Rows of a load; under matrix work nine of ten cycles of the set clock are executed."""
+    values = {
+        "power_w": (watt, "W"), "work_per_second": (work, "FLOP/s"), "fill_per_second": (fill, "B/s"),
+        "effective_clock_mhz": (mhz, "MHz"), "nvml_clock_mhz": (set_mhz or mhz / 0.9, "MHz"),
+    }  # fmt: skip
+    return [
+        row("power/load", key, value, unit, load=name, active_sms=active)
+        for key, (value, unit) in values.items()
+        if value
+    ]
 
 
 def test_energy_exponent_comes_from_the_same_work_on_fewer_sms() -> None:
@@ -117,12 +126,63 @@ def test_energy_exponent_comes_from_the_same_work_on_fewer_sms() -> None:
         *power_rows(name, 100.0 + 1.44 * 300.0, 300e12, 1800.0, active=60),
         # As slow as the full chip: says nothing.
         *power_rows(name, 650.0, 500e12, 1510.0, active=120),
-        *power_rows("ex2", 150.0, 5e12, 2000.0),
     ]
     facts = derive(rows)
     assert facts["power.energy_exponent"].value == pytest.approx(2.0)
-    assert facts["power.mufu_pj_per_op"].value == pytest.approx(10.0 / 2.0**2)
     assert facts["power.tensor_clock_share"].value == pytest.approx(0.9)
+    # The voltage is that of the set clock: a joule at 1500 executed is a joule at 1667 set.
+    one = power_rows("wgmma bf16 n128 A in smem", 700.0, 600e12, 1500.0)
+    assert derive([*rows, *one])["power.tensor_pj_per_flop_bf16"].value == pytest.approx(1.0 / (1.5 / 0.9) ** 2)
+    assert "power.l2_energy_exponent" not in facts
+
+
+def matrix_and_copies(noise: float = 0.0) -> list[Row]:
+    """Watts of a chip whose FLOP costs 0.2 pJ f^1.8 and whose byte from L2 20 pJ f^0.6, at set clocks f."""
+    name, rows = "wgmma bf16 n256 A in smem", power_rows("idle", 100.0, 0.0, 2000.0, set_mhz=2000.0)
+    places = ((0, 1.75), (110, 1.85), (90, 1.95), (66, 2.0))
+    for i, (active, ghz) in enumerate(places):
+        for fill in (0.0, 6e12):
+            work = 600e12 - 1e12 * active
+            slower = ghz - 0.2 if fill else ghz
+            watt = work * 0.2e-12 * slower**1.8 + fill * 20e-12 * slower**0.6
+            off = 1.0 + noise * (-1) ** i
+            load = f"{name} + l2 fill" if fill else name
+            rows += power_rows(load, 100.0 + watt * off, work, slower * 900.0, active, fill)
+    return rows + power_rows("l2 fill", 100.0 + 9e12 * 20e-12 * 2.0**0.6, 0.0, 2000.0, fill=9e12, set_mhz=2000.0)
+
+
+def test_matrix_work_and_copies_from_l2_grow_with_the_clock_each_in_its_own_way() -> None:
+    facts = derive(matrix_and_copies())
+    assert facts["power.energy_exponent"].value == pytest.approx(1.8)
+    assert facts["power.l2_energy_exponent"].value == pytest.approx(0.6)
+    assert facts["power.l2_pj_per_byte"].value == pytest.approx(20.0)
+    assert facts["power.energy_exponent"].low == facts["power.energy_exponent"].high == pytest.approx(1.8)
+    # Noise widens the range, which still holds the value.
+    fact = derive(matrix_and_copies(0.01))["power.energy_exponent"]
+    assert fact.low <= fact.value <= fact.high
+    assert fact.high - fact.low > 0.02
+
+
+def test_energy_of_an_instruction_is_what_its_stream_takes_more() -> None:
+    def stream(name: str, pj: float, rate: float = 1e13) -> list[Row]:
+        return power_rows(name, 100.0 + pj * 1e-12 * rate, rate, 2000.0, set_mhz=2000.0)
+
+    rows = [
+        *matrix_and_copies(), *stream("chaos", 12.0), *stream("chaos+fold", 20.0), *stream("chaos, one chain", 12.0, 3e12),
+        *stream("chaos+ex2+fold", 38.0), *stream("chaos+2 folds", 27.0), *stream("chaos+max2+fold", 32.0),
+        *stream("chaos+pack_bf16x2+fold", 30.0),
+    ]  # fmt: skip
+    facts = derive(rows)
+    assert facts["power.mufu_pj_per_op"].value == pytest.approx(18.0 / 2.0**1.8)
+    alu = facts["power.alu_pj_per_op"]
+    # Two folds are one instruction, so the second adds half of one.
+    assert (alu.low, alu.high) == pytest.approx((10.0 / 2.0**1.8, 14.0 / 2.0**1.8))
+    assert alu.value == pytest.approx(12.0 / 2.0**1.8)
+    # Watts go through idle power at no work: SMs draw nothing for being active.
+    assert facts["power.active_w_at_1ghz"].value == pytest.approx(0.0, abs=1e-6)
+    more = [*rows, *power_rows("chaos, one chain", 100.0 + 36.0 + 40.0, 3e12, 2000.0, set_mhz=2000.0)]
+    assert derive(more)["power.active_w_at_1ghz"].value == pytest.approx(40.0 * 10 / 7 / 2.0**2.8, rel=1e-6)
+    assert "power.fma_pj_per_op" not in facts
 
 
 def test_a_table_refuses_to_guess_between_rows() -> None:
@@ -207,6 +267,14 @@ def test_the_recorded_h200_rows_give_a_complete_machine(recorded: list[Row], tmp
     text = report_text(recorded, H200, str(path))
     for hole in holes(load_machine("h200-sxm"), facts):
         assert f"  {hole} = " in text
+
+
+def test_the_shipped_energies_are_what_the_recorded_rows_give(recorded: list[Row]) -> None:
+    shipped, found = load_machine("h200-sxm"), derive(recorded)
+    keys = [key for key in shipped.facts if key.startswith("power.")]
+    assert len(keys) == 14
+    for key in keys:
+        assert shipped[key] == pytest.approx(found[key].value, rel=1e-3), key
 
 
 def test_sources_name_the_command_and_the_rows() -> None:

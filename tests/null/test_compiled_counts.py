@@ -211,7 +211,8 @@ def launches(draw: st.DrawFn) -> tuple[Workload, list[list[tuple[int, int]]], in
 @given(launches(), st.sampled_from((1.0, 1e5, 1e6, 1e9)))
 def test_keys_and_values_come_at_least_once_and_never_more_than_copied(launch, l2_bytes: float) -> None:  # type: ignore[no-untyped-def]
     work, waves, rows = launch
-    moved, share = memory_traffic(work, waves, rows, l2_bytes)
+    found = memory_traffic(work, waves, rows, l2_bytes)
+    moved, share = found.memory_bytes, found.missed_share
     copied = sum(
         (key_blocks(work, b * rows, rows, 1)[1]) * 2.0 * (work.head_dim_qk + work.head_dim_v)
         for wave in waves
@@ -229,14 +230,15 @@ def test_keys_and_values_come_at_least_once_and_never_more_than_copied(launch, l
 @given(launches())
 def test_a_larger_cache_never_moves_more(launch) -> None:  # type: ignore[no-untyped-def]
     work, waves, rows = launch
-    moved = [memory_traffic(work, waves, rows, size)[0] for size in (1.0, 1e5, 5e5, 1e6, 1e7, 1e9)]
+    moved = [memory_traffic(work, waves, rows, size).memory_bytes for size in (1.0, 1e5, 5e5, 1e6, 1e7, 1e9)]
     assert moved == sorted(moved, reverse=True)
 
 
 def test_without_a_cache_every_wave_reads_its_keys_again() -> None:
     work = Workload(1, 1, 1, 512, 512, 64, 64)
     waves = [[(b, 0)] for b in range(4)]
-    moved, share = memory_traffic(work, waves, 128, 1.0)
+    found = memory_traffic(work, waves, 128, 1.0)
+    moved, share = found.memory_bytes, found.missed_share
     assert (moved - q_and_o(work), share) == (4 * kv_bytes(work, 512), 1.0)
 
 
@@ -245,7 +247,8 @@ def test_what_was_used_longest_ago_leaves_the_cache_first() -> None:
     one = 512 * 128 * 2.0
     waves = [[(0, 0)], [(0, 1)], [(0, 0)], [(1, 0)]]
     # Room for one head beside what a wave streams: head 1 sends head 0 out, which then stays for its second wave.
-    moved, share = memory_traffic(work, waves, 128, 2 * (one + 2 * 128 * 256))
+    found = memory_traffic(work, waves, 128, 2 * (one + 2 * 128 * 256))
+    moved, share = found.memory_bytes, found.missed_share
     assert (moved - q_and_o(work), share) == (3 * one, 3 / 4)
 
 
@@ -255,11 +258,15 @@ def test_keys_come_again_when_too_much_has_passed_since_they_were_read() -> None
     cycle = [[(b, h)] for b in range(2) for h in range(3)]
     # Between two waves of a head three heads and three tiles of Q and O pass; half of the cache must hold them.
     distance = 3 * (one + tile)
-    assert memory_traffic(work, cycle, 128, 2 * distance)[0] - q_and_o(work) == 3 * one
-    assert memory_traffic(work, cycle, 128, 2 * distance - 1.0)[0] - q_and_o(work) == 6 * one
+    assert memory_traffic(work, cycle, 128, 2 * distance).memory_bytes - q_and_o(work) == 3 * one
+    assert memory_traffic(work, cycle, 128, 2 * distance - 1.0).memory_bytes - q_and_o(work) == 6 * one
 
 
 def test_query_heads_of_a_group_share_keys() -> None:
     waves = [[(b, h) for h in range(8) for b in range(4)]]
     own, shared = Workload(1, 8, 8, 512, 512, 64, 64), Workload(1, 8, 2, 512, 512, 64, 64)
-    assert memory_traffic(own, waves, 128, 1e9)[1] == 4 * memory_traffic(shared, waves, 128, 1e9)[1] == 1 / 4
+    assert (
+        memory_traffic(own, waves, 128, 1e9).missed_share
+        == 4 * memory_traffic(shared, waves, 128, 1e9).missed_share
+        == 1 / 4
+    )

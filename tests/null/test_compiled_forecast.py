@@ -26,6 +26,7 @@ from tilecast.model.compiled.code import (
 )  # fmt: skip
 from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import hopper_counts, triton_counts
+from tilecast.model.compiled.energy import activity, settled_clock
 from tilecast.model.compiled.forecast import ctas_per_sm, forecast
 from tilecast.model.compiled.program import hopper_cta, triton_cta
 from tilecast.model.compiled.shares import executed
@@ -272,3 +273,41 @@ def test_ctas_on_an_sm_are_what_the_scarcest_resource_allows() -> None:
     assert ctas_per_sm(replace(lean, registers=255), H200) == 2  # 256 x 128 threads x 4 bytes of 256 KiB
     assert ctas_per_sm(lean, H200) == H200["sm.max_warps"] // 4
     assert ctas_per_sm(replace(lean, shared_bytes=10**6), H200) == 1
+
+
+# --- what it draws ----------------------------------------------------------------------------------------------
+
+
+def test_activity_of_whole_tiles_is_what_the_shape_says() -> None:
+    code = pick(**PERSISTENT)  # type: ignore[arg-type]
+    work = shape(code, 2048)
+    found = activity(code, work, H200, forecast(code, work, H200, MHZ))
+    assert found.tensor_flop == work.flops
+    # K and V for every tile of 128 rows, Q and O once.
+    rows = 2 * 128 * (code.head_dim_qk + code.head_dim_v) // 2
+    assert found.l2_bytes == 16 * (2048 // 128 * 2048 * rows / 128 + 2048 * rows / 128) * 2
+    # One exponential for every score, and few beside them.
+    exponentials = dict(found.unit_cycles)["mufu"] * H200["mufu.ex2_per_clk"]
+    assert 16 * 2048**2 <= exponentials <= 1.02 * 16 * 2048**2
+
+
+@THREE
+def test_a_settled_clock_draws_what_the_limit_allows_and_falls_when_the_work_takes_less_time(
+    kernel: dict[str, object],
+) -> None:
+    code = pick(**kernel)  # type: ignore[arg-type]
+    work = shape(code, 2048, heads=32)
+    seen = forecast(code, work, H200, MHZ)
+    clocks = [settled_clock(code, work, H200, cycles=seen.cycles * factor) for factor in (0.5, 1.0, 2.0, 20.0)]
+    assert [c.mhz for c in clocks] == sorted(c.mhz for c in clocks)
+    assert clocks[0].bound == "power"
+    assert clocks[0].power_w == pytest.approx(H200["chip.tdp_w"], rel=1e-3)
+    assert clocks[-1].bound == "boost"
+    assert clocks[-1].mhz == pytest.approx(H200["chip.clock_max_mhz"] * H200["power.tensor_clock_share"])
+    short = settled_clock(code, work, H200, "short", cycles=seen.cycles * 0.5)
+    assert short.mhz > clocks[0].mhz
+    # Without cycles, those of the forecast at the clock it gives.
+    own = settled_clock(code, work, H200)
+    assert own.mhz == pytest.approx(
+        settled_clock(code, work, H200, cycles=forecast(code, work, H200, own.mhz).cycles).mhz, rel=5e-3
+    )

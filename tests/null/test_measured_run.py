@@ -13,11 +13,12 @@ import pytest
 
 from tilecast.cli import main
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
+from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.machine import load_machine
 from tilecast.model.predict import predict
 from tilecast.model.variant import parse_variant
-from tilecast.validation import measured_run
+from tilecast.validation import measured_run, settled
 from tilecast.validation.measure.records import Measured, RecordError, append, read
 from tilecast.validation.measured_run import MeasuredReport, run_measured
 from tilecast.validation.measured_text import report_dict, report_text
@@ -107,6 +108,27 @@ def test_text_and_json_say_the_same(report: MeasuredReport) -> None:
             assert f"{summary['bias']:+.1%}" in line
     assert [row["measured_cycles"] for row in answer["rows"]] == [r.cycles for r in twelve()[:9]]
     assert len(answer["refused"]) == 1
+
+
+def test_settled_clocks_are_told_by_level(report: MeasuredReport) -> None:
+    (row,) = report.settled
+    code = next(c for c in load_codes(CODES.read_text()) if c.key() == row.point.code_key())
+    machine, work = load_machine("h200-sxm"), row.point.workload()
+    assert row.mhz == {
+        settled.BALANCE: settled_clock(code, work, machine, cycles=row.point.cycles).mhz,
+        settled.COMPILED: settled_clock(code, work, machine).mhz,
+        settled.BEFORE: predict(work, machine, parse_variant(row.point.variant), interval=False).clock_mhz,
+    }
+    assert row.error(row.forecast) == row.mhz[settled.COMPILED] / row.point.effective_mhz - 1
+    text = report_text(report, rows=True)
+    for level in settled.LEVELS:
+        (line,) = [line for line in text.splitlines() if line.startswith(level)]
+        assert f"{abs(row.error(level)):.1%}" in line
+        assert line.endswith("1 of 1" if abs(row.error(level)) <= 0.03 else "0 of 1")
+    assert report_dict(report)["settled"][0]["predicted_mhz"] == row.mhz
+    # Without a profile there is only the forecast made before compilation; peers have none.
+    (bare,) = settled.settled_rows([row.point, replace(row.point, source_sha="")], {})
+    assert list(bare.mhz) == [bare.forecast] == [settled.BEFORE]
 
 
 def test_rows_of_the_text_start_with_the_worst(report: MeasuredReport) -> None:

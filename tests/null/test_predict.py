@@ -168,6 +168,20 @@ def test_settled_matmul_clock_of_the_h200_is_reproduced() -> None:
     assert clock.mhz == pytest.approx(1342, rel=0.05)
 
 
+def test_energy_follows_the_set_clock_and_l2_its_own_exponent() -> None:
+    facts = {
+        "power.idle_w": 100, "power.active_w_at_1ghz": 0, "power.energy_exponent": 2, "power.l2_energy_exponent": 1,
+        "power.tensor_clock_share": 0.8, "power.tensor_pj_per_flop_bf16": 0.5, "power.l2_pj_per_byte": 10,
+        "power.hbm_pj_per_byte": 50,
+    }  # fmt: skip
+    machine = load_machine("h200-sxm").with_facts(facts)
+    # A second at 1.2 GHz executed, which is 1.5 GHz set: 100 + 100 J x 1.5^2 + 20 J x 1.5 + 5 J.
+    work = Activity(2e14, "bf16", (), 2e12, 1e11)
+    assert power_at(machine, work, 1.2e9, 0.0, 1.2) == pytest.approx(100 + 225 + 30 + 5)
+    one = load_machine("b200").with_facts({**{k: v for k, v in facts.items() if "l2_energy" not in k}})
+    assert power_at(one, work, 1.2e9, 0.0, 1.2) == pytest.approx(100 + 225 + 20 * 2.25 + 5)
+
+
 def test_settled_fp16_matmul_of_the_b200_is_reproduced() -> None:
     """1317 TFLOP/s fp16 at 984 W and 1232 MHz, 88 % busy (EAI); the file's bf16 energy is 0.93 of fp16."""
     b200 = load_machine("b200").with_facts({"power.tensor_pj_per_flop_bf16": 0.446, "chip.tdp_w": 984})

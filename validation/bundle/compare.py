@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
+from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.machine import Machine, MachineError, load_machine
 from tilecast.model.predict import PredictError, predict
@@ -16,7 +16,7 @@ from tilecast.model.variant import VariantError, parse_variant
 from tilecast.validation.bundle.archive import Bundle
 from tilecast.validation.bundle.manifest import BundleError, Manifest
 from tilecast.validation.measure.records import Measured, read
-from tilecast.validation.settled import settled_mhz
+from tilecast.validation.settled import best_forecast, settled_mhz
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
 CITED, CALIBRATED = "cited facts", "calibrated facts"
@@ -52,7 +52,7 @@ class PointRow:
 
 @dataclass(frozen=True, slots=True)
 class ClockRow:
-    """A sustained run and the settled SM clocks forecast for it in MHz, by machine; none for a peer."""
+    """A sustained run and the settled SM clocks forecast for it in MHz, by machine: from machine code where there is one."""
 
     point: Measured
     mhz: dict[str, float]
@@ -90,7 +90,7 @@ def compare(bundle: Bundle, machine: str | None = None) -> Comparison:
         if have:
             summary[level] = summarise(row.error(level) for row in have)
             groups[level] = grouped(have, _group, _error(level))
-    clocks = tuple(_clock(row, machines) for row in _table(bundle, "sustained.csv"))
+    clocks = tuple(_clock(row, machines, codes) for row in _table(bundle, "sustained.csv"))
     peers = tuple(row for row in points if not row.source_sha)
     return Comparison(bundle.path, bundle.manifest, cited.name, facts, rows, summary, groups, clocks, peers)
 
@@ -150,11 +150,9 @@ def _table(bundle: Bundle, name: str) -> list[Measured]:
             raise BundleError(f"{bundle.path}: {str(error).replace(str(path), name)}") from None
 
 
-def _point(
-    point: Measured, machines: dict[str, Machine], codes: dict[tuple[str, str, int, int, str, str], KernelCode]
-) -> PointRow:
+def _point(point: Measured, machines: dict[str, Machine], codes: Mapping[CodeKey, KernelCode]) -> PointRow:
     work, mhz = point.workload(), point.effective_mhz
-    code = codes.get((point.kernel, point.variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
+    code = codes.get(point.code_key())
     cycles: dict[Level, float] = {}
     refused: dict[Level, str] = {}
     for name, machine in machines.items():
@@ -172,9 +170,9 @@ def _point(
     return PointRow(point, cycles, refused)
 
 
-def _clock(point: Measured, machines: dict[str, Machine]) -> ClockRow:
-    forecasts = {name: settled_mhz(point, machine) for name, machine in machines.items()}
-    return ClockRow(point, {name: mhz for name, mhz in forecasts.items() if mhz is not None})
+def _clock(point: Measured, machines: dict[str, Machine], codes: Mapping[CodeKey, KernelCode]) -> ClockRow:
+    forecasts = {name: settled_mhz(point, machine, codes.get(point.code_key())) for name, machine in machines.items()}
+    return ClockRow(point, {name: mhz[best_forecast(mhz)] for name, mhz in forecasts.items() if mhz})
 
 
 def best_times(points: Iterable[PointRow]) -> dict[object, PointRow]:

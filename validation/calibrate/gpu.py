@@ -172,6 +172,12 @@ class Gpu:
         split = launch.grid * warps * RECORD
         return host[:split].reshape(launch.grid, warps, RECORD), host[split:]
 
+    def last_records(self, launch: Launch) -> Records:
+        """Records of the kernel that ran last, launched as ``launch``: (CTAs, warps, RECORD)."""
+        host = np.empty((launch.grid, (launch.block + 31) // 32, RECORD), dtype=np.int64)
+        self._do(self._cu.cuMemcpyDtoH(host.ctypes.data, self.out, host.nbytes))
+        return host
+
     def last_span(self) -> tuple[float, float]:
         """(cycles, nanoseconds) of the first warp of the last kernel that noted both; zeros when it did not."""
         host = np.empty(RECORD, dtype=np.int64)

@@ -162,6 +162,40 @@ STREAMS: dict[str, Stream] = {
     "ld_local": Stream(_LOCAL_LOAD, 1),
     "st_local": Stream(_LOCAL_STORE, 1),
 }
+# Streams whose energy is measured (power_mix.cu).  Data decide power, and a chain such as x = k x + m settles at its fixed
+# point, where nothing toggles any more.  So a chaotic map feeds them, x = x x - 1.9, which stays within 2 and never repeats;
+# results are folded into four accumulators (the assembler makes one three-input LOP3 of two folds), as it drops what
+# nobody reads.  What a step adds to the step without it is the energy of the instruction.
+_CHAOS = 'asm volatile("fma.rn.f32 %0, %0, %0, %1;" : "+f"(x[{0}]) : "f"(-1.9f));'
+_X, _X5, _X11 = "x[i]", "x[((i) + 5) & 15]", "x[((i) + 11) & 15]"
+
+
+def _fold(value: str, at: int = 0) -> str:
+    return f'asm volatile("xor.b32 %0, %0, %1;" : "+r"(z[((i) + {at}) & 3]) : "r"(__float_as_uint({value})));'
+
+
+def _live(ptx: str, *inputs: str) -> Stream:
+    """Chaos, the instruction ``ptx`` from ``inputs`` to y[i], a fold of its result."""
+    read = ", ".join(f'"f"({name})' for name in inputs)
+    return Stream(_CHAOS.format("i") + f'asm volatile("{ptx}" : "=f"(y[i]) : {read});' + _fold("y[i]"), 1)
+
+
+#: Streams of live data by name; a step is one element.
+LIVE_STREAMS: dict[str, Stream] = {
+    "chaos": Stream(_CHAOS.format("i"), 1),
+    "chaos, one chain": Stream(_CHAOS.format("0"), 1),
+    "chaos+fold": Stream(_CHAOS.format("i") + _fold(_X), 1),
+    "chaos+2 folds": Stream(_CHAOS.format("i") + _fold(_X) + _fold(_X5, 2), 1),
+    "chaos+ex2+fold": _live("ex2.approx.ftz.f32 %0, %1;", _X),
+    "chaos+ffma+fold": _live("fma.rn.f32 %0, %1, %2, %3;", _X, "k", "m"),
+    "chaos+ffma_3src+fold": _live("fma.rn.f32 %0, %1, %2, %3;", _X, _X5, _X11),
+    "chaos+fmul+fold": _live("mul.rn.f32 %0, %1, %2;", _X, "k"),
+    "chaos+fadd+fold": _live("add.rn.f32 %0, %1, %2;", _X, _X5),
+    "chaos+max2+fold": _live("max.f32 %0, %1, %2;", _X, _X5),
+    "chaos+pack_bf16x2+fold": _live("{ .reg .b32 p; cvt.rn.bf16x2.f32 p, %1, %2; mov.b32 %0, p; }", _X, _X5),
+    "ld_shared": STREAMS["ld_shared"],
+    "st_shared": STREAMS["st_shared"],
+}
 LOCAL_STREAMS = ("ld_local", "st_local")
 SMEM_STREAMS = tuple(name for name, stream in STREAMS.items() if stream.smem_bytes)
 MIXES = ("softmax_online", "softmax_anchored")

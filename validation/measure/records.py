@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
+from tilecast.model.compiled.code import CodeKey
 from tilecast.model.workload import Workload
 
 MODES = ("short", "sustained")
@@ -74,6 +75,10 @@ class Measured:
     #: Relative error against float64 on sampled rows, ||out - ref|| / ||ref||.
     error: float
     command: str
+
+    def code_key(self) -> CodeKey:
+        """Key of the profile (`KernelCode.key`) of a generated kernel."""
+        return (self.kernel, self.variant, self.head_dim_qk, self.head_dim_v, self.mask, self.dtype)
 
     def workload(self) -> Workload:
         """The shape as the model knows it."""

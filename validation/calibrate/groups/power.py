@@ -7,7 +7,7 @@ Power comes from NVML's energy counter between two of its ticks; idle power is a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 
 from tilecast.validation.calibrate.cases import CalibrateError, Case, Reading
 from tilecast.validation.calibrate.gpu import Gpu, Launch
-from tilecast.validation.calibrate.groups.corun import FILL_BYTES, SMEM
-from tilecast.validation.calibrate.preludes import STREAMS, wgmma_prelude
+from tilecast.validation.calibrate.groups.corun import FILL_BYTES, FILL_FLIGHT
+from tilecast.validation.calibrate.preludes import LIVE_STREAMS, wgmma_prelude
 
 #: Length of a load, and what is left out at its start while power and clock settle.
 SECONDS, SETTLE_SECONDS = 2.4, 1.0
+#: The same for loads that stay far below the power limit: their clock does not move.
+_CALM_SECONDS, _CALM_SETTLE_SECONDS = 1.6, 0.5
 _KERNEL_MS = 40.0
 #: Bytes that the memory loads read; random, because zeros take a third less power.
 _MEMORY_BYTES = 2 << 30
@@ -61,9 +63,8 @@ def _telemetry() -> Any:
 
 
 def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
-    """Back-to-back launches of about 40 ms for SECONDS; what comes after SETTLE_SECONDS counts."""
-    nvml, device = _telemetry()
-    grid = min(int(str(case.params["active_sms"])) or gpu.identity.sm_count, gpu.identity.sm_count)
+    """A kernel of one kind of work, as many rounds as take about 40 ms, for SECONDS."""
+    grid = _grid(gpu, case)
     idle = case.source == "idle.cu"
     launch = Launch(grid, load.block, load.smem, load.size, 2000, offset=load.offset)
     if case.source == "memory_bandwidth.cu":
@@ -78,11 +79,53 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
             took_ms = float(np.median(found[:, 0, 1] - found[:, 0, 0])) / gpu.identity.clock_mhz * 1e-3
         rounds = max(1, int(2000 * _KERNEL_MS / took_ms))
         launch = Launch(grid, load.block, load.smem, load.size, rounds, offset=load.offset)
+    work = launch.rounds * load.per_round * grid
+    named = {"work_per_second": (work, load.unit)} if load.per_round else {}
+    return _observe(gpu, case, launch, lambda: named, SECONDS, SETTLE_SECONDS)
+
+
+def _run_mix(gpu: Gpu, case: Case, per_round: Mapping[str, tuple[float, str]]) -> Mapping[str, Reading]:
+    """power_mix.cu for SECONDS; ``per_round`` names what a round of each side of a CTA does: "work", then "fill"."""
+    mma, streams, fill = (int(str(case.defines[key])) for key in ("MMA_GROUPS", "STREAM_GROUPS", "FILL"))
+    grid, block = _grid(gpu, case), 128 * (mma + streams) + (32 if fill else 0)
+    smem = (131072 if mma else 0) + 32768 + fill * FILL_BYTES
+    if fill:
+        gpu.randomize(1 << 20, grid << 17)
+    launch = Launch(grid, block, smem, int(_KERNEL_MS * 1e3 * gpu.identity.clock_mhz), 1)
+    sides = {"work": slice(0, 4 * (mma + streams), 4), "fill": slice(4 * (mma + streams), None)}
+
+    def done() -> dict[str, tuple[float, str]]:
+        rounds = gpu.last_records(launch)[:, :, 5].sum(axis=0)
+        return {
+            f"{side}_per_second": (float(rounds[sides[side]].sum()) * amount, unit)
+            for side, (amount, unit) in per_round.items()
+        }
+
+    calm = not mma
+    return _observe(
+        gpu, case, launch, done, _CALM_SECONDS if calm else SECONDS, _CALM_SETTLE_SECONDS if calm else SETTLE_SECONDS
+    )
+
+
+def _grid(gpu: Gpu, case: Case) -> int:
+    return min(int(str(case.params["active_sms"])) or gpu.identity.sm_count, gpu.identity.sm_count)
+
+
+def _observe(
+    gpu: Gpu, case: Case, launch: Launch, done: Callable[[], Mapping[str, tuple[float, str]]], seconds: float,
+    settle: float,
+) -> Mapping[str, Reading]:  # fmt: skip
+    """Back-to-back launches for ``seconds``; what comes after ``settle`` counts.
+
+    ``done`` gives what the last launch did, by the name of its rate, with its unit.
+    """
+    nvml, device = _telemetry()
     samples: list[tuple[float, float]] = []
-    rows: list[tuple[float, float, int, float]] = []
-    counted: list[float] = []
+    rows: list[tuple[float, float, int, float, float]] = []
+    spent, work = 0.0, dict[str, float]()
+    units: dict[str, str] = {}
     begin = time.perf_counter()
-    while (now := time.perf_counter() - begin) < SECONDS:
+    while (now := time.perf_counter() - begin) < seconds:
         gpu.start(gpu.kernel(case), launch)
         while (at := time.perf_counter() - begin) < now + _KERNEL_MS * 0.7e-3:
             samples.append((at, nvml.nvmlDeviceGetTotalEnergyConsumption(device) * 1e-3))
@@ -90,25 +133,29 @@ def _run(gpu: Gpu, case: Case, load: _Load) -> Mapping[str, Reading]:
         clock = float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM))
         power = nvml.nvmlDeviceGetPowerUsage(device) * 1e-3
         reasons = int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
+        celsius = float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU))
         gpu.wait()
         cycles, nanoseconds = gpu.last_span()
-        if now > SETTLE_SECONDS:
-            rows.append((clock, power, reasons, cycles / nanoseconds * 1e3 if nanoseconds else 0.0))
-            counted.append(time.perf_counter() - begin - now)
-    watt = power_between_ticks([s for s in samples if s[0] > SETTLE_SECONDS])
-    work = launch.rounds * load.per_round * grid
-    clocks, powers, reasons_, effective = zip(*rows, strict=True)
+        did = done()
+        if now > settle:
+            rows.append((clock, power, reasons, cycles / nanoseconds * 1e3 if nanoseconds else 0.0, celsius))
+            spent += time.perf_counter() - begin - now
+            for name, (amount, unit) in did.items():
+                work[name], units[name] = work.get(name, 0.0) + amount, unit
+    watt = power_between_ticks([s for s in samples if s[0] > settle])
+    clocks, powers, reasons_, effective, celsius_ = zip(*rows, strict=True)
     readings = {
         "power_w": Reading((watt,), "W"),
         "sampled_power_w": Reading(tuple(powers), "W"),
         "nvml_clock_mhz": Reading(tuple(clocks), "MHz"),
         "throttle_reasons": Reading((float(np.bitwise_or.reduce(np.array(reasons_))),), "mask"),
+        "temperature_c": Reading(tuple(celsius_), "degC"),
     }
     if any(effective):
         readings["effective_clock_mhz"] = Reading(tuple(x for x in effective if x), "MHz")
-    if load.per_round:
-        # All work over all time: gaps between launches lower power and work alike.
-        readings["work_per_second"] = Reading((work * len(counted) / sum(counted),), f"{load.unit}/s")
+    # All work over all time: gaps between launches lower power and work alike.
+    for name, amount in work.items():
+        readings[name] = Reading((amount / spent,), f"{units[name]}/s")
     return readings
 
 
@@ -131,13 +178,34 @@ def _burst(gpu: Gpu, case: Case) -> Mapping[str, Reading]:
     return {name: Reading(tuple(values), "MHz") for name, values in windows.items()}
 
 
-def _stream(name: str, quick: bool = False) -> Case:
-    stream, warps = STREAMS[name], 4
-    # Lanes of four sub-partitions' warps, 32 chains-steps a round.
-    load = _Load(128 * warps, 0, 32 * 4 * warps * 32 * stream.per_step, "op")
+def _stream(name: str, groups: int = 4, quick: bool = False) -> Case:
+    stream = LIVE_STREAMS[name]
+    # A round is 16 steps of a warpgroup; shared memory counts in bytes.
+    each = 16 * 4 * (float(stream.smem_bytes) or 32.0 * stream.per_step)
+    unit = "B" if stream.smem_bytes else "op"
+    defines = {"MMA_GROUPS": 0, "STREAM_GROUPS": groups, "FILL": 0}
     return Case(
-        "power", "load", {"load": name, "active_sms": 0}, "arithmetic.cu", lambda gpu, case: _run(gpu, case, load),
-        stream.prelude(), {"CHAINS": 16, "UNROLL": 2, "THREADS": 128 * warps}, quick=quick, seconds=SECONDS + 0.3,
+        "power", "load", {"load": name, "active_sms": 0}, "power_mix.cu",
+        lambda gpu, case: _run_mix(gpu, case, {"work": (each, unit)}), stream.prelude(), defines, quick=quick,
+        seconds=_CALM_SECONDS + 0.3,
+    )  # fmt: skip
+
+
+def _fill(beside: int = 0, sms: int = 0, quick: bool = False) -> Case:
+    """Bulk copies from L2, alone or with ``beside`` (N) beside wgmma of two warpgroups."""
+    fill = {"fill": (float(FILL_BYTES), "B")}
+    defines = {"MMA_GROUPS": 2 if beside else 0, "STREAM_GROUPS": 0, "FILL": FILL_FLIGHT, "FILL_BYTES": FILL_BYTES}
+    if not beside:
+        return Case(
+            "power", "load", {"load": "l2 fill", "active_sms": sms}, "power_mix.cu",
+            lambda gpu, case: _run_mix(gpu, case, fill), "", defines, (90, 100, 103, 120), quick,
+            seconds=_CALM_SECONDS + 0.3,
+        )  # fmt: skip
+    both = {"work": (2.0 * 64 * beside * 16 * 8, "FLOP"), **fill}
+    return Case(
+        "power", "load", {"load": f"wgmma bf16 n{beside} A in smem + l2 fill", "active_sms": sms}, "power_mix.cu",
+        lambda gpu, case: _run_mix(gpu, case, both), wgmma_prelude(beside, "smem"), defines, (90,), quick,
+        seconds=SECONDS + 0.3,
     )  # fmt: skip
 
 
@@ -188,34 +256,18 @@ def _memory(name: str, region: int, copy: bool, quick: bool = False) -> Case:
     )  # fmt: skip
 
 
-def _shared(name: str) -> Case:
-    streams, warps = 2, 8
-    load = _Load(128 * streams, SMEM, 16 * warps * 512.0, "B", 1 << 20)
-    defines = {
-        "MMA_GROUPS": 0,
-        "STREAM_GROUPS": streams,
-        "FILL": 0,
-        "FILL_BYTES": FILL_BYTES,
-        "FILL_SCALE": 1,
-        "UNROLL": 1,
-    }
-    return Case(
-        "power", "load", {"load": name, "active_sms": 0}, "corun.cu", lambda gpu, case: _run(gpu, case, load),
-        wgmma_prelude(128, "smem") + STREAMS[name].prelude(), defines, (90,), seconds=SECONDS + 0.3,
-    )  # fmt: skip
-
-
 def cases() -> list[Case]:
-    """Idle, one stream of each kind, shared memory, L2, HBM, and matrix work by shape, data and active SMs."""
+    """Idle, streams of live data, L2, memory, and matrix work by shape, data, active SMs and beside copies from L2."""
     found = [
         Case("power", "load", {"load": "idle", "active_sms": 0}, "idle.cu",
              lambda gpu, case: _run(gpu, case, _Load(32, 0, 0.0, "op")), quick=True, seconds=SECONDS)
     ]  # fmt: skip
     found += [
-        _stream(name, name in ("ex2", "ffma_3src")) for name in ("ffma_3src", "max2", "ex2", "pack_bf16x2", "lop3")
+        _stream(name, 1 if name == "chaos, one chain" else 4, name in ("chaos", "chaos+fold", "chaos+ex2+fold"))
+        for name in LIVE_STREAMS
     ]
-    found.append(_shared("ld_shared"))
     found += [
+        _fill(quick=True),
         _memory("l2 read", 131072, False),
         _memory("hbm read", 12 << 20, False),
         _memory("hbm copy", 12 << 20, True),
@@ -230,4 +282,6 @@ def cases() -> list[Case]:
     # Fewer SMs leave the power limit room: the same work at a higher clock.
     for sms in (110, 90, 66):
         found += [_wgmma(256, "smem", sms=sms), _tcgen05(256, "smem", sms=sms), _mma_sync(sms=sms)]
+    # Copies beside wgmma take the limit's clock down to where attention runs.
+    found += [_fill(256, sms, quick=not sms) for sms in (0, 110, 90, 66)]
     return found

@@ -1,0 +1,44 @@
+"""The clock a compiled kernel settles at: the power balance with the instructions it executes."""
+
+from __future__ import annotations
+
+from tilecast.model.compiled.code import KernelCode
+from tilecast.model.compiled.forecast import CompiledForecast, forecast
+from tilecast.model.compiled.shares import executed
+from tilecast.model.machine import Machine
+from tilecast.model.power import Activity, Clock, settle_clock
+from tilecast.model.workload import Workload
+
+#: Lanes of a warp, and the fact with operations per clock of each pipe whose energy is known.
+_LANES = 32
+_RATES = {"mufu": "mufu.ex2_per_clk", "fma": "fma.lanes", "alu": "alu.lanes"}
+#: A forecast is made again at the clock it settles at, until that moves by less than this.
+_CLOSE_MHZ, _TRIES = 5.0, 6
+
+
+def activity(code: KernelCode, work: Workload, machine: Machine, seen: CompiledForecast) -> Activity:
+    """What a launch executes, as the power balance takes it; ``seen`` is its forecast, for the bytes it moves.
+
+    Of the instructions those of the FMA, ALU and MUFU pipes count: the others move or wait, and are few.
+    """
+    done = executed(code, work, machine)
+    cycles = tuple((pipe, done.instructions.get(pipe, 0.0) * _LANES / machine[rate]) for pipe, rate in _RATES.items())
+    return Activity(done.flop, work.dtype, cycles, seen.l2_bytes, seen.memory_bytes)
+
+
+def settled_clock(
+    code: KernelCode, work: Workload, machine: Machine, regime: str = "sustained", cycles: float | None = None
+) -> Clock:
+    """The clock of ``regime`` ("sustained" or "short") for launches back to back; CodeError as `forecast`.
+
+    With ``cycles`` a launch takes those (measured ones, say) instead of what it is forecast to take.
+    """
+    mhz = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    for _ in range(_TRIES):
+        seen = forecast(code, work, machine, mhz)
+        hbm_seconds = seen.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+        found = settle_clock(machine, activity(code, work, machine, seen), cycles or seen.cycles, hbm_seconds, regime)
+        if abs(found.mhz - mhz) < _CLOSE_MHZ:
+            break
+        mhz = found.mhz
+    return found
