@@ -172,6 +172,26 @@ def order(rows: Iterable[RatioRow]) -> Order | None:
     return Order(len(pairs), len(clear), agree, medians)
 
 
+def told_by_others(rows: Iterable[RatioRow]) -> tuple[int, int]:
+    """(rows right, rows judged) when a row is foretold by the median *measured* ratio of the other rows of its dtype,
+    head dimensions and mask.  A row alone in its group is not judged.
+
+    Nothing is modelled here: what is missing to all is what kernels and library versions of one kind do differently.
+    """
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for row in rows:
+        work = row.workload
+        groups.setdefault((row.dtype, work.head_dim_qk, work.head_dim_v, work.mask), []).append(row.measured)
+    right = judged = 0
+    for ratios in groups.values():
+        for i, measured in enumerate(ratios):
+            others = ratios[:i] + ratios[i + 1 :]
+            if others:
+                judged += 1
+                right += 100.0 * abs(median(others) - measured) <= WITHIN
+    return right, judged
+
+
 def run_experiments(regime: str = "short", points: list[PublishedPoint] | None = None) -> tuple[ExperimentReport, ...]:
     """All experiments at the clock of ``regime``; ``points`` replaces the published table (tests)."""
     known = points if points is not None else load_points()[0]

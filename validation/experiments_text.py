@@ -16,6 +16,7 @@ from tilecast.validation.experiments import (
     RatioRow,
     order,
     outcome,
+    told_by_others,
 )
 from tilecast.validation.published_run import length_bucket
 
@@ -100,6 +101,12 @@ def _evidence(report: ExperimentReport) -> list[str]:
             f"    library versions of one kernel and shape disagree by {report.spread:.1f} points (median of "
             f"{report.spread_shapes} shapes; most {report.spread_worst:.1f})"
         )
+    right, judged = told_by_others(rows)
+    if judged:
+        lines.append(
+            f"    the median measured ratio of the other rows of a dtype, head_dim and mask, taken as the forecast of each row, "
+            f"is right in {right / judged:.0%} of {judged}"
+        )
     if report.experiment.any_version:
         lines.append(
             "    no library version ran on both GPUs: rows of cuDNN hold a year of software as well; FA2's did not change"
@@ -169,6 +176,7 @@ def report_dict(reports: tuple[ExperimentReport, ...], cycles: tuple[CycleRatio,
                 "version_spread_points": {
                     "median": report.spread, "worst": report.spread_worst, "shapes": report.spread_shapes,
                 },
+                "right_by_measured_median": dict(zip(("right", "rows"), told_by_others(report.rows), strict=True)),
                 "outcomes": {
                     name: {
                         dtype: asdict(outcome((r for r in report.rows if dtype in (r.dtype, "all")), name))

@@ -32,6 +32,7 @@ from tilecast.validation.experiments import (
     order,
     outcome,
     run_experiments,
+    told_by_others,
 )
 from tilecast.validation.experiments_text import report_dict, report_text
 from tilecast.validation.points import load_points
@@ -268,6 +269,13 @@ def test_pairs_differ_in_the_gpu_and_nothing_else() -> None:
 def ratio(measured: float, forecast: float, dtype: str = "16 bit", version: str = "1", seqlen: int = 4096) -> RatioRow:
     work = Workload(seqlen_q=seqlen, seqlen_k=seqlen, dtype="fp8" if dtype == "fp8" else "bf16")
     return RatioRow("x", "k", version, dtype, work, measured, forecast, forecast, forecast, forecast, 1500, 1600, 1, 2)
+
+
+def test_a_row_is_foretold_by_the_measured_ratios_of_its_like() -> None:
+    rows = [ratio(1.20, 9.0), ratio(1.24, 9.0), ratio(1.27, 9.0), ratio(1.50, 9.0), ratio(1.30, 9.0, dtype="fp8")]
+    # Medians of the others: 1.27, 1.27, 1.24 and 1.24; the fp8 row has no like.
+    assert told_by_others(rows) == (2, 4)
+    assert told_by_others([]) == (0, 0)
 
 
 def test_outcomes_and_order_by_hand() -> None:
