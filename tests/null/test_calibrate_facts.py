@@ -136,14 +136,14 @@ def test_energy_exponent_comes_from_the_same_work_on_fewer_sms() -> None:
     assert "power.l2_energy_exponent" not in facts
 
 
-def matrix_and_copies(noise: float = 0.0) -> list[Row]:
+def matrix_and_copies(noise: float = 0.0, one_clock: bool = False) -> list[Row]:
     """Watts of a chip whose FLOP costs 0.2 pJ f^1.8 and whose byte from L2 20 pJ f^0.6, at set clocks f."""
     name, rows = "wgmma bf16 n256 A in smem", power_rows("idle", 100.0, 0.0, 2000.0, set_mhz=2000.0)
     places = ((0, 1.75), (110, 1.85), (90, 1.95), (66, 2.0))
     for i, (active, ghz) in enumerate(places):
         for fill in (0.0, 6e12):
             work = 600e12 - 1e12 * active
-            slower = ghz - 0.2 if fill else ghz
+            slower = 2.0 if one_clock else ghz - 0.2 if fill else ghz
             watt = work * 0.2e-12 * slower**1.8 + fill * 20e-12 * slower**0.6
             off = 1.0 + noise * (-1) ** i
             load = f"{name} + l2 fill" if fill else name
@@ -161,6 +161,10 @@ def test_matrix_work_and_copies_from_l2_grow_with_the_clock_each_in_its_own_way(
     fact = derive(matrix_and_copies(0.01))["power.energy_exponent"]
     assert fact.low <= fact.value <= fact.high
     assert fact.high - fact.low > 0.02
+    # A power limit that never holds says nothing about growth.
+    assert not {"power.energy_exponent", "power.l2_pj_per_byte", "power.alu_pj_per_op"} & set(
+        derive(matrix_and_copies(one_clock=True))
+    )
 
 
 def test_energy_of_an_instruction_is_what_its_stream_takes_more() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _BF16_LOADS = (
     "wgmma bf16 n128 A in smem", "tcgen05 bf16 n256 A in smem", "mma.sync bf16", "wgmma bf16 n256 A in smem",
     "wgmma bf16 n64 A in smem", "wgmma bf16 n128 A in register", "tcgen05 bf16 n128 A in smem", "tcgen05 bf16 n256 A in tmem",
 )  # fmt: skip
+#: Clocks closer than this say nothing about a growth.
+_APART = 1.05
 #: Exponents that are tried, in steps of 0.02.
 _EXPONENTS = np.round(np.arange(0.0, 4.001, 0.02), 2)
 
@@ -102,9 +105,9 @@ def _least_squares(loads: Sequence[_Seen]) -> _Fit:
     watt = np.array([one.watt for one in loads])
     ghz = np.array([one.ghz for one in loads])
     work, fill = (np.array([one.per_second.get(side, 0.0) for one in loads]) / watt for side in ("work", "fill"))
-    sm, l2 = ghz[:, None] ** _EXPONENTS, ghz[:, None] ** _EXPONENTS
+    grown = ghz[:, None] ** _EXPONENTS
     # Normal equations of two unknowns for every pair of exponents at once: [i, j] has exponents i and j.
-    a, b = work[:, None] * sm, fill[:, None] * l2
+    a, b = work[:, None] * grown, fill[:, None] * grown
     aa, bb, ab = (a * a).sum(0)[:, None], (b * b).sum(0)[None, :], a.T @ b
     ra, rb = a.sum(0)[:, None], b.sum(0)[None, :]
     det = aa * bb - ab * ab
@@ -114,15 +117,17 @@ def _least_squares(loads: Sequence[_Seen]) -> _Fit:
     return _Fit(float(_EXPONENTS[i]), float(_EXPONENTS[j]), float(tensor[i, j]), float(byte[i, j]))
 
 
+@lru_cache(maxsize=1)  # most rules ask for it
 def _fits(table: Table) -> tuple[list[_Fit], tuple[Row, ...], str] | None:
-    """The fit over all loads, then the fits that leave one of them out; None where copies beside wgmma did not run."""
+    """The fit over all loads, then the fits that leave one of them out; None where copies beside wgmma did not run, and
+    on a chip whose power limit leaves all loads one clock."""
     matrix = _matrix_load(table)
     both = _sweep(table, f"{matrix} + {_FILL}")
     loads = [*_sweep(table, matrix), *both, *_sweep(table, _FILL)]
-    if not both or len(loads) < 6:
+    at = [one.ghz for one in loads if "work" in one.per_second]
+    if not both or len(loads) < 6 or max(at) < _APART * min(at):
         return None
     fits = [_least_squares(loads), *(_least_squares(loads[:i] + loads[i + 1 :]) for i in range(len(loads)))]
-    at = [one.ghz for one in loads if "work" in one.per_second]
     rows = tuple(row for one in loads for row in one.rows)
     return fits, rows, f"set clocks of {min(at):.2f} to {max(at):.2f} GHz; range: without any one load"
 
@@ -144,8 +149,7 @@ def _exponent(table: Table) -> Found | None:
     if fitted is not None:
         return fitted
     loads = _sweep(table, _matrix_load(table))
-    # Clocks too close to the full chip's say nothing about a slope.
-    told = [one for one in loads if one.ghz > 1.05 * loads[0].ghz]
+    told = [one for one in loads if one.ghz > _APART * loads[0].ghz]
     if not told:
         return None
     full = loads[0]
