@@ -69,7 +69,6 @@ KEYS: dict[str, Key] = {
     "mma_load.fma_gap_cycles": Key("cycles/inst", 0, 100, (), "same, after an FMA"),
     "warp.constant_latency_cycles": Key("cycles", 1, 1000, (), "load from constant memory"),
     "warp.special_latency_cycles": Key("cycles", 1, 1000, (), "read of a special register"),
-    "warp.branch_cycles": Key("cycles", 0, 1000, (), "taken branch of a loop"),
     "sync.barrier_cycles": Key("cycles", 0, 1000, (), "barrier of the warps of one warpgroup"),
     "sync.mbarrier_one_way_cycles": Key("cycles", 1, 1000, (), "arrival to the return of a wait for it"),
     "sync.barrier_spread_cycles": Key("cycles", 0, 1000, (), "spread of arrivals at such a barrier"),

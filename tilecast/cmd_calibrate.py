@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
     """Run the benchmarks (progress on stderr), write ``output`` and ``store``; the report as text.
 
-    CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups.
+    CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups; GpuLockError when another
+    tilecast times on the GPU.
     """
     from tilecast.validation.calibrate.groups import all_cases
 
@@ -26,12 +27,13 @@ def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool
     from tilecast.validation.calibrate.gpu import Gpu
     from tilecast.validation.calibrate.report import machine_text, report_text
     from tilecast.validation.calibrate.run import chosen, run_cases
+    from tilecast.validation.measure.gpu_lock import timing_on
 
     gpu = Gpu()
     cases = chosen(wanted, gpu.identity.compute_capability, quick, gpu.identity.smem_per_cta)
     command = " ".join(["tilecast calibrate", *(["--quick"] if quick else []), *(f"--only {name}" for name in only)])
     begin = time.perf_counter()
-    with _Progress() as progress:
+    with timing_on(gpu.uuid), _Progress() as progress:
         outcome = run_cases(gpu, cases, store, command, progress.tell)
     write_text_atomically(output, machine_text(outcome.rows, gpu.identity, Path(output).stem))
     lines = [report_text(outcome.rows, gpu.identity, output)]

@@ -44,11 +44,11 @@ def run_measure(
     check_writable(table)
     chip = gpu_machine(machine)
     items, left_out = _items(plan, work, chip, kernels, variants, role)
-    from tilecast.validation.measure.run import Options, measure
+    from tilecast.validation.measure.run import Options, measure_alone
 
     command = "tilecast " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     options = Options(rounds=rounds, mode=mode, command=command, version=__version__)
-    failures = _with_progress(items, lambda progress: measure(items, table, options, progress))
+    failures = _with_progress(items, lambda progress: measure_alone(items, table, options, progress))
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
     for failure in failures:

@@ -121,12 +121,12 @@ def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, ver
     """Time the few best in turns and choose among them by the stated rule."""
     from tilecast.validation.measure.plan import Item
     from tilecast.validation.measure.records import read
-    from tilecast.validation.measure.run import Options, measure
+    from tilecast.validation.measure.run import Options, measure_alone
 
     chosen = to_time(tuning, tuning.budget)
     items = [Item(tuning.family, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
     progress("time", 0, len(items))
-    failures = measure(items, table, Options(command=command, version=version))
+    failures = measure_alone(items, table, Options(command=command, version=version))
     progress("time", len(items), len(items))
     broken = {failure.item.variant: failure.reason for failure in failures}
     rows = {

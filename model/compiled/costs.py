@@ -30,7 +30,6 @@ class WarpCosts:
     #: An arrival seen by a warp that waits: by the producer, with the code around its next copy, and by itself.
     handover: float
     one_way: float
-    branch: float
     mma_latency: float
     mma_queue: int
     mma_hidden_fma: float
@@ -96,7 +95,6 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
         handover=m["sync.mbarrier_roundtrip_cycles"],
         one_way=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
-        branch=m.get("warp.branch_cycles", 8.0),
         mma_latency=m["tensor.mma_latency_cycles"],
         mma_queue=int(m.get("tensor.mma_queue_depth", 6.0)),
         tma_latency=m["tma.latency_l2_cycles"],

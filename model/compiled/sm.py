@@ -47,7 +47,6 @@ class Cta:
     copies: tuple[tuple[Tag, float, int, float, float], ...]
     #: tag name -> (bytes, latency, share from memory) of copies that consumers issue.
     own_copies: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    turns: bool = False
     begins: float = 0.0
     #: [program][step] the line of code that holds the instruction; empty where fetching it is not looked at.
     lines: tuple[tuple[int, ...], ...] = ()

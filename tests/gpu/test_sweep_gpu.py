@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,8 +89,27 @@ def test_clock_and_power_are_read_from_the_gpu_that_is_timed(host: Host) -> None
 def test_a_second_sweep_on_the_same_gpus_is_refused(host: Host, tmp_path: Path) -> None:
     locks = GpuLocks(host.gpus)
     try:
-        with pytest.raises(SweepError, match="another sweep is timing"):
+        with pytest.raises(SweepError, match="another tilecast is timing"):
             tilecast.sweep(specification(host), store=tmp_path / "s.db")
     finally:
         locks.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_measuring_on_a_gpu_that_is_timed_on_is_refused(host: Host, tmp_path: Path) -> None:
+    locks = GpuLocks(host.gpus)
+    table = tmp_path / "t.csv"
+    for arguments in (
+        ["measure", "--kernel", "cudnn", "-o", str(table)],
+        ["calibrate", "--quick", "-o", str(tmp_path / "m.toml"), "--store", str(tmp_path / "s.csv")],
+        ["bundle", "--quick", "-o", str(tmp_path / "b.zip")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "tilecast.cli", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        assert "another tilecast is timing on GPU-" in done.stderr
+        assert not list(tmp_path.iterdir())
+    locks.close()
+    arguments = ["measure", "--kernel", "cudnn", "--seqlen", "1024", "--rounds", "3", "-o", str(table)]
+    assert subprocess.run([sys.executable, "-m", "tilecast.cli", *arguments], check=False).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tilecast.validation.bundle.manifest import MANIFEST, BundleError, failure_l
 from tilecast.validation.bundle.plans import PLANS, load_work, plan_path
 from tilecast.validation.bundle.worker import item_from, item_to
 from tilecast.validation.bundle.workers import Worker, WorkerError, WorkerLostError
+from tilecast.validation.measure.gpu_lock import GpuLockError, timing_on
 from tilecast.validation.measure.plan import PlanError, load_plan
 from tilecast.validation.measure.records import append, read
 
@@ -103,7 +105,7 @@ class Recorded:
         return getattr(self, request["do"])(request)
 
     def identify(self, _request: dict[str, Any]) -> dict[str, Any]:
-        return dict(ABOUT)
+        return {**ABOUT, "uuid": f"GPU-{os.getpid()}"}
 
     def calibrate(self, request: dict[str, Any]) -> dict[str, Any]:
         shutil.copy(RECORDED / "h200_calibrate.toml", request["machine"])
@@ -161,6 +163,18 @@ def test_a_bundle_holds_what_was_measured(good: Path) -> None:
     assert set(m.seconds) == {"calibrate", "check", "short", "sustained", "profile"}
     assert bundle.text("points.csv").count("\n") == 1 + 8
     assert len(load_codes(bundle.text("codes.txt"))) == 6
+
+
+def test_a_gpu_that_is_timed_on_is_left_alone(tmp_path: Path) -> None:
+    want = asked(tmp_path)
+    with (
+        timing_on(f"GPU-{os.getpid()}"),
+        pytest.raises(GpuLockError, match=rf"another tilecast is timing on GPU-{os.getpid()}"),
+    ):
+        create(want, Silent(), Recorded())
+    assert not want.folder.exists() and not want.output.exists()
+    create(want, Silent(), Recorded())
+    assert want.output.exists()
 
 
 @pytest.mark.parametrize("at", ["calibrate", "measure"])

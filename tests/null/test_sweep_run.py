@@ -435,7 +435,7 @@ def test_a_gpu_that_another_sweep_times_on_is_not_touched(tmp_path: Path) -> Non
     first = GpuLocks(TWO[:1], tmp_path)
     rest = GpuLocks(TWO, tmp_path)
     assert [gpu.uuid for gpu in rest.held] == ["GPU-bbbb"]
-    with pytest.raises(SweepError, match=r"another sweep is timing on every one of the 2 GPU\(s\)"):
+    with pytest.raises(SweepError, match=r"another tilecast is timing on every one of the 2 GPU\(s\)"):
         GpuLocks(TWO, tmp_path)
     # The process that times shares the lock: killing its parent does not free the GPU before it is dead too.
     (handle,) = first.held.values()

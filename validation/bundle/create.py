@@ -16,6 +16,7 @@ from tilecast.validation.bundle.plans import Work, load_work, plan_path
 from tilecast.validation.bundle.stages import Context, Stage, run_stages, stages
 from tilecast.validation.bundle.workers import Asker, Worker, WorkerError
 from tilecast.validation.measure.detect import match_machine
+from tilecast.validation.measure.gpu_lock import timing_on
 
 _IDENTIFY_S = 180.0
 _MOST_WORKERS = 8
@@ -50,11 +51,16 @@ def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker
     """Measure what the work folder lacks, write the bundle and delete the folder; returns the manifest.
 
     Raises BundleError, PlanError and MachineError before anything is written when there is no GPU, no plan for it, or
-    the folder holds other work.
+    the folder holds other work; GpuLockError when another tilecast times on the GPU.
     """
     if asked.plan is not None and not Path(asked.plan).is_file():
         raise BundleError(f"--plan: {asked.plan} is not a file")
     about = _identify(start)
+    with timing_on(about.pop("uuid")):
+        return _create(asked, screen, start, about)
+
+
+def _create(asked: Asked, screen: Screen, start: Callable[[Path], Asker], about: dict[str, Any]) -> Manifest:
     machine = match_machine(about["gpu"], divmod(about["capability"], 10))
     work = load_work(plan_path(about["capability"], asked.plan), machine, asked.quick)
     folder = WorkFolder(asked.folder)

@@ -63,6 +63,7 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(), "capability": 10 * major + minor, "driver": driver,
         "torch": str(torch.__version__), "triton": str(triton.__version__),
+        "uuid": f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}",
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,8 @@ class Gpu:
             raise CalibrateError(
                 f"{self.identity.name} has compute capability {self.identity.compute_capability}; known: {known}"
             )
+        #: As NVML and CUDA_VISIBLE_DEVICES take it.
+        self.uuid = f"GPU-{uuid.UUID(bytes=bytes(self._do(self._cu.cuDeviceGetUuid(self._device)).bytes))}"
         self.arch = ARCHES[self.identity.compute_capability]
         free, _ = self._do(self._cu.cuMemGetInfo())
         self.data_bytes = min(_DATA_BYTES, int(free) // 2)

@@ -17,6 +17,7 @@ import triton
 
 from tilecast.model.workload import Workload
 from tilecast.validation.measure.accuracy import WRONG, relative_error
+from tilecast.validation.measure.gpu_lock import timing_on
 from tilecast.validation.measure.plan import Item, PlanError
 from tilecast.validation.measure.records import Measured, append, read, shape_fields
 from tilecast.validation.measure.statistics import median_interval
@@ -81,6 +82,16 @@ def measure(items: list[Item], table: Path, options: Options, progress: Progress
         failures += failed
         progress(len(mine), workload.label())
     return failures
+
+
+def measure_alone(
+    items: list[Item], table: Path, options: Options, progress: Progress = lambda *_: None
+) -> list[Failure]:
+    """`measure` while no other tilecast times on the GPU; GpuLockError when one does."""
+    if not torch.cuda.is_available():
+        return measure(items, table, options, progress)  # which refuses
+    with timing_on(device_uuid(torch.cuda.current_device())):
+        return measure(items, table, options, progress)
 
 
 def device_uuid(index: int) -> str:

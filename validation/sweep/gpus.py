@@ -1,4 +1,4 @@
-"""The GPUs of this host as lanes: one process a GPU, one item at a time, and no other sweep on it meanwhile."""
+"""The GPUs of this host as lanes: one process a GPU, one item at a time, and nobody else who times on it meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.validation.bundle.workers import Worker, WorkerError
+from tilecast.validation.measure.gpu_lock import GpuLockError, try_lock
 from tilecast.validation.sweep.errors import SweepError
 from tilecast.validation.sweep.lanes import MODULE, SILENCE_S, Lane, ProcessLane, Request, worker_environment
 
@@ -56,15 +57,17 @@ class GpuLocks:
 
     def __init__(self, gpus: Sequence[Gpu], folder: Path | None = None) -> None:
         """Lock those that are free; SweepError when none is."""
-        where = folder or Path(tempfile.gettempdir())
         self.held: dict[Gpu, int] = {}
         for gpu in gpus:
-            handle = _try_lock(where / f"tilecast-{gpu.uuid}.lock")
+            try:
+                handle = try_lock(gpu.uuid, folder)
+            except GpuLockError as error:
+                raise SweepError(str(error)) from None
             if handle is not None:
                 self.held[gpu] = handle
         if not self.held:
             raise SweepError(
-                f"another sweep is timing on {'every one of ' if len(gpus) > 1 else ''}the {len(gpus)} GPU(s) here: "
+                f"another tilecast is timing on {'every one of ' if len(gpus) > 1 else ''}the {len(gpus)} GPU(s) here: "
                 "wait for it to end"
             )
 
@@ -73,27 +76,6 @@ class GpuLocks:
         for handle in self.held.values():
             os.close(handle)
         self.held = {}
-
-
-def _try_lock(path: Path) -> int | None:
-    import fcntl
-
-    # A lock file that another user made can be opened, though not created again, in a folder such as /tmp.
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise SweepError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
-    except OSError as error:
-        raise SweepError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
 
 
 class GpuEngine:

@@ -1,0 +1,53 @@
+"""One timing at a time on a GPU: a lock by its UUID that every verb which times holds meanwhile."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class GpuLockError(ValueError):
+    """A GPU that another tilecast times on, or a lock that cannot be made; one sentence."""
+
+
+def try_lock(uuid: str, folder: Path | None = None) -> int | None:
+    """File descriptor of an exclusive lock on a GPU (in ``folder``, default: the temporary one), None when it is taken.
+
+    It is held until every process that shares the descriptor has closed it.
+    """
+    import fcntl
+
+    path = (folder or Path(tempfile.gettempdir())) / f"tilecast-{uuid}.lock"
+    # A lock file that another user made can be opened, though not created again, in a folder such as /tmp.
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise GpuLockError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
+    except OSError as error:
+        raise GpuLockError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+@contextmanager
+def timing_on(uuid: str, folder: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a GPU; GpuLockError when another tilecast does."""
+    handle = try_lock(uuid, folder)
+    if handle is None:
+        raise GpuLockError(
+            f"another tilecast is timing on {uuid}: wait for it to end, as both would measure each other"
+        )
+    try:
+        yield
+    finally:
+        os.close(handle)
