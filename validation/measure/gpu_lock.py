@@ -16,10 +16,12 @@ class GpuLockError(ValueError):
 def try_lock(uuid: str, folder: Path | None = None) -> int | None:
     """File descriptor of an exclusive lock on a GPU (in ``folder``, default: the temporary one), None when it is taken.
 
-    It is held until every process that shares the descriptor has closed it.
+    It is held until every process that shares the descriptor has closed it.  Windows has no such lock: always free.
     """
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError:
+        return os.open(os.devnull, os.O_RDONLY)
     path = (folder or Path(tempfile.gettempdir())) / f"tilecast-{uuid}.lock"
     # A lock file that another user made can be opened, though not created again, in a folder such as /tmp.
     try:
