@@ -18,6 +18,7 @@ from tilecast.model.compiled.forecast import forecast
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import VariantError, parse_variant
+from tilecast.validation.levels import BEFORE, COMPILED
 from tilecast.validation.measure.records import Measured, RecordError, read
 from tilecast.validation.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
@@ -98,8 +99,8 @@ class MeasuredReport:
 
 
 LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
-    "from machine code": (lambda r: r.compiled_cycles, lambda r: r.compiled_error),
-    "before compilation": (lambda r: r.analytical_cycles, lambda r: r.analytical_error),
+    COMPILED: (lambda r: r.compiled_cycles, lambda r: r.compiled_error),
+    BEFORE: (lambda r: r.analytical_cycles, lambda r: r.analytical_error),
 }
 
 
@@ -174,7 +175,7 @@ def _row(point: Measured, code: KernelCode | None, machine: Machine) -> Row:
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, dict[str, ErrorSummary]]:
-    error = LEVELS["from machine code"][1]
+    error = LEVELS[COMPILED][1]
     return {
         "kernel": grouped(rows, lambda r: r.point.kernel, error),
         "kernel, head_dim, mask": grouped(rows, lambda r: f"{r.point.kernel} {r.point.head_dim_qk} {r.point.mask}", error),

@@ -12,6 +12,10 @@ from tilecast.validation.statistics import ErrorSummary, summarise
 _HEAD = f"{'':<44}{'n':>5}{'mean':>8}{'median':>8}{'p90':>8}{'max':>8}{'bias':>8}"
 
 
+#: Relative error of a settled clock that counts as right.
+_CLOSE = 0.03
+
+
 def _line(name: str, s: ErrorSummary) -> str:
     return f"{name:<44}{s.count:>5}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
 
@@ -53,17 +57,23 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
 
 
 def _settled(report: MeasuredReport, every: bool) -> list[str]:
-    """Errors of the clock by level, then the rows whose forecast is more than 3 % off, or ``every`` row."""
+    """Errors of the clock by level, then the rows whose forecast is not within `_CLOSE`, or ``every`` row."""
     if not report.settled:
         return []
-    lines = ["", "Settled SM clock of sustained runs, predicted over measured less one:", _HEAD + "   within 3%"]
+    lines = [
+        "",
+        "Settled SM clock of sustained runs, predicted over measured less one:",
+        f"{_HEAD}   within {_CLOSE:.0%}",
+    ]
     for level in settled.LEVELS:
         errors = [row.error(level) for row in report.settled if level in row.mhz]
         if errors:
-            lines.append(f"{_line(level, summarise(errors))}{sum(abs(e) <= 0.03 for e in errors):>7} of {len(errors)}")
+            lines.append(
+                f"{_line(level, summarise(errors))}{sum(abs(e) <= _CLOSE for e in errors):>7} of {len(errors)}"
+            )
     for row in sorted(report.settled, key=lambda r: -abs(r.error(r.forecast))):
         error = row.error(row.forecast)
-        if every or abs(error) > 0.03:
+        if every or abs(error) > _CLOSE:
             lines.append(
                 f"  measured {row.point.effective_mhz:5.0f} MHz, predicted {row.mhz[row.forecast]:5.0f} ({error:+.1%})  "
                 f"{row.point.kernel} {row.point.variant.split(',', 1)[1]} {row.point.workload().label()}"

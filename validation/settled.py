@@ -10,11 +10,12 @@ from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import VariantError, parse_variant
+from tilecast.validation.levels import BEFORE, COMPILED
 from tilecast.validation.measure.records import Measured
 
-#: How a clock was forecast, the most told by first: the power balance of what the kernel executes in the cycles that it was
-#: measured to take, the same in the cycles that it is forecast to take, and the forecast made before it was compiled.
-BALANCE, COMPILED, BEFORE = "power balance at measured cycles", "from machine code", "before compilation"
+#: The power balance of what a kernel executes in the cycles that it was measured to take: the energies without the cycles.
+BALANCE = "power balance at measured cycles"
+#: How a clock was forecast, the most told by first.
 LEVELS = (BALANCE, COMPILED, BEFORE)
 
 

@@ -21,6 +21,7 @@ from tilecast.model.machine import Machine, load_machine
 from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import Variant, parse_variant
 from tilecast.model.workload import Workload
+from tilecast.validation import levels
 from tilecast.validation.measure.records import Measured, RecordError, read
 from tilecast.validation.measured_run import CODES, TABLE
 
@@ -29,7 +30,7 @@ TIMED_COUNTS = (1, 3, 5)
 #: A shape counts where at least this many variants of a family were measured.
 LEAST_VARIANTS = 8
 GOAL = 0.98
-LEVELS = ("before compilation", "from machine code", "both stages")
+LEVELS = (levels.BEFORE, levels.COMPILED, "both stages")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,14 @@ def settled_clock(
     With ``cycles`` a launch takes those (measured ones, say) instead of what it is forecast to take.
     """
     mhz = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    seen = forecast(code, work, machine, mhz)
+    # What is executed and moved does not depend on the clock; only the cycles do.
+    drawn = activity(code, work, machine, seen)
+    hbm_seconds = seen.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12)
     for _ in range(_TRIES):
-        seen = forecast(code, work, machine, mhz)
-        hbm_seconds = seen.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12)
-        found = settle_clock(machine, activity(code, work, machine, seen), cycles or seen.cycles, hbm_seconds, regime)
-        if abs(found.mhz - mhz) < _CLOSE_MHZ:
+        found = settle_clock(machine, drawn, cycles or seen.cycles, hbm_seconds, regime)
+        if cycles or abs(found.mhz - mhz) < _CLOSE_MHZ:
             break
         mhz = found.mhz
+        seen = forecast(code, work, machine, mhz)
     return found

@@ -15,12 +15,12 @@ from tilecast.model.predict import PredictError, predict
 from tilecast.model.variant import VariantError, parse_variant
 from tilecast.validation.bundle.archive import Bundle
 from tilecast.validation.bundle.manifest import BundleError, Manifest
+from tilecast.validation.levels import BEFORE, COMPILED
 from tilecast.validation.measure.records import Measured, read
 from tilecast.validation.settled import best_forecast, settled_mhz
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
 CITED, CALIBRATED = "cited facts", "calibrated facts"
-BEFORE, COMPILED = "before compilation", "from machine code"
 #: (how, with which machine) of a forecast
 Level = tuple[str, str]
 LEVELS: tuple[Level, ...] = ((BEFORE, CITED), (BEFORE, CALIBRATED), (COMPILED, CITED), (COMPILED, CALIBRATED))

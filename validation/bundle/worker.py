@@ -59,11 +59,13 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
         raise BundleError(
             "tilecast bundle reads clock and power through nvidia-ml-py: pip install 'tilecast[gpu]'"
         ) from None
+    from tilecast.validation.measure.run import device_uuid
+
     major, minor = torch.cuda.get_device_capability()
     return {
         "gpu": torch.cuda.get_device_name(), "capability": 10 * major + minor, "driver": driver,
         "torch": str(torch.__version__), "triton": str(triton.__version__),
-        "uuid": f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}",
+        "uuid": device_uuid(torch.cuda.current_device()),
     }  # fmt: skip
 
 
