@@ -5,8 +5,6 @@ STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 # The oldest Triton we support, beside the environment's own: tests compile under both.
 OLDEST_TRITON := 3.6.0
-CHECKED := $(VENV)/typecheck
-SOURCES := $(shell find model codegen kernels validation tilecast -name '*.py' -o -name '*.toml' -o -name '*.csv' 2>/dev/null)
 # The newest Python from 3.11 on that can make a virtual environment.
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -22,11 +20,7 @@ forecast: $(STAMP)
 test: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@# Types are checked on the installed package: the folder names of a checkout are not its package names.
-	rm -rf $(CHECKED) build
-	$(BIN)/pip install --quiet --no-deps --target $(CHECKED) .
-	rm -rf build
-	cd $(VENV) && MYPYPATH=typecheck bin/mypy --config-file ../pyproject.toml -p tilecast
+	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 
 $(STAMP): pyproject.toml
