@@ -51,7 +51,7 @@ kernels: $(TOOLS)
 	$(BIN)/tilecast ship
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python tools/benchmark_speed.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,11 +7,11 @@ and the statistics hand-shake are read from the `Pipeline`, the same value the f
 from __future__ import annotations
 
 from tilecast.codegen.exp2 import COEFFICIENTS
-from tilecast.model.graph import Pipeline, Role, Step
-from tilecast.model.machine import Machine
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.variant import Fa4Variant, VariantError, fa4_smem_bytes, legality
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.variant import Fa4Variant, VariantError, fa4_smem_bytes, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.pipeline.graph import Pipeline, Role, Step
 
 TEMPLATE = "blackwell_ws.py.j2"
 #: Name of the kernel in the generated file.

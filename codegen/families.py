@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.codegen import blackwell_ws, hopper_ws, triton_portable
-from tilecast.model.machine import Machine
-from tilecast.model.variant import LEGAL, VariantError, Verdict, legality
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.variant import LEGAL, VariantError, Verdict, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from tilecast.codegen.families import Family
 from tilecast.codegen.render import render
 from tilecast.codegen.search import best_expressible
-from tilecast.model.machine import Machine
-from tilecast.model.predict import Prediction, predict
-from tilecast.model.variant import Variant, VariantError, variant_text
-from tilecast.model.workload import Workload
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variant import Variant, VariantError, variant_text
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 #: Significant digits of forecasts in headers: more would differ between platforms' floating point.
 _DIGITS = 3

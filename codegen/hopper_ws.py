@@ -10,11 +10,11 @@ import struct
 from dataclasses import dataclass
 
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
-from tilecast.model.graph import Pipeline
-from tilecast.model.machine import Machine
-from tilecast.model.pipelines import build_pipeline
-from tilecast.model.variant import LEGAL, Fa3Variant, Verdict, fa3_registers, legality
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.variant import LEGAL, Fa3Variant, Verdict, fa3_registers, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "hopper_ws.py.j2"
 ROWS = 64

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from tilecast.codegen.families import Family
-from tilecast.model.machine import Machine
-from tilecast.model.predict import PredictError, predict
-from tilecast.model.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, Verdict, legality
-from tilecast.model.workload import Workload
+from tilecast.model.forecast.predict import PredictError, predict
+from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, Verdict, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 
 def search_space(family: Family, workload: Workload, machine: Machine) -> tuple[Variant, ...]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.codegen.render import format_source
-from tilecast.model.machine import load_machine
-from tilecast.model.predict import Prediction, predict
-from tilecast.model.variant import VariantError, parse_variant
-from tilecast.model.workload import Workload
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
 
 LIST = Path(__file__).with_name("shipped.toml")
 _ROOT = Path(__file__).parents[1]

@@ -5,9 +5,9 @@ Python decides here, `templates/triton.py.j2` only writes.  The kernels run from
 
 from __future__ import annotations
 
-from tilecast.model.machine import Machine
-from tilecast.model.variant import Fa2Variant, VariantError
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 TEMPLATE = "triton.py.j2"
 #: How tiles reach shared memory: by cp.async from pointers, or by the bulk copy engine from tensor descriptors, which

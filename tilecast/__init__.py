@@ -17,54 +17,54 @@ _HOME = {
     "attention": "tilecast.kernels.operator",
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
-    "predict": "tilecast.model.predict",
-    "best_variant": "tilecast.model.predict",
-    "Prediction": "tilecast.model.predict",
-    "PredictError": "tilecast.model.predict",
-    "Workload": "tilecast.model.workload",
-    "WorkloadError": "tilecast.model.workload",
-    "Machine": "tilecast.model.machine",
-    "MachineError": "tilecast.model.machine",
-    "load_machine": "tilecast.model.machine",
-    "machine_names": "tilecast.model.machine",
-    "what_if": "tilecast.model.whatif",
-    "WhatIf": "tilecast.model.whatif",
-    "sensitivities": "tilecast.model.sensitivity",
-    "break_evens": "tilecast.model.breakeven",
-    "asymmetry_map": "tilecast.model.asymmetry",
-    "parse_variant": "tilecast.model.variant",
-    "VariantError": "tilecast.model.variant",
-    "tune": "tilecast.validation.tuning",
+    "predict": "tilecast.model.forecast.predict",
+    "best_variant": "tilecast.model.forecast.predict",
+    "Prediction": "tilecast.model.forecast.predict",
+    "PredictError": "tilecast.model.forecast.predict",
+    "Workload": "tilecast.model.kernel.workload",
+    "WorkloadError": "tilecast.model.kernel.workload",
+    "Machine": "tilecast.model.machine.machine",
+    "MachineError": "tilecast.model.machine.machine",
+    "load_machine": "tilecast.model.machine.machine",
+    "machine_names": "tilecast.model.machine.machine",
+    "what_if": "tilecast.model.whatif.what_if",
+    "WhatIf": "tilecast.model.whatif.what_if",
+    "sensitivities": "tilecast.model.whatif.sensitivity",
+    "break_evens": "tilecast.model.whatif.break_even",
+    "asymmetry_map": "tilecast.model.whatif.asymmetry",
+    "parse_variant": "tilecast.model.kernel.variant",
+    "VariantError": "tilecast.model.kernel.variant",
+    "tune": "tilecast.validation.lab.tuning",
     "prune_configs_by": "tilecast.autotune",
-    "preset": "tilecast.model.presets",
-    "preset_names": "tilecast.model.presets",
-    "read_shapes": "tilecast.model.shapes_csv",
-    "sweep": "tilecast.validation.sweep.api",
-    "SweepError": "tilecast.validation.sweep.errors",
-    "SweepTable": "tilecast.validation.sweep.table",
-    "report": "tilecast.validation.report.build",
+    "preset": "tilecast.model.kernel.presets",
+    "preset_names": "tilecast.model.kernel.presets",
+    "read_shapes": "tilecast.model.kernel.shapes_csv",
+    "sweep": "tilecast.explore.sweep.api",
+    "SweepError": "tilecast.explore.sweep.errors",
+    "SweepTable": "tilecast.explore.sweep.table",
+    "report": "tilecast.explore.review.build",
 }
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from tilecast.autotune import prune_configs_by
+    from tilecast.explore.review.build import report
+    from tilecast.explore.sweep.api import sweep
+    from tilecast.explore.sweep.errors import SweepError
+    from tilecast.explore.sweep.table import SweepTable
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
-    from tilecast.model.asymmetry import asymmetry_map
-    from tilecast.model.breakeven import break_evens
-    from tilecast.model.machine import Machine, MachineError, load_machine, machine_names
-    from tilecast.model.predict import PredictError, Prediction, best_variant, predict
-    from tilecast.model.presets import preset, preset_names
-    from tilecast.model.sensitivity import sensitivities
-    from tilecast.model.shapes_csv import read_shapes
-    from tilecast.model.variant import VariantError, parse_variant
-    from tilecast.model.whatif import WhatIf, what_if
-    from tilecast.model.workload import Workload, WorkloadError
-    from tilecast.validation.report.build import report
-    from tilecast.validation.sweep.api import sweep
-    from tilecast.validation.sweep.errors import SweepError
-    from tilecast.validation.sweep.table import SweepTable
-    from tilecast.validation.tuning import tune
+    from tilecast.model.forecast.predict import PredictError, Prediction, best_variant, predict
+    from tilecast.model.kernel.presets import preset, preset_names
+    from tilecast.model.kernel.shapes_csv import read_shapes
+    from tilecast.model.kernel.variant import VariantError, parse_variant
+    from tilecast.model.kernel.workload import Workload, WorkloadError
+    from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
+    from tilecast.model.whatif.asymmetry import asymmetry_map
+    from tilecast.model.whatif.break_even import break_evens
+    from tilecast.model.whatif.sensitivity import sensitivities
+    from tilecast.model.whatif.what_if import WhatIf, what_if
+    from tilecast.validation.lab.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

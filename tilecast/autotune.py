@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tilecast.model.machine import Machine, load_machine
-from tilecast.model.predict import evaluate_seconds, refuse_unknown
-from tilecast.model.variant import Fa2Variant, legality, nearest
-from tilecast.model.workload import Workload, WorkloadError
+from tilecast.model.forecast.predict import evaluate_seconds, refuse_unknown
+from tilecast.model.kernel.variant import Fa2Variant, legality, nearest
+from tilecast.model.kernel.workload import Workload, WorkloadError
+from tilecast.model.machine.machine import Machine, load_machine
 
 #: Tensors of the kernel, (batch, heads, seqlen, head_dim); their shapes give the workload.
 TENSORS = {"q": "Q", "k": "K", "v": "V"}
@@ -126,7 +126,7 @@ def _machine(machine: Machine | str | None) -> Machine:
         return load_machine(machine)
     if machine is not None:
         return machine
-    from tilecast.validation.measure.detect import machine_here
+    from tilecast.validation.lab.measure.detect import machine_here
 
     return machine_here()
 

@@ -12,8 +12,8 @@ from tilecast import cli_explore, cli_gpu, cli_machine, cli_report, cli_sweep, c
 from tilecast import options as opt
 
 if TYPE_CHECKING:
-    from tilecast.model.machine import Machine
-    from tilecast.model.variant import Variant
+    from tilecast.model.kernel.variant import Variant
+    from tilecast.model.machine.machine import Machine
 
 app = typer.Typer(
     name="tilecast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -46,9 +46,9 @@ def _root(
 
 
 def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Variant | None]:
-    from tilecast.model.candidates import native_family
-    from tilecast.model.machine import load_machine
-    from tilecast.model.variant import FAMILIES, parse_variant
+    from tilecast.model.kernel.candidates import native_family
+    from tilecast.model.kernel.variant import FAMILIES, parse_variant
+    from tilecast.model.machine.machine import load_machine
 
     chip = load_machine(machine)
     if not variant:
@@ -78,8 +78,8 @@ def predict(
     trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
 ) -> None:
     """Forecast time, TFLOP/s, what binds, and where the time goes."""
-    from tilecast.model.predict import PredictError
-    from tilecast.model.predict import predict as forecast
+    from tilecast.model.forecast.predict import PredictError
+    from tilecast.model.forecast.predict import predict as forecast
     from tilecast.output import check_writable, write_text_atomically
 
     work = opt.workloads(
@@ -124,8 +124,8 @@ def demand(
     as_json: opt.AsJson = False,
 ) -> None:
     """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
-    from tilecast.model.demand import demand_dict, demand_report
-    from tilecast.model.machine import load_machine
+    from tilecast.model.closed_forms import demand_dict, demand_report
+    from tilecast.model.machine.machine import load_machine
 
     (work,) = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
@@ -157,10 +157,10 @@ def schedule(
 ) -> None:
     """Lower bounds and the proven-optimal modulo schedule of the kernel's loop."""
     from tilecast.cmd_schedule import run_schedule
-    from tilecast.model.candidates import native_family, published_variant
-    from tilecast.model.pipelines import build_pipeline, loop_shape
-    from tilecast.model.predict import PredictError
-    from tilecast.model.variant import legality
+    from tilecast.model.forecast.predict import PredictError
+    from tilecast.model.kernel.candidates import native_family, published_variant
+    from tilecast.model.kernel.variant import legality
+    from tilecast.model.pipeline.build import build_pipeline, loop_shape
 
     # Also refuses NaN, which compares with nothing.
     if not time_limit > 0:
@@ -288,7 +288,7 @@ def presets() -> None:
 @app.command()
 def variants(machine: opt.MachineName = "b200") -> None:
     """Kernel families and the knobs that --variant takes."""
-    from tilecast.model.machine import load_machine
+    from tilecast.model.machine.machine import load_machine
     from tilecast.tables import variants_table
 
     typer.echo(variants_table(load_machine(machine)))

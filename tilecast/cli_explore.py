@@ -10,9 +10,9 @@ import typer
 from tilecast import options as opt
 
 if TYPE_CHECKING:
-    from tilecast.model.machine import Machine
-    from tilecast.model.variant import Variant
-    from tilecast.model.workload import Workload
+    from tilecast.model.kernel.variant import Variant
+    from tilecast.model.kernel.workload import Workload
+    from tilecast.model.machine.machine import Machine
 
 app = typer.Typer()
 
@@ -29,10 +29,10 @@ def _asked(
     machine: str, variant: str | None, set_: list[str] | None, scale: list[str] | None
 ) -> tuple[Machine, Variant | None, dict[str, float], dict[str, float]]:
     """The machine, the kernel before (None: the best) and the changes."""
-    from tilecast.model.candidates import native_family
-    from tilecast.model.changes import parse_changes
-    from tilecast.model.machine import load_machine
-    from tilecast.model.variant import FAMILIES, parse_variant
+    from tilecast.model.kernel.candidates import native_family
+    from tilecast.model.kernel.variant import FAMILIES, parse_variant
+    from tilecast.model.machine.changes import parse_changes
+    from tilecast.model.machine.machine import load_machine
 
     chip = load_machine(machine)
     changes, scales = parse_changes("--set", set_ or []), parse_changes("--scale", scale or [])
@@ -42,7 +42,7 @@ def _asked(
 
 def _changed(chip: Machine, changes: dict[str, float], scales: dict[str, float]) -> Machine:
     """The machine with the changes, where a verb may do without any."""
-    from tilecast.model.changes import change_machine
+    from tilecast.model.machine.changes import change_machine
 
     return change_machine(chip, changes, scales)[0] if changes or scales else chip
 
@@ -75,7 +75,7 @@ def whatif(
     as_json: opt.AsJson = False,
 ) -> None:
     """Change facts of a machine, choose the kernel again, and compare: time, binding unit, waterfall, timelines."""
-    from tilecast.model.whatif import what_if
+    from tilecast.model.whatif.what_if import what_if
 
     (work,) = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
@@ -111,7 +111,7 @@ def sensitivity(
 ) -> None:
     """Percent of time per percent of every fact, the kernel kept and chosen again, largest first."""
     from tilecast.explore_text import sensitivities_text
-    from tilecast.model.sensitivity import sensitivities
+    from tilecast.model.whatif.sensitivity import sensitivities
 
     (work,) = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
@@ -151,7 +151,7 @@ def breakeven(
 ) -> None:
     """At which value of a fact does something else bind, and beyond which is more no use?"""
     from tilecast.explore_text import break_evens_text
-    from tilecast.model.breakeven import break_evens
+    from tilecast.model.whatif.break_even import break_evens
 
     (work,) = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,
@@ -199,8 +199,8 @@ def asymmetry(
 ) -> None:
     """Two rates along two axes: what binds and what is reached in every cell, with real GPUs placed on it."""
     from tilecast.explore_text import map_text
-    from tilecast.model.asymmetry import SHOWN, asymmetry_map
-    from tilecast.model.machine import MachineError
+    from tilecast.model.machine.machine import MachineError
+    from tilecast.model.whatif.asymmetry import SHOWN, asymmetry_map
     from tilecast.output import OutputError, check_writable
 
     (work,) = opt.workloads(

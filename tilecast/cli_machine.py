@@ -20,8 +20,8 @@ def machine_list() -> None:
 @app.command("show")
 def machine_show(name: str) -> None:
     """Draw one SM with its numbers, then every fact with its source."""
-    from tilecast.model.machine import load_machine
-    from tilecast.model.machine_view import describe_machine
+    from tilecast.model.machine.drawing import describe_machine
+    from tilecast.model.machine.machine import load_machine
 
     typer.echo(describe_machine(load_machine(name)))
 
@@ -29,7 +29,7 @@ def machine_show(name: str) -> None:
 @app.command("check")
 def machine_check(file: str) -> None:
     """Check a machine file; silent problems do not exist, the first one is named."""
-    from tilecast.model.machine import MachineError, load_machine
+    from tilecast.model.machine.machine import MachineError, load_machine
 
     if not file.endswith(".toml") and "/" not in file:
         raise MachineError(f"machine check takes a file ending in .toml, got '{file}'")
@@ -43,6 +43,6 @@ def machine_check(file: str) -> None:
 @app.command("schema")
 def machine_schema() -> None:
     """JSON schema of machine files, for editors."""
-    from tilecast.model.machine import machine_json_schema
+    from tilecast.model.machine.machine import machine_json_schema
 
     typer.echo(json.dumps(machine_json_schema(), indent=2))

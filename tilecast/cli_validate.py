@@ -21,7 +21,7 @@ def validate_published(
     clock: Annotated[str, typer.Option("--clock", help="sustained or short.")] = "sustained",
 ) -> None:
     """Predicted against published for every forward row, and the cycle-level rows."""
-    from tilecast.validation.cmd_published import run
+    from tilecast.cmd_published import run
 
     typer.echo(run(as_json=as_json, rows=rows, picture=picture, clock=clock))
 
@@ -42,7 +42,7 @@ def validate_measured(
     ] = None,
 ) -> None:
     """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
-    from tilecast.validation.cmd_measured import run
+    from tilecast.cmd_measured import run
 
     typer.echo(run(table=table, codes=codes, machine=machine, as_json=as_json, rows=rows, picture=picture))
 
@@ -59,7 +59,7 @@ def validate_counters(
     """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
     from pathlib import Path
 
-    from tilecast.validation.counters import compare
+    from tilecast.validation import counters as compare
 
     found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES)
     typer.echo(compare.report(found, as_json, rows))
@@ -89,9 +89,9 @@ def validate_experiments(
     """GB200 to GB300, B200 to B300, H100 to H200: the what-if's ratio against the measured one."""
     import json
 
-    from tilecast.validation.cmd_published import CheckError
-    from tilecast.validation.experiments import cycle_ratios, run_experiments
-    from tilecast.validation.experiments_text import report_dict, report_text
+    from tilecast.cmd_published import CheckError
+    from tilecast.validation.experiments.run import cycle_ratios, run_experiments
+    from tilecast.validation.experiments.text import report_dict, report_text
 
     if clock not in ("sustained", "short"):
         raise CheckError(f"--clock: expected sustained or short, got '{clock}'")
@@ -116,8 +116,8 @@ def validate_tuner(
     import json
     from pathlib import Path
 
-    from tilecast.validation import tuner_run
-    from tilecast.validation.measured_run import CODES, TABLE
+    from tilecast.validation.measured import tuner as tuner_run
+    from tilecast.validation.measured.run import CODES, TABLE
 
     found = tuner_run.run_tuner(Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, least)
     typer.echo(json.dumps(tuner_run.report_dict(found), indent=2) if as_json else tuner_run.report_text(found, rows))

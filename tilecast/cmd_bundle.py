@@ -12,14 +12,14 @@ from tilecast import __version__
 from tilecast.output import check_writable
 
 if TYPE_CHECKING:
-    from tilecast.validation.bundle.manifest import Manifest
-    from tilecast.validation.bundle.plans import Work
-    from tilecast.validation.bundle.stages import Stage
+    from tilecast.validation.lab.bundle.manifest import Manifest
+    from tilecast.validation.lab.bundle.plans import Work
+    from tilecast.validation.lab.bundle.stages import Stage
 
 
 def run_bundle(*, output: str, quick: bool, plan: str | None, resume: str | None) -> str:
     """Make a bundle (progress on stderr); returns what to print.  BundleError without a GPU."""
-    from tilecast.validation.bundle.create import Asked, create
+    from tilecast.validation.lab.bundle.create import Asked, create
 
     target = check_writable(output)
     folder = Path(resume) if resume is not None else target.with_name(target.name + ".work")
@@ -30,7 +30,7 @@ def run_bundle(*, output: str, quick: bool, plan: str | None, resume: str | None
 
 
 def _summary(target: Path, manifest: Manifest) -> str:
-    from tilecast.validation.bundle.manifest import failure_lines
+    from tilecast.validation.lab.bundle.manifest import failure_lines
 
     size = target.stat().st_size / 1024
     lines = [f"{target}: {size:.0f} KB, {', '.join(manifest.files)}; {sum(manifest.seconds.values()):.0f} s"]
@@ -41,9 +41,9 @@ def _summary(target: Path, manifest: Manifest) -> str:
 
 def run_compare(*, bundle: str, machine: str | None, as_json: bool, rows: bool) -> str:
     """The report on a bundle as text or JSON; needs no GPU."""
-    from tilecast.validation.bundle.archive import read_bundle
     from tilecast.validation.bundle.compare import compare
-    from tilecast.validation.bundle.compare_text import report_dict, report_text
+    from tilecast.validation.bundle.text import report_dict, report_text
+    from tilecast.validation.lab.bundle.archive import read_bundle
 
     report = compare(read_bundle(Path(bundle)), machine)
     return json.dumps(report_dict(report), indent=2) if as_json else report_text(report, rows)

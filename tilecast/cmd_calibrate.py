@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tilecast.output import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
-    from tilecast.validation.calibrate.cases import Case
+    from tilecast.validation.lab.calibrate.cases import Case
 
 
 def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
@@ -19,15 +19,15 @@ def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool
     CalibrateError without a GPU, NVRTC or a writable destination, and for unknown groups; GpuLockError when another
     tilecast times on the GPU.
     """
-    from tilecast.validation.calibrate.groups import all_cases
+    from tilecast.validation.lab.calibrate.groups import all_cases
 
     wanted = all_cases(only)
     for path in (output, store):
         check_writable(path)
-    from tilecast.validation.calibrate.gpu import Gpu
-    from tilecast.validation.calibrate.report import machine_text, report_text
-    from tilecast.validation.calibrate.run import chosen, run_cases
-    from tilecast.validation.measure.gpu_lock import timing_on
+    from tilecast.validation.lab.calibrate.gpu import Gpu
+    from tilecast.validation.lab.calibrate.report import machine_text, report_text
+    from tilecast.validation.lab.calibrate.run import chosen, run_cases
+    from tilecast.validation.lab.measure.gpu_lock import timing_on
 
     gpu = Gpu()
     cases = chosen(wanted, gpu.identity.compute_capability, quick, gpu.identity.smem_per_cta)

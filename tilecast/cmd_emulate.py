@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tilecast.output import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
-    from tilecast.model.workload import Workload
-    from tilecast.validation.emulator.run import Emulation
+    from tilecast.emulator.run import Emulation
+    from tilecast.model.kernel.workload import Workload
 
 
 def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
@@ -16,7 +16,7 @@ def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
     import ml_dtypes
     import numpy as np
 
-    from tilecast.validation.emulator.errors import RequestError
+    from tilecast.emulator.errors import RequestError
 
     kinds = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
     if work.dtype not in kinds:
@@ -31,7 +31,7 @@ def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
 
 def _cycles(done: Emulation) -> tuple[list[str], Any]:
     """What to print about time, and the comparison of the longest program."""
-    from tilecast.validation.emulator.compare import AGREES, compare
+    from tilecast.emulator.replay.compare import AGREES, compare
 
     longest = max(done.traces, key=lambda trace: sum(len(role.events) for role in trace.roles))
     found = compare(done.header, longest, done.machine)
@@ -64,10 +64,10 @@ def run_emulate(
     trace: str | None,
 ) -> tuple[str, bool]:
     """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
-    from tilecast.validation.emulator.errors import EmulationError, RequestError, UnsupportedError
-    from tilecast.validation.emulator.run import emulate
-    from tilecast.validation.emulator.timing import chrome_trace
-    from tilecast.validation.emulator.verify import judge
+    from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
+    from tilecast.emulator.replay.timing import chrome_trace
+    from tilecast.emulator.run import emulate
+    from tilecast.emulator.verify import judge
 
     if trace is not None:
         check_writable(trace)
@@ -110,11 +110,11 @@ def kernel_workload(
         import ml_dtypes  # noqa: F401
     except ImportError:
         raise ValueError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
-    from tilecast.model.shapes_csv import parse_window
-    from tilecast.model.workload import Workload
-    from tilecast.validation.emulator.errors import RequestError
-    from tilecast.validation.emulator.run import kernel_path
-    from tilecast.validation.emulator.source import Source
+    from tilecast.emulator.errors import RequestError
+    from tilecast.emulator.run import kernel_path
+    from tilecast.emulator.source import Source
+    from tilecast.model.kernel.shapes_csv import parse_window
+    from tilecast.model.kernel.workload import Workload
 
     written = Source(kernel_path(file)).header()["workload"]
     mask = written["mask"]

@@ -9,7 +9,7 @@ from tilecast import __version__
 from tilecast.output import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
-    from tilecast.model.workload import Workload
+    from tilecast.model.kernel.workload import Workload
 
 
 def run_generate(work: Workload, machine: str, family: str | None, variant: str | None, output: str | None) -> str:
@@ -17,8 +17,8 @@ def run_generate(work: Workload, machine: str, family: str | None, variant: str 
     from tilecast.codegen.families import find_family, native_kernel_family
     from tilecast.codegen.generate import generate
     from tilecast.codegen.search import best_expressible
-    from tilecast.model.machine import load_machine
-    from tilecast.model.variant import parse_variant
+    from tilecast.model.kernel.variant import parse_variant
+    from tilecast.model.machine.machine import load_machine
 
     if output is not None:
         check_writable(output)
@@ -49,9 +49,9 @@ def run_variants(work: Workload, machine: str, family: str | None) -> str:
     """Every expressible variant of a family, one a line, with its forecast, fastest first."""
     from tilecast.codegen.families import find_family, native_kernel_family
     from tilecast.codegen.search import first_obstacle, search_space
-    from tilecast.model.machine import load_machine
-    from tilecast.model.predict import PredictError, predict
-    from tilecast.model.variant import variant_text
+    from tilecast.model.forecast.predict import PredictError, predict
+    from tilecast.model.kernel.variant import variant_text
+    from tilecast.model.machine.machine import load_machine
 
     chip = load_machine(machine)
     chosen = find_family(family or native_kernel_family(chip))
@@ -70,7 +70,7 @@ def run_variants(work: Workload, machine: str, family: str | None) -> str:
 
 def run_inspect(file: str, arch: str, dtype: str, as_json: bool) -> str:
     """Compile, disassemble, compare with the forecast."""
-    from tilecast.codegen.inspection import as_dict, as_text, inspect
+    from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect
 
     report = inspect(file, arch, dtype)
     return json.dumps(as_dict(report), indent=2) if as_json else as_text(report)

@@ -12,18 +12,18 @@ from tilecast import __version__
 from tilecast.output import OutputError, check_writable
 
 if TYPE_CHECKING:
-    from tilecast.model.machine import Machine
-    from tilecast.model.workload import Workload
-    from tilecast.validation.measure.plan import Item
+    from tilecast.model.kernel.workload import Workload
+    from tilecast.model.machine.machine import Machine
+    from tilecast.validation.lab.measure.plan import Item
 
 
 def gpu_machine(name: str | None) -> Machine:
     """The machine file of ``name``, or of the GPU at hand; PlanError with what to do when there is none."""
-    from tilecast.model.machine import load_machine
+    from tilecast.model.machine.machine import load_machine
 
     if name is not None:
         return load_machine(name)
-    from tilecast.validation.measure.detect import machine_here
+    from tilecast.validation.lab.measure.detect import machine_here
 
     return machine_here()
 
@@ -33,8 +33,8 @@ def run_measure(
     variants: list[str], role: str | None,
 ) -> int:  # fmt: skip
     """Measure; prints one line a shape on stderr and the table's new rows; returns the number of failures."""
-    from tilecast.validation.measure.plan import PlanError
-    from tilecast.validation.measure.records import MODES, read
+    from tilecast.validation.lab.measure.plan import PlanError
+    from tilecast.validation.lab.measure.records import MODES, read
 
     if mode not in MODES:
         raise PlanError(f"--mode takes {' or '.join(MODES)}, got '{mode}'")
@@ -44,7 +44,7 @@ def run_measure(
     check_writable(table)
     chip = gpu_machine(machine)
     items, left_out = _items(plan, work, chip, kernels, variants, role)
-    from tilecast.validation.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import Options, measure_alone
 
     command = "tilecast " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     options = Options(rounds=rounds, mode=mode, command=command, version=__version__)
@@ -67,8 +67,8 @@ def _items(
 ) -> tuple[list[Item], tuple[str, ...]]:
     from tilecast.codegen.families import find_family, native_kernel_family
     from tilecast.codegen.search import best_expressible
-    from tilecast.model.variant import parse_variant, variant_text
-    from tilecast.validation.measure.plan import EXTERNAL, Item, PlanError, load_plan
+    from tilecast.model.kernel.variant import parse_variant, variant_text
+    from tilecast.validation.lab.measure.plan import EXTERNAL, Item, PlanError, load_plan
 
     if plan is not None and not plan.endswith(".py"):
         loaded = load_plan(Path(plan), chip)
@@ -130,11 +130,11 @@ def _print_rows(rows) -> None:  # type: ignore[no-untyped-def]
 
 def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
     """Profile the generated kernels of a plan; returns what to print."""
-    from tilecast.codegen.profile import profile_all
+    from tilecast.codegen.compiler.profile import profile_all
     from tilecast.model.compiled.code import dump_codes
-    from tilecast.model.machine import load_machine
+    from tilecast.model.machine.machine import load_machine
     from tilecast.output import write_text_atomically
-    from tilecast.validation.measure.plan import EXTERNAL, load_plan
+    from tilecast.validation.lab.measure.plan import EXTERNAL, load_plan
 
     check_writable(output)
     items = load_plan(Path(plan), load_machine(machine)).items
@@ -151,8 +151,8 @@ def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
 
 def run_counters(plan: str, output: str, machine: str | None, most: int) -> str:
     """Collect hardware counters of a plan's generated kernels; returns what to print."""
-    from tilecast.validation.counters.collect import collect, write
-    from tilecast.validation.measure.plan import EXTERNAL, PlanError, load_plan
+    from tilecast.validation.lab.counters.collect import collect, write
+    from tilecast.validation.lab.measure.plan import EXTERNAL, PlanError, load_plan
 
     target = check_writable(output)
     items = [i for i in load_plan(Path(plan), gpu_machine(machine)).items if i.kernel not in EXTERNAL]

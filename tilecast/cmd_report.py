@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilecast.model.changes import parse_changes
-from tilecast.model.machine import load_machine
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.changes import parse_changes
+from tilecast.model.machine.machine import load_machine
 from tilecast.output import OutputError, check_writable, write_text_atomically
 
 
@@ -25,8 +25,8 @@ def run_report(
     date: str,
 ) -> str:
     """Write the page or the Markdown twin (or both); returns what to print.  ValueError with one sentence."""
-    from tilecast.model.candidates import native_family
-    from tilecast.model.variant import FAMILIES, parse_variant
+    from tilecast.model.kernel.candidates import native_family
+    from tilecast.model.kernel.variant import FAMILIES, parse_variant
 
     target, folder = _targets(output, markdown)
     changes, scales = parse_changes("--whatif", whatif), parse_changes("--scale", scale)
@@ -35,8 +35,8 @@ def run_report(
 
     from rich.console import Console
 
-    from tilecast.validation.report.build import report
-    from tilecast.validation.report.render import check_installed
+    from tilecast.explore.review.build import report
+    from tilecast.explore.review.page.render import check_installed
 
     check_installed(page=target.suffix == ".html")
     screen = Console(stderr=True, highlight=False)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from tilecast.model.bounds import RecMii, bounds, rec_mii
-from tilecast.model.check_schedule import check_schedule
-from tilecast.model.gantt import text_gantt
-from tilecast.model.graph import Pipeline
-from tilecast.model.patterns import (
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.schedule.check import check_schedule
+from tilecast.model.schedule.gantt import text_gantt
+from tilecast.model.schedule.patterns import (
     intra_warpgroup_overlap,
     is_ping_pong,
     matrix_issue_order,
     step_text,
     with_discovered_order,
 )
-from tilecast.model.schedule import Schedule, optimal_schedule
+from tilecast.model.schedule.solve import Schedule, optimal_schedule
+from tilecast.model.sm.bounds import RecMii, bounds, rec_mii
 
 
 def run_schedule(pipeline: Pipeline, time_limit: float = 10.0) -> str:

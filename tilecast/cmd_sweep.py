@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilecast.explore.sweep.api import sweep
+from tilecast.explore.sweep.table import FORMATS, SweepTable
 from tilecast.output import OutputError, check_writable
-from tilecast.validation.sweep.api import sweep
-from tilecast.validation.sweep.table import FORMATS, SweepTable
 
 
 def run_sweep(
@@ -55,7 +55,7 @@ def _need_parquet() -> None:
 
 
 def _write(name: str, table: SweepTable) -> None:
-    from tilecast.validation.bundle.archive import write_atomically
+    from tilecast.validation.lab.bundle.archive import write_atomically
 
     write_atomically(check_writable(name), table.encoded(Path(name).suffix))
 

@@ -13,8 +13,8 @@ from tilecast import __version__
 from tilecast.output import OutputError, check_writable, write_text_atomically
 
 if TYPE_CHECKING:
-    from tilecast.codegen.tuning import Tuning
-    from tilecast.model.workload import Workload
+    from tilecast.codegen.tune.survey import Tuning
+    from tilecast.model.kernel.workload import Workload
 
 _AUDITS = (".json", ".csv")
 
@@ -24,7 +24,7 @@ def run_tune(
     output: str | None, audit: str | None, table: str | None, workers: int, as_json: bool,
 ) -> str:  # fmt: skip
     """Tune, write what was asked for, return what to print."""
-    from tilecast.validation.tuning import tune
+    from tilecast.validation.lab.tuning import tune
 
     if audit is not None and Path(audit).suffix not in _AUDITS:
         raise OutputError(f"--audit: expected a name ending in {' or '.join(_AUDITS)}, got '{audit}'")
@@ -51,7 +51,7 @@ def run_tune(
     )
     source = _source(found) if output is not None else ""
     if audit is not None:
-        from tilecast.codegen.tuning_text import as_csv
+        from tilecast.codegen.tune.render import as_csv
 
         text = as_csv(found) if audit.endswith(".csv") else json.dumps(found.to_dict(), indent=1) + "\n"
         write_text_atomically(audit, text)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tilecast.model.asymmetry import AsymmetryMap
-    from tilecast.model.breakeven import BreakEven
-    from tilecast.model.machine import Machine
-    from tilecast.model.sensitivity import Sensitivity
-    from tilecast.model.workload import Workload
+    from tilecast.model.kernel.workload import Workload
+    from tilecast.model.machine.machine import Machine
+    from tilecast.model.whatif.asymmetry import AsymmetryMap
+    from tilecast.model.whatif.break_even import BreakEven
+    from tilecast.model.whatif.sensitivity import Sensitivity
 
 _BAR = 20
 #: One letter a unit on the map: capital where the unit is full, small where it is most of the loop's critical lap.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilecast.output import OutputError, check_writable, write_bytes_atomically
 
 if TYPE_CHECKING:
-    from tilecast.model.asymmetry import AsymmetryMap, MapPoint
+    from tilecast.model.whatif.asymmetry import AsymmetryMap, MapPoint
 
 #: Okabe and Ito's palette for the units that meet on a map, told apart with any colour vision; one hue a unit.
 COLOURS = {

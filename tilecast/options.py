@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tilecast.model.presets import preset as find_preset
-from tilecast.model.shapes_csv import parse_window, read_shapes
-from tilecast.model.workload import Workload, WorkloadError
+from tilecast.model.kernel.presets import preset as find_preset
+from tilecast.model.kernel.shapes_csv import parse_window, read_shapes
+from tilecast.model.kernel.workload import Workload, WorkloadError
 
 _WORK = "Workload"
 Batch = Annotated[int | None, typer.Option("--batch", help="Sequences (default 1).", rich_help_panel=_WORK)]

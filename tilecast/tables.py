@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tilecast.model.machine import Machine
-    from tilecast.model.predict import Prediction
+    from tilecast.model.forecast.predict import Prediction
+    from tilecast.model.machine.machine import Machine
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -47,7 +47,7 @@ def shapes_table(answers: Sequence[Prediction]) -> str:
 
 def machines_table() -> str:
     """All shipped machines with the numbers people compare."""
-    from tilecast.model.machine import load_machine, machine_names
+    from tilecast.model.machine.machine import load_machine, machine_names
 
     rows = []
     for name in machine_names():
@@ -77,7 +77,7 @@ def machines_table() -> str:
 
 def presets_table() -> str:
     """All presets."""
-    from tilecast.model.presets import presets
+    from tilecast.model.kernel.presets import presets
 
     rows = [
         [p.name, str(p.heads_q), str(p.heads_kv), str(p.head_dim_qk), str(p.head_dim_v), str(p.seqlen),
@@ -89,8 +89,8 @@ def presets_table() -> str:
 
 def variants_table(machine: Machine) -> str:
     """Knobs of every family with their defaults; the machine's own family is marked."""
-    from tilecast.model.candidates import native_family
-    from tilecast.model.variant import FAMILIES
+    from tilecast.model.kernel.candidates import native_family
+    from tilecast.model.kernel.variant import FAMILIES
 
     rows = []
     for family, kind in FAMILIES.items():

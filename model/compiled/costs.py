@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.model.compiled.code import KernelCode
-from tilecast.model.machine import Machine
+from tilecast.model.machine.machine import Machine
 
 #: Warps of a warpgroup sit on four sub-partitions; what a file says per SM is a quarter of that here.
 _PARTITIONS = 4
@@ -134,6 +134,6 @@ def spill_costs(costs: WarpCosts, machine: Machine, code: KernelCode, ctas: int)
 
 def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:
     """Cycles of one m64nNk16 16-bit wgmma."""
-    from tilecast.model.tensor_core import mma_instruction_cycles
+    from tilecast.model.pipeline.tensor_core import mma_instruction_cycles
 
     return mma_instruction_cycles(machine, 64, columns, "bf16", "register" if from_registers else "smem")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from tilecast.model.compiled.program import TileCounts
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.workload import Workload
 
 
 def _limits(work: Workload) -> tuple[int, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tilecast.model.chip.power import Activity, Clock, settle_clock
 from tilecast.model.compiled.code import KernelCode
 from tilecast.model.compiled.forecast import CompiledForecast, forecast
 from tilecast.model.compiled.shares import executed
-from tilecast.model.machine import Machine
-from tilecast.model.power import Activity, Clock, settle_clock
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 #: Lanes of a warp, and the fact with operations per clock of each pipe whose energy is known.
 _LANES = 32

@@ -13,9 +13,9 @@ from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts,
 from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
-from tilecast.model.machine import Machine
-from tilecast.model.variant import Fa2Variant, Fa3Variant, parse_variant
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
 
 #: Blocks in the simulated tiles from which the cost of a tile is drawn: affine in their number, of a CTA alone on its SM ...
 _STEADY = (8, 24)

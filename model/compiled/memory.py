@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilecast.model.compiled.counts import Tile, key_blocks
-from tilecast.model.workload import Workload
+from tilecast.model.kernel.workload import Workload
 
 #: Share of L2 that keeps K and V for later waves: the two halves of the chip hold copies of what both read.
 _KEPT = 0.5

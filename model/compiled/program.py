@@ -13,7 +13,7 @@ from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpIns
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.fetch import LINE
 from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
-from tilecast.model.variant import Fa2Variant, Fa3Variant
+from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant
 
 _SIZE = 2  # bytes of an element; the profiles are of 16-bit kernels
 

@@ -6,7 +6,7 @@ every warpgroup stands for the SM.  The rules:
 - one instruction a cycle; a warp's next instruction waits for the stall count of its last and for the counters in its
   wait mask, as the compiler wrote them;
 - a pipe is occupied for `WarpCosts.pipe` cycles; while a matrix product runs, arithmetic takes longer and shares the
-  register ports (`ports_under_mma`), as measured in validation/measured/h200_corun.csv;
+  register ports (`ports_under_mma`), as measured in data/measured/h200_corun.csv;
 - an FMA takes a cycle from the matrix instruction in service, beyond the share of them that it hides (`mma_hidden_fma`);
   one that does not advance slows nobody;
 - code that the first instruction cache does not hold is fetched at the rate of `fetch`;

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.paths import ROOT
 
 import tilecast
-from tilecast.validation.sweep import api
-from tilecast.validation.sweep.errors import SweepError
-from tilecast.validation.sweep.gpus import GpuLocks, Host, find_host
-from tilecast.validation.sweep.spec import load_spec
+from tilecast.explore.sweep import api
+from tilecast.explore.sweep.errors import SweepError
+from tilecast.explore.sweep.run.gpus import GpuLocks, Host, find_host
+from tilecast.explore.sweep.spec.spec import load_spec
 
-EXAMPLE = Path(__file__).parents[2] / "validation" / "sweep" / "examples" / "gpus.toml"
+EXAMPLE = ROOT / "explore" / "sweep" / "examples" / "gpus.toml"
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_every_gpu_times_its_own_items_one_after_the_other(
 def test_clock_and_power_are_read_from_the_gpu_that_is_timed(host: Host) -> None:
     import pynvml
 
-    from tilecast.validation.measure.telemetry import Nvml
+    from tilecast.validation.lab.measure.telemetry import Nvml
 
     for gpu in host.gpus:
         assert pynvml.nvmlDeviceGetUUID(Nvml(gpu.uuid)._gpu) == gpu.uuid

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.machine import Machine, MachineError, load_machine
-from tilecast.model.predict import PredictError, predict
-from tilecast.model.variant import VariantError, parse_variant
-from tilecast.validation.bundle.archive import Bundle
-from tilecast.validation.bundle.manifest import BundleError, Manifest
-from tilecast.validation.levels import BEFORE, COMPILED
-from tilecast.validation.measure.records import Measured, read
-from tilecast.validation.settled import best_forecast, settled_mhz
+from tilecast.model.forecast.predict import PredictError, predict
+from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.machine.machine import Machine, MachineError, load_machine
+from tilecast.validation.lab.bundle.archive import Bundle
+from tilecast.validation.lab.bundle.manifest import BundleError, Manifest
+from tilecast.validation.lab.measure.records import Measured, read
+from tilecast.validation.measured.levels import BEFORE, COMPILED
+from tilecast.validation.measured.settled import best_forecast, settled_mhz
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
 CITED, CALIBRATED = "cited facts", "calibrated facts"

@@ -1,0 +1,1 @@
+"""Forecasts against published measurements."""

@@ -1,0 +1,1 @@
+"""The ground floor: small tools that several rooms need.  Imports nothing of ours."""

@@ -1,0 +1,206 @@
+"""What a compiled kernel takes and executes, beside what its forecast says it does."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilecast.codegen.compiler.compile import compile_kernel, load_source
+from tilecast.codegen.compiler.sass import Loop, disassemble, inner_loops, resources
+from tilecast.codegen.families import find_family
+from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.pipeline.graph import Pipeline, Role
+
+#: Disagreement between machine code and forecast that is worth a flag.
+TOLERANCE = 0.05
+_PIPES = ("mufu", "fma", "alu", "tensor", "other")
+#: Pipes that the model counts instruction by instruction; "other" it only counts around matrix instructions.
+_COMPARED = ("mufu", "fma", "alu")
+_MATRIX = ("HGMMA", "HMMA", "UTCHMMA")
+#: Roles without exponentials, by what only their loops contain.
+_SIGNATURES = {"mma": "UTCHMMA", "load": "UTMALDG", "correction": "LDTM"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Warp instructions of one pipe in one iteration of a role's steady loop: compiled and forecast."""
+
+    pipe: str
+    compiled: int
+    forecast: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """compiled / forecast - 1; None where the forecast has nothing to compare."""
+        return None if not self.forecast else self.compiled / self.forecast - 1.0
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the two disagree by more than `TOLERANCE`."""
+        return self.difference is not None and abs(self.difference) > TOLERANCE + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMix:
+    """The steady loop of one warp role."""
+
+    role: str
+    instructions: int
+    #: Masking instructions that iterations without a mask jump over, not counted in the mix.
+    skipped: int
+    opcodes: tuple[tuple[str, int], ...]
+    mix: tuple[Mix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The report of `inspect`."""
+
+    file: str
+    target: str
+    kernel: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    tmem_columns: int
+    matrix_instructions: int
+    roles: tuple[RoleMix, ...]
+
+
+def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
+    """Compile ``path`` for ``target`` and read its machine code.
+
+    Raises CompileError for what cannot be compiled or disassembled.
+    """
+    compiled = compile_kernel(path, target, dtype)
+    header = load_source(path).TILECAST
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.cubin)
+        used = resources(cubin)
+        instructions, labels = disassemble(cubin)
+    loops = inner_loops(instructions, labels)
+    return Inspection(
+        file=str(path),
+        target=target,
+        kernel=compiled.name,
+        registers=used.registers,
+        spill_bytes=used.stack_bytes,
+        shared_bytes=compiled.shared_bytes,
+        tmem_columns=compiled.tmem_columns,
+        matrix_instructions=sum(i.opcode in _MATRIX for i in instructions),
+        roles=tuple(_roles(loops, header)),
+    )
+
+
+def pipeline_of(header: dict[str, object]) -> Pipeline:
+    """The pipeline that a generated file's header describes."""
+    family = find_family(str(header["family"]))
+    text = str(header["variant"])
+    variant = parse_variant(text if text.startswith("family=") else f"family={family.model_family},{text}")
+    work = header["workload"]
+    assert isinstance(work, dict)
+    return build_pipeline(Workload.from_dict(work), variant, load_machine(str(header["machine"])))
+
+
+def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:
+    """Steady loops by role: of the loops that can be a role's, the shortest, since masks and rescaling only add."""
+    pipeline = pipeline_of(header)
+    work = [loop for loop in loops if loop.pipes()["mufu"] >= 8]
+    computing = [role for role in pipeline.roles if _per_warp(pipeline, role).get("mufu", 0.0) >= 8]
+    found = list(zip(computing, _steady(work, len(computing)), strict=False))
+    for role in pipeline.roles:
+        mark = _SIGNATURES.get(role.name)
+        mine = [loop for loop in loops if mark and loop.opcodes()[mark] and loop not in work]
+        if mine:
+            found.append((role, min(mine, key=lambda loop: len(loop.instructions))))
+    return [_role_mix(pipeline, role, loop) for role, loop in found]
+
+
+def _role_mix(pipeline: Pipeline, role: Role, loop: Loop) -> RoleMix:
+    expected, counts = _per_warp(pipeline, role), loop.pipes()
+    mix = tuple(Mix(pipe, counts[pipe], expected.get(pipe) if pipe in _COMPARED else None) for pipe in _PIPES)
+    return RoleMix(role.name, len(loop.instructions), loop.skipped, tuple(loop.opcodes().most_common(12)), mix)
+
+
+def _steady(loops: list[Loop], roles: int) -> list[Loop]:
+    """One loop a role, in address order: the code of equal roles follows each other, each with its own masked loops."""
+    if not loops or not roles:
+        return []
+    shortest = min(len(loop.instructions) for loop in loops)
+    # Copies of one loop differ by a few instructions of address arithmetic; masked ones by many.
+    alike = [loop for loop in loops if len(loop.instructions) <= 1.15 * shortest + 8]
+    return alike[:roles]
+
+
+def _per_warp(pipeline: Pipeline, role: Role) -> dict[str, float]:
+    """Warp instructions of one iteration of a role, by pipe, as one of its warps executes them."""
+    if not role.warps:
+        return {}
+    share = 4.0 / role.warps
+    total: dict[str, float] = {}
+    for step in role.program:
+        for pipe, count in pipeline.op(step.op).instructions:
+            total[pipe] = total.get(pipe, 0.0) + count * share
+    return total
+
+
+def as_dict(report: Inspection) -> dict[str, object]:
+    """Plain values for --json."""
+    return {
+        "file": report.file,
+        "arch": report.target,
+        "kernel": report.kernel,
+        "registers": report.registers,
+        "spill_bytes": report.spill_bytes,
+        "shared_bytes": report.shared_bytes,
+        "tmem_columns": report.tmem_columns,
+        "matrix_instructions": report.matrix_instructions,
+        "roles": [
+            {
+                "role": role.role,
+                "loop_instructions": role.instructions,
+                "skipped_masking_instructions": role.skipped,
+                "opcodes": dict(role.opcodes),
+                "pipes": {
+                    m.pipe: {
+                        "compiled": m.compiled,
+                        "forecast": m.forecast,
+                        "difference": m.difference,
+                        "flagged": m.flagged,
+                    }
+                    for m in role.mix
+                },
+            }
+            for role in report.roles
+        ],
+    }
+
+
+def as_text(report: Inspection) -> str:
+    """The report for people."""
+    lines = [
+        f"{report.kernel} of {report.file}, compiled for {report.target}",
+        f"  registers a thread {report.registers}   spills {report.spill_bytes} B   "
+        f"shared memory {report.shared_bytes} B   tensor memory {report.tmem_columns} columns   "
+        f"matrix instructions {report.matrix_instructions}",
+    ]
+    for role in report.roles:
+        beside = f", and {role.skipped} of masking that most iterations jump over" if role.skipped else ""
+        if role.role == "correction":
+            beside = "; the forecast charges the rescale of O at the share of steps that need one"
+        lines.append(f"\n{role.role}: steady loop of {role.instructions} instructions{beside}")
+        lines.append(f"  {'pipe':<8}{'compiled':>10}{'forecast':>10}{'difference':>12}")
+        for m in role.mix:
+            forecast = "-" if m.forecast is None else f"{m.forecast:.0f}"
+            difference = "-" if m.difference is None else f"{m.difference:+.1%}"
+            flag = f"  more than {TOLERANCE:.0%} apart" if m.flagged else ""
+            lines.append(f"  {m.pipe:<8}{m.compiled:>10}{forecast:>10}{difference:>12}{flag}")
+        lines.append("  " + " ".join(f"{name} {count}" for name, count in role.opcodes))
+    if not report.roles:
+        lines.append("\nno loop with exponentials found: nothing to compare with the forecast")
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Profiles of a plan's kernels: each distinct kernel compiled once, without a GPU, and kept as `KernelCode`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from tilecast.codegen.compiler.compile import CompileError, compile_kernel
+from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
+from tilecast.codegen.compiler.sass import resources
+from tilecast.codegen.families import find_family
+from tilecast.codegen.generate import generate
+from tilecast.model.compiled.code import CodeError, KernelCode
+from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+
+#: The target whose machine code the simulator reads.
+ARCH = "sm_90a"
+Job = tuple[str, str, Workload, str]
+
+
+def profile(family: str, variant: str, work: Workload, machine: str) -> KernelCode:
+    """Compile one variant for `ARCH` and read it.
+
+    Raises VariantError for a variant that cannot be written, CompileError and CodeError for code that cannot be had or read.
+    """
+    source = generate(work, load_machine(machine), find_family(family), parse_variant(variant)).source
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.py"
+        file.write_text(source, encoding="utf-8")
+        compiled = compile_kernel(file, ARCH, work.dtype)
+        cubin = file.with_suffix(".cubin")
+        cubin.write_bytes(compiled.cubin)
+        found = resources(cubin)
+        lines = disassemble_with_control(cubin)
+    return kernel_code(
+        lines, family=family, variant=variant, head_dims=(work.head_dim_qk, work.head_dim_v), mask=work.mask,
+        dtype=work.dtype, arch=ARCH, compiler=f"triton {version('triton')}", warps=compiled.warps,
+        registers=found.registers, shared_bytes=compiled.shared_bytes, stack_bytes=found.stack_bytes,
+    )  # fmt: skip
+
+
+def profile_all(
+    jobs: Iterable[Job], workers: int, progress: Callable[[int, int], None] = lambda *_: None
+) -> tuple[list[KernelCode], list[str]]:
+    """(profiles, one sentence for each kernel that could not be profiled) of the distinct kernels among ``jobs``."""
+    distinct: dict[tuple[object, ...], Job] = {}
+    for job in jobs:
+        family, variant, work, _ = job
+        distinct.setdefault((family, variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype), job)
+    codes, failures = [], []
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for done, found in enumerate(pool.imap(_try, distinct.values()), start=1):
+            if isinstance(found, str):
+                failures.append(found)
+            else:
+                codes.append(found)
+            progress(done, len(distinct))
+    return codes, failures
+
+
+def _try(job: Job) -> KernelCode | str:
+    family, variant, work, _ = job
+    try:
+        return profile(*job)
+    except (VariantError, CompileError, CodeError) as error:
+        return f"{family} {variant} at {work.label()}: {error}"

@@ -1,0 +1,1 @@
+"""Which variant to time: by forecast and by machine code."""

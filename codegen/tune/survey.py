@@ -1,0 +1,278 @@
+"""What a tuner knows of every candidate, and the stages that need no GPU: survey by forecast, survey by machine code.
+
+Each stage takes a `Tuning` and returns another one; nothing is ever taken out of it, a candidate only gets a `fate` and a
+reason.  The stages read aloud: legal? writable? the deepest ring? forecast before compilation, forecast from machine code,
+measured (`validation.tuning`), chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from tilecast.codegen.families import Family
+from tilecast.codegen.tune.compiled import CompiledCandidate
+from tilecast.codegen.tune.structure import structure, tile
+from tilecast.model.forecast.predict import PredictError
+from tilecast.model.kernel.space import knob_space
+from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.search.rank import Ranked, rank
+
+#: What can become of a candidate, in the order in which it can happen.
+FATES = (
+    "illegal",
+    "not writable",
+    "shallower ring",
+    "floor",
+    "forecast",
+    "compile",
+    "machine code",
+    "measured",
+    "winner",
+)
+#: Candidates compiled by default, and how many of one structure: the forecast before compilation gets structures wrong by
+#: up to 20 %, so a dozen of them go on; what is left to the second of each is its depths and orders.
+COMPILED = 24
+COMPILED_PER_STRUCTURE = 2
+#: Timed by default; of one structure at most the majority of five.  Without machine code nobody knows yet what the
+#: compiler makes of a tile, so at most two of one tile.
+TIMED = 5
+TIMED_PER_STRUCTURE = 3
+TIMED_PER_TILE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One variant and what is known of it; times in seconds, None where a stage never looked."""
+
+    variant: Variant
+    #: Position in the space: the order of preference among equals.
+    order: int
+    fate: str
+    reason: str
+    #: Whether it is still in the running after the last stage.
+    kept: bool = False
+    floor_s: float | None = None
+    forecast_s: float | None = None
+    compiled_s: float | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    measured_s: float | None = None
+    measured_low_s: float | None = None
+    measured_high_s: float | None = None
+
+    @property
+    def best_guess_s(self) -> float | None:
+        """The most that is known: measured, else from machine code, else the forecast before compilation."""
+        known = (self.measured_s, self.compiled_s, self.forecast_s)
+        return next((s for s in known if s is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The audit trail of one tuning run; ``candidates`` in the order of the space."""
+
+    workload: Workload
+    machine: Machine
+    family: str
+    clock: str | float
+    budget: int
+    #: What the last stage compared by: "forecast", "machine code" or "measured".
+    by: str
+    candidates: tuple[Candidate, ...]
+    #: Sentences on how far the run could go ("no CUDA GPU here: forecast only").
+    notes: tuple[str, ...] = ()
+
+    @property
+    def winner(self) -> Candidate:
+        """The candidate chosen."""
+        return next(c for c in self.candidates if c.fate == "winner")
+
+    @property
+    def shortlist(self) -> tuple[Candidate, ...]:
+        """Those still in the running after the last stage, best first."""
+        return tuple(sorted((c for c in self.candidates if c.kept), key=_by_guess))
+
+    def counts(self) -> dict[str, int]:
+        """How many candidates met each fate."""
+        return {fate: n for fate in FATES if (n := sum(c.fate == fate for c in self.candidates))}
+
+    def text(self) -> str:
+        """The report for people."""
+        from tilecast.codegen.tune.render import as_text
+
+        return as_text(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """The documented, stable keys of --json and --audit."""
+        from tilecast.codegen.tune.render import as_dict
+
+        return as_dict(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def survey(
+    workload: Workload, machine: Machine, family: Family, *, clock: str | float = "sustained", keep: int = COMPILED,
+    per_structure: int = COMPILED_PER_STRUCTURE,
+) -> Tuning:  # fmt: skip
+    """The whole space by forecast: who is illegal, cannot be written, cannot win, and the ``keep`` that go on.
+
+    Raises PredictError, with the first obstacle, where nothing can be written.
+    """
+    out: list[Candidate] = []
+    writable: list[Candidate] = []
+    for order, variant in enumerate(knob_space(family.model_family, workload, machine)):
+        verdict = legality(variant, workload, machine)
+        fate = "illegal"
+        if verdict.legal:
+            verdict, fate = family.expressible(variant, workload, machine), "not writable"
+        if verdict.legal:
+            writable.append(Candidate(variant, order, "", ""))
+        else:
+            out.append(Candidate(variant, order, fate, verdict.sentence()))
+    if not writable:
+        first = min(out, key=lambda c: (FATES.index(c.fate) < 1, c.order))
+        raise PredictError(f"{family.name} cannot be written for {workload.label()} on {machine.name}: {first.reason}")
+    deepest, shallower = _deepest(writable)
+    ranking = rank(
+        [c.variant for c in deepest], workload, machine, clock=clock, keep=keep, group=structure, per_group=per_structure
+    )  # fmt: skip
+    leader, last = ranking.best[0].seconds, ranking.best[-1].seconds
+    assert leader is not None and last is not None
+
+    def known(entry: Ranked, fate: str, reason: str) -> Candidate:
+        return replace(
+            deepest[entry.order], fate=fate, reason=reason, floor_s=entry.floor_seconds, forecast_s=entry.seconds
+        )
+
+    for entry in ranking.best:
+        text = _behind(entry.seconds, leader, "the leader by forecast")
+        out.append(replace(known(entry, "forecast", text), kept=True))
+    for entry in ranking.behind:
+        assert entry.seconds is not None
+        why = (
+            f"{per_structure} of its structure are faster by forecast" if entry.seconds <= last else f"{keep} are kept"
+        )
+        out.append(known(entry, "forecast", f"{_behind(entry.seconds, leader, 'the leader by forecast')}; {why}"))
+    for entry in ranking.dropped:
+        text = f"takes at least {1e3 * entry.floor_seconds:.4g} ms: {entry.floor_seconds / leader - 1:.1%} above the leader"
+        out.append(known(entry, "floor", f"{text}, and the last that could be kept is faster"))
+    found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *shallower]))
+    return choose(found, [deepest[entry.order].order for entry in ranking.best])
+
+
+def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """(candidates with the deepest K/V ring of those alike, the others): more slots of the same ring cost nothing."""
+    best: dict[Variant, Candidate] = {}
+    for c in candidates:
+        if not isinstance(c.variant, Fa3Variant | Fa4Variant):
+            best[c.variant] = c  # fa2: more stages may mean fewer CTAs on an SM
+            continue
+        kind = replace(c.variant, kv_stages=0)
+        if kind not in best or _depth(c.variant) > _depth(best[kind].variant):
+            best[kind] = c
+    kept = {c.order for c in best.values()}
+    shallower = [
+        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots fits as well")
+        for c in candidates
+        if c.order not in kept
+    ]
+    return [c for c in candidates if c.order in kept], shallower
+
+
+def _depth(variant: Variant) -> float:
+    if isinstance(variant, Fa4Variant):
+        return variant.kv_stages or float("inf")  # 0: as many as fit
+    return variant.kv_stages if isinstance(variant, Fa3Variant) else 0
+
+
+def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, CompiledCandidate]]) -> Tuning:
+    """What compiling found, put into the trail; candidates are then compared by machine code where it can be read.
+
+    Where no forecast from machine code exists (only the families for Hopper have one) those that spill are dropped, unless
+    all do.  Nothing changes where not one candidate compiled.
+    """
+    reads = any(made.seconds is not None for _, made in compiled)
+    usable = [(c, made) for c, made in compiled if not made.failure and (made.seconds is not None or not reads)]
+    if not usable:
+        return replace(
+            tuning, notes=(*tuning.notes, "no candidate could be compiled: chosen by the forecast before it")
+        )
+    stage = "machine code" if reads else "forecast"
+    dry = [made for _, made in usable if not made.spill_bytes]
+    leader = min(_guess(c, made) for c, made in usable)
+    changed: dict[int, Candidate] = {}
+    for c, made in compiled:
+        known = replace(c, kept=False, compiled_s=made.seconds, registers=made.registers, spill_bytes=made.spill_bytes)
+        if made.failure:
+            changed[c.order] = replace(known, fate="compile", reason=made.failure)
+        elif reads and made.seconds is None:
+            changed[c.order] = replace(known, fate="compile", reason=made.unread)
+        elif not reads and made.spill_bytes and dry:
+            changed[c.order] = replace(known, fate="compile", reason=f"spills {made.spill_bytes} bytes a thread")
+        else:
+            spills = f"; spills {made.spill_bytes} bytes a thread" if made.spill_bytes else ""
+            by = "the leader from machine code" if reads else "the leader by forecast"
+            text = _behind(_guess(c, made), leader, by) + spills
+            changed[c.order] = replace(known, fate=stage, reason=text, kept=True)
+    merged = tuple(changed.get(c.order, _unwon(c)) for c in tuning.candidates)
+    found = replace(tuning, by=stage, candidates=merged)
+    ready = sorted((c for c in changed.values() if c.kept), key=_by_guess)
+    return choose(found, [c.order for c in ready])
+
+
+def _guess(candidate: Candidate, made: CompiledCandidate) -> float:
+    seconds = made.seconds if made.seconds is not None else candidate.forecast_s
+    assert seconds is not None
+    return seconds
+
+
+def choose(tuning: Tuning, ordered: Sequence[int]) -> Tuning:
+    """The first of ``ordered`` (positions in the space) wins."""
+    out = []
+    for c in tuning.candidates:
+        if c.order == ordered[0]:
+            out.append(
+                replace(
+                    c, fate="winner", reason=f"fastest by {_level(tuning.by)}; equals go by their order in the space"
+                )
+            )
+        else:
+            out.append(_unwon(c))
+    return replace(tuning, candidates=tuple(out))
+
+
+def _level(by: str) -> str:
+    return {"forecast": "the forecast before compilation", "machine code": "the forecast from machine code"}.get(by, by)
+
+
+def _unwon(c: Candidate) -> Candidate:
+    return replace(c, fate="forecast", reason="overtaken by a later stage") if c.fate == "winner" else c
+
+
+def timed_rule(tuning: Tuning) -> tuple[Callable[[Variant], tuple[object, ...]], int]:
+    """(what counts as alike, how many alike may be timed) for the stage that ``tuning`` has reached."""
+    return (structure, TIMED_PER_STRUCTURE) if tuning.by == "machine code" else (tile, TIMED_PER_TILE)
+
+
+def _behind(seconds: float | None, leader: float, whom: str) -> str:
+    assert seconds is not None
+    share = seconds / leader - 1
+    return f"{share:.1%} slower than {whom}" if share >= 0.0005 else f"level with {whom}"
+
+
+def _by_guess(c: Candidate) -> tuple[float, int]:
+    return (c.best_guess_s if c.best_guess_s is not None else float("inf"), c.order)
+
+
+def _in_order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    return tuple(sorted(candidates, key=lambda c: c.order))
+
+
+def columns() -> tuple[str, ...]:
+    """Names of a candidate's fields, as the audit trail's columns."""
+    return tuple(f.name for f in fields(Candidate))

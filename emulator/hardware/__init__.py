@@ -1,0 +1,1 @@
+"""Memory, barriers, engines and warps, with happens-before."""

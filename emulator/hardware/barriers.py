@@ -1,0 +1,166 @@
+"""Barriers in shared memory: phases, arrivals, bytes, and the knowledge that a completed phase hands on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilecast.emulator.errors import BarrierError, BoundsError
+from tilecast.emulator.hardware.clocks import Knowledge
+
+if TYPE_CHECKING:
+    from tilecast.emulator.hardware.program import Program
+
+#: (barrier number, phase): what completes, and what waits, in a recorded trace.
+Key = tuple[int, int]
+
+
+class Instance:
+    """The barrier object in the shared memory of one CTA."""
+
+    def __init__(self, barrier: Barrier, cta: int) -> None:
+        self.barrier, self.cta = barrier, cta
+        self.count = 0
+        #: Phases completed; the number of the running phase.
+        self.completed = 0
+        self.pending = 0
+        self.expected = self.received = 0
+        self.expect_line = 0
+        self.gathered = Knowledge()
+        self.latest = Knowledge()
+        #: Last phase each agent has waited for.
+        self.seen: dict[int, int] = {}
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        where = f" of CTA {self.cta}" if self.barrier.program.ctas == 2 and not self.barrier.shared else ""
+        return f"{self.barrier.name}{where}"
+
+    def arrive(self, count: int, known: Knowledge, line: int) -> Key:
+        """``count`` arrivals that hand on what they know; BarrierError beyond the count of the phase."""
+        self.require()
+        if count > self.pending:
+            raise BarrierError(
+                f"{self.barrier.program.session.source.quote(line)}: {self.name} gets more arrivals in phase {self.completed} than the "
+                f"{self.count} it was initialised with"
+            )
+        key = (self.barrier.number, self.completed)
+        self.pending -= count
+        self.gathered.join(known)
+        self._close()
+        return key
+
+    def expect(self, size: int, line: int) -> None:
+        """Bytes that copies must bring before the phase completes."""
+        self.require()
+        self.expected += size
+        self.expect_line = line
+        if self.received > self.expected:
+            self._too_many()
+
+    def deliver(self, size: int, copy: int) -> Key:
+        """A copy has written ``size`` bytes."""
+        key = (self.barrier.number, self.completed)
+        self.received += size
+        self.gathered.copies |= 1 << copy
+        if self.pending == 0 and self.received > self.expected:
+            self._too_many()
+        self._close()
+        return key
+
+    def require(self) -> None:
+        """BarrierError when nobody has initialised the barrier."""
+        if not self.count:
+            raise BarrierError(f"{self.barrier.program.here()}: {self.name} is used before mbarrier.init")
+
+    def _too_many(self) -> None:
+        program = self.barrier.program
+        raise BarrierError(
+            f"{self.name} expects {self.expected} bytes in phase {self.completed} "
+            f"({program.session.source.quote(self.expect_line)}), but copies bring {self.received}: "
+            "the phase would complete before they have landed"
+        )
+
+    def _close(self) -> None:
+        if self.pending == 0 and self.received == self.expected:
+            self.latest = self.gathered.copy()
+            self.completed += 1
+            self.pending = self.count
+            self.expected = self.received = 0
+
+    def passed(self, parity: int) -> bool:
+        """Whether a wait for the phase of this parity returns."""
+        return self.completed & 1 != parity
+
+    def target(self, parity: int) -> int:
+        """The phase that a wait starting now is for: the last completed one, or the running one.
+
+        Who waits may skip phases: a role that needs no answer this time need not ask for it.
+        """
+        return self.completed - 1 if self.passed(parity) else self.completed
+
+    def check(self, target: int, line: int) -> None:
+        """BarrierError when the phase waited for is gone, and with it the chance to see it."""
+        if self.completed - 1 > target:
+            raise BarrierError(
+                f"{self.barrier.program.session.source.quote(line)}: {self.name} has completed phase {self.completed - 1} while "
+                f"the wait is for phase {target}: who arrives is a lap ahead, too few arrivals are counted, or a wait is missing"
+            )
+
+    def missed(self, agent: int, parity: int) -> str:
+        """Whether a waiter that sees every phase has missed one, for a deadlock report; empty when not."""
+        wanted = self.seen.get(agent, -2 if parity else -1) + 1
+        if wanted & 1 == parity and self.completed - 1 > wanted:
+            return (
+                f" ({self.name} has completed phase {self.completed - 1} already, the next one not waited for is {wanted}: who "
+                "arrives is a lap ahead, too few arrivals are counted, or a wait is missing)"
+            )
+        return ""
+
+    def status(self, parity: int) -> str:
+        """What is missing, for a deadlock report."""
+        missing = []
+        if self.pending:
+            missing.append(f"{self.pending} of {self.count} arrivals")
+        if self.expected != self.received:
+            missing.append(f"{self.expected - self.received} of {self.expected} bytes")
+        return f"{self.name}, parity {parity}; phase {self.completed} is running and lacks {' and '.join(missing) or 'nothing'}"
+
+
+class Barrier:
+    """One element of a barrier array: an object in each CTA, or one in the leader (``shared``)."""
+
+    def __init__(self, program: Program, name: str, number: int, shared: bool) -> None:
+        self.program, self.name, self.number, self.shared = program, name, number, shared
+        self.instances = [Instance(self, cta) for cta in range(1 if shared else program.ctas)]
+
+    def init(self, count: int) -> None:
+        """Set the arrivals of a phase; both CTAs arrive at a shared barrier."""
+        if count < 1:
+            raise BarrierError(f"{self.program.here()}: {self.name} is initialised with a count of {count}: at least 1")
+        for instance in self.instances:
+            if instance.count:
+                raise BarrierError(f"{self.program.here()}: {self.name} is initialised twice")
+            instance.count = instance.pending = count * (self.program.ctas if self.shared else 1)
+
+    def of_cta(self, cta: int) -> Instance:
+        """The object that this CTA's arrivals go to."""
+        return self.instances[0 if self.shared else cta]
+
+
+class BarrierArray:
+    """Barriers as kernels hold them: [count, 1] or [1] of int64 in shared memory."""
+
+    def __init__(self, barriers: list[Barrier], program: Program, name: str) -> None:
+        self._barriers, self._program, self.name = barriers, program, name
+
+    @property
+    def shape(self) -> list[int]:
+        """Extents."""
+        return [len(self._barriers), 1]
+
+    def index(self, i: Any) -> Barrier:
+        """One barrier; BoundsError outside the array."""
+        if not 0 <= int(i) < len(self._barriers):
+            raise BoundsError(f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}")
+        return self._barriers[int(i)]

@@ -1,0 +1,348 @@
+"""Shared and tensor memory that remember, cell by cell, who wrote and who read last, and object to what is unordered.
+
+A cell of shared memory is one row of one slot (a half row where a pair of CTAs divides the columns); a cell of tensor
+memory is one 32-bit column of one CTA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilecast.emulator.errors import (
+    BoundsError,
+    LayoutError,
+    RaceError,
+    UninitializedError,
+    UnsupportedError,
+)
+from tilecast.emulator.hardware.barriers import BarrierArray
+from tilecast.emulator.hardware.clocks import STREAMS, Knowledge
+from tilecast.emulator.language import dtypes
+from tilecast.emulator.language.layouts import SharedLayout, row_per_lane
+from tilecast.emulator.language.values import Tensor
+
+if TYPE_CHECKING:
+    from tilecast.emulator.hardware.program import Program
+
+TMEM_COLUMNS = 512
+_BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who touches memory: event code and stream, what it knows, its source line, and through which proxy."""
+
+    code: int
+    stream: int
+    known: Knowledge
+    line: int
+    actor: str
+    through_async_proxy: bool = False
+
+
+class Shadow:
+    """Last writer and last readers of every cell of one memory."""
+
+    def __init__(self, program: Program, what: str, has_proxies: bool) -> None:
+        self._program, self._what, self._has_proxies = program, what, has_proxies
+        self._writer = np.zeros(0, np.int64)
+        self._writer_line = np.zeros(0, np.int32)
+        self._bits = np.zeros(0, np.int16)
+        self._readers = np.zeros((STREAMS, 0), np.int64)
+        self._reader_lines = np.zeros((STREAMS, 0), np.int32)
+        self._places: list[tuple[int, int, int, str]] = []
+
+    def grow(self, cells: int) -> int:
+        """Add cells; returns the number of the first."""
+        start = len(self._writer)
+        self._writer = np.append(self._writer, np.zeros(cells, np.int64))
+        self._writer_line = np.append(self._writer_line, np.zeros(cells, np.int32))
+        self._bits = np.append(self._bits, np.zeros(cells, np.int16))
+        self._readers = np.append(self._readers, np.zeros((STREAMS, cells), np.int64), axis=1)
+        self._reader_lines = np.append(self._reader_lines, np.zeros((STREAMS, cells), np.int32), axis=1)
+        return start
+
+    def call(self, start: int, end: int, slot: int, name: str) -> None:
+        """Name the cells of one allocation, ``slot`` of them to an index."""
+        self._places.append((start, end, slot, name))
+
+    def place(self, cell: int) -> str:
+        """Name of a cell for people."""
+        for start, end, slot, name in self._places:
+            if start <= cell < end:
+                number = f"[{(cell - start) // slot}]" if end - start > slot else ""
+                return f"{self._what} {name}{number}"
+        return f"{self._what} cell {cell}"
+
+    def read(self, cells: Any, who: Access, bits: int) -> None:
+        """``who`` reads; RaceError or UninitializedError when it should not."""
+        writers = self._writer[cells]
+        for code in _distinct(writers):
+            if code == 0:
+                raise UninitializedError(
+                    f"{self._quote(who.line)}: {who.actor} reads {self.place(int(cells[writers == 0][0]))}, which nobody has written"
+                )
+            self._known(code, cells, writers, who, "reads", "write")
+        if (self._bits[cells] != bits).any():
+            cell = int(cells[self._bits[cells] != bits][0])
+            raise UninitializedError(
+                f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
+                f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones"
+            )
+        self._readers[who.stream, cells] = who.code
+        self._reader_lines[who.stream, cells] = who.line
+
+    def write(self, cells: Any, who: Access, bits: int, changes: bool = True) -> None:
+        """``who`` writes (``changes``: something else than what is there); RaceError when an access is not ordered before."""
+        if changes:
+            writers = self._writer[cells]
+            for code in _distinct(writers):
+                if code:
+                    self._known(code, cells, writers, who, "writes", "write")
+        readers = self._readers[:, cells]
+        for stream in np.flatnonzero(readers.any(axis=1)):
+            for code in _distinct(readers[stream]):
+                if code not in (0, who.code) and not who.known.has(code):
+                    cell = int(cells[readers[stream] == code][0])
+                    self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
+        self._readers[:, cells] = 0
+        self._writer[cells] = who.code
+        self._writer_line[cells] = who.line
+        self._bits[cells] = bits
+
+    def _known(self, code: int, cells: Any, writers: Any, who: Access, verb: str, other: str) -> None:
+        if not who.known.has(code):
+            cell = int(cells[writers == code][0])
+            self._race(cell, who, verb, other, code, int(self._writer_line[cell]))
+        if self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
+            cell = int(cells[writers == code][0])
+            raise RaceError(
+                f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy and may not "
+                f"see the ordinary store at {self._quote(int(self._writer_line[cell]))}: fence_async_shared() is missing between them"
+            )
+
+    def _race(self, cell: int, who: Access, verb: str, other: str, code: int, line: int) -> None:
+        raise RaceError(
+            f"race on {self.place(cell)}: {who.actor} {verb} at {self._quote(who.line)}; the {other} by "
+            f"{self._program.actor(code)} at {self._quote(line)} is not ordered before it by any barrier"
+        )
+
+    def _quote(self, line: int) -> str:
+        return self._program.session.source.quote(line)
+
+
+def _distinct(codes: Any) -> list[int]:
+    first = codes[0]
+    return [int(first)] if (codes == first).all() else [int(c) for c in np.unique(codes)]
+
+
+class Shared:
+    """A view of shared memory: values, and the numbers of its cells in the same arrangement."""
+
+    def __init__(self, program: Program, a: Any, cells: Any, name: str, layout: Any = None) -> None:
+        self.program, self.a, self.cells, self.name, self.layout = program, a, cells, name, layout
+
+    @property
+    def shape(self) -> list[int]:
+        """Extents."""
+        return list(self.a.shape)
+
+    @property
+    def dtype(self) -> dtypes.Dtype:
+        """Element type."""
+        return dtypes.of(self.a)
+
+    def _view(self, a: Any, cells: Any) -> Shared:
+        return Shared(self.program, a, cells, self.name, self.layout)
+
+    def index(self, i: Any) -> Shared:
+        """One slot; BoundsError outside."""
+        if not 0 <= int(i) < self.a.shape[0]:
+            raise BoundsError(f"{self.program.here()}: {self.name} has {self.a.shape[0]} slots, index {int(i)}")
+        return self._view(self.a[int(i)], self.cells[int(i)])
+
+    def slice(self, start: Any, length: Any, dim: int = 0) -> Shared:
+        """Part of one dimension; BoundsError outside."""
+        first, size, extent = int(start), int(length), self.a.shape[dim]
+        if first < 0 or first + size > extent:
+            raise BoundsError(f"{self.program.here()}: {self.name} slice {first}..{first + size} of {extent}")
+        if self.cells.shape[dim] != extent:
+            raise UnsupportedError(f"{self.program.here()}: a slice along the columns of {self.name} is not emulated")
+        part = (slice(None),) * dim + (slice(first, first + size),)
+        return self._view(self.a[part], self.cells[part])
+
+    def reshape(self, shape: Any) -> Shared:
+        """Other extents with the same last dimension."""
+        new = [int(n) for n in shape]
+        if new[-1] != self.a.shape[-1] or int(np.prod(new)) != self.a.size:
+            raise UnsupportedError(
+                f"{self.program.here()}: {self.name} of {list(self.a.shape)} as {new}: only reshapes that keep the last dimension"
+            )
+        return self._view(self.a.reshape(new), self.cells.reshape([*new[:-1], self.cells.shape[-1]]))
+
+    def permute(self, order: Any) -> Shared:
+        """Dimensions in another order."""
+        places = [int(n) for n in order]
+        return self._view(self.a.transpose(places), self.cells.transpose(places))
+
+    def cells_of(self, cta: int) -> Any:
+        """Cell numbers that lie in one CTA."""
+        flat = self.cells.reshape(-1)
+        return flat if self.program.ctas == 1 else flat[self.program.cta_of_cell(flat) == cta]
+
+    def load(self, layout: Any = None) -> Tensor:
+        """Into registers."""
+        program = self.program
+        program.step()
+        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        for access in program.accesses():
+            program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits)
+        return Tensor(program.session, self.a.copy(), layout)
+
+    def store(self, value: Tensor) -> None:
+        """From registers; a store of what is there already is no race."""
+        program = self.program
+        if list(value.shape) != self.shape or value.dtype is not self.dtype:
+            raise LayoutError(
+                f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
+            )
+        program.step()
+        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        changes = self.a.tobytes() != value.a.tobytes()
+        for access in program.accesses():
+            program.smem.write(self.cells_of(access[0]), access[1], self.dtype.bits, changes)
+        self.a[...] = value.a
+
+
+def allocate_shared(program: Program, dtype: dtypes.Dtype, shape: Any, layout: Any, shared: bool = False) -> Any:
+    """Shared memory or, for int64 with one element to a row, barriers; AllocationError beyond the CTA's share."""
+    extents, name = [int(n) for n in shape], program.target()
+    if dtype is dtypes.INT64:
+        barriers = [
+            program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, shared) for i in range(extents[0])
+        ]
+        program.reserve_smem(_BARRIER_BYTES * len(barriers), name)
+        return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
+    split = layout.split_dim(len(extents)) if isinstance(layout, SharedLayout) and program.ctas == 2 else None
+    a = np.empty(extents, dtype.numpy)
+    a.view(np.uint8).fill(0xFF)
+    last = len(extents) - 1
+    cell_shape = [*extents[:-1], 2 if split == last else 1]
+    program.reserve_smem(a.nbytes // (program.ctas if split is not None else 1), name)
+    owner = np.zeros(cell_shape, np.int8)
+    if split is not None:
+        size = cell_shape[split]
+        half = np.arange(size) >= size // 2
+        owner += half.reshape([-1 if d == split else 1 for d in range(len(cell_shape))]).astype(np.int8)
+    elif program.ctas == 2:
+        raise UnsupportedError(f"{program.here()}: {name} is not divided between the CTAs of the pair (cga_layout)")
+    count = owner.size
+    start = program.smem.grow(count)
+    program.smem.call(start, start + count, count // extents[0] if len(extents) > 1 else count, name)
+    program.own_cells(owner.reshape(-1))
+    return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout)
+
+
+class Tmem:
+    """Columns of tensor memory seen as one type; views may overlap."""
+
+    def __init__(self, program: Program, byte: int, columns: int, dtype: dtypes.Dtype, name: str) -> None:
+        self.program, self.byte, self.columns, self.dtype, self.name = program, byte, columns, dtype, name
+
+    @property
+    def shape(self) -> list[int]:
+        """Extents: rows of all CTAs, columns of this type."""
+        return [self.program.tmem_bytes.shape[0], self.columns]
+
+    @property
+    def view(self) -> Any:
+        """The values, in place."""
+        size = self.dtype.bits // 8 * self.columns
+        return self.program.tmem_bytes[:, self.byte : self.byte + size].view(self.dtype.numpy)
+
+    def cells_of(self, cta: int) -> Any:
+        """Cell numbers in one CTA."""
+        size = self.dtype.bits // 8 * self.columns
+        return np.arange(self.byte // 4, (self.byte + size + 3) // 4) + cta * TMEM_COLUMNS
+
+    def slice(self, start: Any, length: Any, dim: int = 1) -> Tmem:
+        """Some of the columns; BoundsError outside."""
+        if dim != 1:
+            raise UnsupportedError(f"{self.program.here()}: a slice of the rows of tensor memory is not emulated")
+        first, size = int(start), int(length)
+        if first < 0 or first + size > self.columns:
+            raise BoundsError(
+                f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
+            )
+        return Tmem(self.program, self.byte + first * self.dtype.bits // 8, size, self.dtype, self.name)
+
+    def reinterpret(self, dtype: dtypes.Dtype, shape: Any, _layout: Any) -> Tmem:
+        """The same columns as another type; BoundsError where that would need more of them."""
+        size = int(shape[1]) * dtype.bits // 8
+        if size > self.columns * self.dtype.bits // 8 or int(shape[0]) != self.shape[0]:
+            raise BoundsError(
+                f"{self.program.here()}: {self.name}, {self.shape} of {self.dtype}, is too small for {[int(n) for n in shape]} of {dtype}"
+            )
+        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name)
+
+    _reinterpret = reinterpret
+
+    def _check(self, layout: Any, what: str) -> None:
+        wrong = row_per_lane(layout, self.shape)
+        if wrong:
+            raise LayoutError(f"{self.program.here()}: a {what} of tensor memory {wrong}")
+
+    def load(self, layout: Any = None) -> Tensor:
+        """Into registers (tcgen05.ld)."""
+        program = self.program
+        self._check(layout, "load")
+        program.step()
+        values = self.view.copy()
+        program.charge("tmem_read", values.nbytes)
+        for cta, access in program.accesses():
+            program.tmem.read(self.cells_of(cta), access, self.dtype.bits)
+        return Tensor(program.session, values, layout)
+
+    def load_max(self, layout: Any = None, propagate_nan: Any = None) -> tuple[Tensor, Tensor]:
+        """The values and the maximum of every row, which the load unit finds (tcgen05.ld.red)."""
+        if not self.program.session.load_reduce:
+            raise UnsupportedError(
+                f"{self.program.here()}: load_max needs tcgen05.ld.red, which this machine does not have"
+            )
+        loaded = self.load(layout)
+        values = loaded.a
+        most = values.max(axis=1) if propagate_nan else np.fmax.reduce(values, axis=1)
+        return loaded, Tensor(self.program.session, most)
+
+    def store(self, value: Tensor) -> None:
+        """From registers (tcgen05.st)."""
+        program = self.program
+        if list(value.shape) != self.shape or value.dtype is not self.dtype:
+            raise LayoutError(
+                f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
+            )
+        self._check(value.layout, "store")
+        program.step()
+        program.charge("tmem_write", value.a.nbytes)
+        for cta, access in program.accesses():
+            program.tmem.write(self.cells_of(cta), access, self.dtype.bits)
+        self.view[...] = value.a
+
+
+def allocate_tensor(program: Program, dtype: dtypes.Dtype, shape: Any, _layout: Any, value: Any = None) -> Tmem:
+    """Columns for ``shape``; AllocationError beyond the 512 of the chip."""
+    rows, columns = (int(n) for n in shape)
+    name = program.target()
+    if rows != program.tmem_bytes.shape[0]:
+        raise UnsupportedError(
+            f"{program.here()}: tensor memory of {rows} rows: 128 to a CTA are emulated, {program.ctas} CTA(s) here"
+        )
+    needed = -(-columns * dtype.bits // 32)
+    first = program.take_columns(needed, name)
+    made = Tmem(program, 4 * first, columns, dtype, name)
+    if value is not None:
+        made.store(value)
+    return made

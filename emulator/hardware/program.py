@@ -1,0 +1,374 @@
+"""One program (a CTA, or a pair): its roles as coroutines, its memories, and who goes on when.
+
+"late": a role runs until it has to wait, and what is asynchronous takes effect only when nobody can go on without it.
+"random": at every operation another role may go on and anything in flight may take effect, by a seeded generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import greenlet
+import numpy as np
+
+from tilecast.emulator.errors import (
+    AllocationError,
+    BarrierError,
+    DeadlockError,
+    RaceError,
+    UnsupportedError,
+)
+from tilecast.emulator.hardware.barriers import Barrier, Instance
+from tilecast.emulator.hardware.clocks import (
+    COPY,
+    FIRST_WGMMA,
+    MATRIX_ENGINE,
+    MAX_ROLES,
+    STREAM_SHIFT,
+    Agent,
+)
+from tilecast.emulator.hardware.engines import Commit, Copy, Product, Wgmma
+from tilecast.emulator.hardware.memory import TMEM_COLUMNS, Access, Shadow
+from tilecast.emulator.replay.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
+
+if TYPE_CHECKING:
+    from tilecast.emulator.session import Session
+
+#: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
+_SWITCH, _EFFECT = 0.3, 0.4
+
+
+class Role:
+    """One partition: a thread of control, in each CTA an agent, and its queue of wgmma."""
+
+    def __init__(self, program: Program, index: int, name: str, run: Callable[[], Any]) -> None:
+        self.program, self.index, self.name = program, index, name
+        self.agents = [Agent(index, cta) for cta in range(program.ctas)]
+        self.coroutine = greenlet.greenlet(self._main, program.hub)
+        self._run = run
+        self.done = False
+        #: None: can go on; otherwise says whether it can.
+        self.blocked: Callable[[], bool] | None = None
+        self.waiting: tuple[list[Instance], int, int] | None = None
+        self.wgmma: deque[Wgmma] = deque()
+        self.wgmma_issued = 0
+        self.trace = RoleTrace(name, index)
+
+    @property
+    def wgmma_stream(self) -> int:
+        """Number of its wgmma queue among the streams."""
+        return FIRST_WGMMA + self.index
+
+    def _main(self) -> None:
+        self._run()
+        self.done = True
+
+
+class Program:
+    """State of one running program; see the module docstring."""
+
+    def __init__(self, session: Session, number: int, programs: int, ctas: int) -> None:
+        self.session, self.number, self.programs, self.ctas = session, number, programs, ctas
+        self.late = session.mode == "late"
+        self.random = random.Random((session.seed << 16) + number)
+        #: Whoever starts the program schedules its roles.
+        self.hub = greenlet.getcurrent()
+        self.roles: list[Role] = []
+        self.current: Role | None = None
+        self.copies: list[Copy] = []
+        self.engine: deque[Product | Commit] = deque()
+        self.products = 0
+        self.last_product_line = 0
+        #: Line of every copy, by number, in each CTA.
+        self.issued_copies: list[dict[int, int]] = [{} for _ in range(ctas)]
+        self._copy_number = 0
+        self._barriers = 0
+        self._smem_used = 0
+        self._columns = 0
+        self.smem = Shadow(self, "shared memory", has_proxies=True)
+        self.tmem = Shadow(self, "tensor memory", has_proxies=False)
+        self.tmem.grow(TMEM_COLUMNS * ctas)
+        self.tmem_bytes = np.full((128 * ctas, 4 * TMEM_COLUMNS), 0xFF, np.uint8)
+        self._cell_owner = np.zeros(0, np.int8)
+        self._segment: Work | None = None
+
+    # -- what memory and engines ask -------------------------------------------------------------------------------
+
+    def line(self) -> int:
+        """Line of the kernel that runs now."""
+        return self.session.source.line()
+
+    def here(self) -> str:
+        """The same, quoted."""
+        return self.session.here()
+
+    def target(self) -> str:
+        """Name that the running statement assigns to."""
+        return self.session.source.target(self.line()) or "an unnamed allocation"
+
+    def actor(self, code: int) -> str:
+        """Who an event code belongs to."""
+        if code >= COPY:
+            return "a copy"
+        stream = code >> STREAM_SHIFT
+        if stream == MATRIX_ENGINE:
+            return "a matrix product"
+        role = self.roles[stream - FIRST_WGMMA if stream >= FIRST_WGMMA else stream // 2]
+        if stream >= FIRST_WGMMA:
+            return f"a wgmma of {role.name}"
+        return role.name + (f" (CTA {stream % 2})" if self.ctas == 2 else "")
+
+    def role(self) -> Role:
+        """The role that runs; UnsupportedError outside a kernel."""
+        if self.current is None:
+            raise UnsupportedError("a Gluon operation outside a kernel")
+        return self.current
+
+    def accesses(self) -> list[tuple[int, Access]]:
+        """The running role's access to memory, CTA by CTA."""
+        role, line = self.role(), self.line()
+        return [
+            (
+                a.cta,
+                Access(a.code, a.index, a.knowledge, line, role.name + (f" (CTA {a.cta})" if self.ctas == 2 else "")),
+            )
+            for a in role.agents
+        ]
+
+    def new_barrier(self, name: str, shared: bool) -> Barrier:
+        """A barrier with a number of its own."""
+        self._barriers += 1
+        return Barrier(self, name, self._barriers, shared)
+
+    def reserve_smem(self, size: int, name: str) -> None:
+        """AllocationError beyond what a CTA may have."""
+        self._smem_used += size
+        if self._smem_used > self.session.smem_limit:
+            raise AllocationError(
+                f"{self.here()}: {name} brings shared memory to {self._smem_used} bytes, a CTA has {self.session.smem_limit}"
+            )
+
+    def take_columns(self, columns: int, name: str) -> int:
+        """The first of so many columns of tensor memory; AllocationError when they run out."""
+        first = self._columns
+        self._columns += columns
+        if self._columns > TMEM_COLUMNS:
+            raise AllocationError(
+                f"{self.here()}: {name} brings tensor memory to {self._columns} columns, an SM has {TMEM_COLUMNS}"
+            )
+        for cta in range(self.ctas):
+            start = cta * TMEM_COLUMNS + first
+            self.tmem.call(start, start + columns, columns, name + (f" (CTA {cta})" if self.ctas == 2 else ""))
+        return first
+
+    def own_cells(self, owners: Any) -> None:
+        """CTA of new cells of shared memory."""
+        self._cell_owner = np.append(self._cell_owner, owners)
+
+    def cta_of_cell(self, cells: Any) -> Any:
+        """CTA of cells of shared memory."""
+        return self._cell_owner[cells]
+
+    def next_copy(self) -> int:
+        """A number for a copy."""
+        self._copy_number += 1
+        return self._copy_number
+
+    # -- trace -------------------------------------------------------------------------------------------------------
+
+    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
+        """Account for work of the running role."""
+        if self.current is None:
+            return
+        if self._segment is None:
+            self._segment = Work(self.line())
+            self.current.trace.events.append(self._segment)
+        segment = self._segment
+        segment.counts[pipe] = segment.counts.get(pipe, 0.0) + count / self.ctas
+        if chain:
+            segment.chain[pipe] = segment.chain.get(pipe, 0) + 1
+        if pipe == "tmem_read":
+            segment.loads += 1
+
+    def record(self, event: Event) -> None:
+        """Append to the trace of the running role."""
+        self._segment = None
+        self.role().trace.events.append(event)
+
+    # -- scheduling --------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A point where, in random mode, others may go first."""
+        if not self.late and self.random.random() < _SWITCH:
+            self._switch()
+
+    def _switch(self) -> None:
+        segment, self._segment = self._segment, None
+        self.hub.switch()
+        self._segment = segment
+
+    def block(self, condition: Callable[[], bool]) -> None:
+        """The running role waits until ``condition`` holds."""
+        role = self.role()
+        while not condition():
+            role.blocked = condition
+            self._switch()
+        role.waiting = None
+
+    def wait(self, bar: Barrier, parity: int) -> None:
+        """mbarrier.wait: each CTA at its own barrier, at a shared one only the leader."""
+        role = self.role()
+        instances = bar.instances
+        line = self.line()
+        self.step()
+        for instance in instances:
+            instance.require()
+        targets = [instance.target(parity) for instance in instances]
+        role.waiting = (instances, parity, line)
+        self.block(lambda: all(instance.passed(parity) for instance in instances))
+        for instance, target in zip(instances, targets, strict=True):
+            agent = role.agents[instance.cta]
+            instance.check(target, line)
+            instance.seen[agent.index] = instance.completed - 1
+            agent.knowledge.join(instance.latest)
+        self.record(Wait(line, (bar.number, instances[0].completed - 1), bar.name))
+
+    def start_roles(self, parts: Sequence[tuple[Callable[..., Any], Sequence[Any]]]) -> None:
+        """warp_specialize: the first part on the running role, each other one on a role of its own; then wait for all."""
+        parent, line = self.role(), self.line()
+        if len(self.roles) - 1 + len(parts) > MAX_ROLES:
+            raise UnsupportedError(f"{self.here()}: more than {MAX_ROLES} partitions")
+        names = [getattr(fn, "name", "role") for fn, _ in parts]
+        labels = [n if names.count(n) == 1 else f"{n} {names[:i].count(n)}" for i, n in enumerate(names)]
+        # Both CTAs of a pair meet before the partitions start and after they end.
+        known = [agent.release() for agent in parent.agents]
+        workers = []
+        for (fn, args), label in zip(parts[1:], labels[1:], strict=True):
+            role = Role(self, len(self.roles), label, lambda fn=fn, args=args: fn(*args))  # type: ignore[misc]
+            workers.append(role)
+            self.roles.append(role)
+        for role in (parent, *workers):
+            for agent in role.agents:
+                for other in known:
+                    agent.knowledge.join(other)
+        indices = tuple(role.index for role in workers)
+        self.record(Fork(line, indices))
+        name, parent.name = parent.name, labels[0]
+        parent.trace.name = labels[0]
+        fn, args = parts[0]
+        fn(*args)
+        self.block(lambda: all(role.done for role in workers))
+        parent.name = name
+        for agent in parent.agents:
+            for role in (parent, *workers):
+                for other_agent in role.agents:
+                    agent.knowledge.join(other_agent.knowledge)
+        self.record(Join(line, indices))
+
+    def run(self, kernel: Callable[[], Any], name: str) -> ProgramTrace:
+        """Run the kernel to its end; DeadlockError when nobody can go on."""
+        self.roles.append(Role(self, 0, name, kernel))
+        while not all(role.done for role in self.roles):
+            ready = [role for role in self.roles if not role.done and (role.blocked is None or role.blocked())]
+            if not self.late and (not ready or self.random.random() < _EFFECT) and self._random_effect():
+                continue
+            if not ready and not self._forced_effect():
+                raise self._deadlock()
+            if ready:
+                role = ready[0] if self.late else self.random.choice(ready)
+                role.blocked = None
+                self.current, self._segment = role, None
+                role.coroutine.switch()
+                self.current = None
+        while self._forced_effect():
+            pass
+        for role in self.roles:
+            self.complete_wgmma(role, 0)
+        self._check_end()
+        return ProgramTrace(self.number, tuple(role.trace for role in self.roles))
+
+    def _check_end(self) -> None:
+        """RaceError when a copy or product may still be in flight as the program ends and gives up its memory."""
+        for agent in self.roles[0].agents:
+            known, quote = agent.knowledge, self.session.source.quote
+            for number, line in self.issued_copies[agent.cta].items():
+                if not known.has(COPY + number):
+                    raise RaceError(
+                        f"program {self.number} ends while the copy issued at {quote(line)} may be in flight"
+                    )
+            if known.epochs[MATRIX_ENGINE] < self.products:
+                raise RaceError(
+                    f"program {self.number} ends while the matrix product issued at {quote(self.last_product_line)} may be in flight"
+                )
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, instances: Sequence[Instance]) -> bool:
+        return any(i in r.waiting[0] for r in self.roles if r.waiting and not r.done for i in instances)
+
+    def _forced_effect(self) -> bool:
+        """Let one thing in flight take effect: something that a waiting role needs, if there is one."""
+        for copy in self.copies:
+            if self._wanted(copy.wakes()):
+                return self._copy_effect(copy)
+        if any(self._wanted(entry.wakes()) for entry in self.engine):
+            self.engine.popleft().take_effect()
+            return True
+        if self.engine:
+            self.engine.popleft().take_effect()
+            return True
+        return self._copy_effect(self.copies[0]) if self.copies else False
+
+    def _random_effect(self) -> bool:
+        queues = [role for role in self.roles if any(not entry.done for entry in role.wgmma)]
+        choices: list[Any] = [*self.copies, *queues]
+        if self.engine:
+            choices.append(self.engine)
+        if not choices:
+            return False
+        chosen = self.random.choice(choices)
+        if isinstance(chosen, Copy):
+            return self._copy_effect(chosen)
+        if isinstance(chosen, Role):
+            next(entry for entry in chosen.wgmma if not entry.done).take_effect()
+        else:
+            self.engine.popleft().take_effect()
+        return True
+
+    def _copy_effect(self, copy: Copy) -> bool:
+        self.copies.remove(copy)
+        copy.take_effect()
+        return True
+
+    def complete_wgmma(self, role: Role, outstanding: int) -> int:
+        """Have all but the last ``outstanding`` products of a role take effect; returns the number of the last done."""
+        while len(role.wgmma) > outstanding:
+            oldest = role.wgmma.popleft()
+            if not oldest.done:
+                oldest.take_effect()
+            oldest.known_done = True
+        return role.wgmma_issued - len(role.wgmma)
+
+    def _deadlock(self) -> Exception:
+        source = self.session.source
+        lines, short = [], []
+        for role in self.roles:
+            if role.done:
+                continue
+            if role.waiting is None:
+                lines.append(f"  {role.name} waits for the other roles to end")
+                continue
+            instances, parity, line = role.waiting
+            stuck = next(i for i in instances if not i.passed(parity))
+            missed = stuck.missed(role.agents[stuck.cta].index, parity)
+            lines.append(f"  {role.name} waits for {stuck.status(parity)}; {source.quote(line)}{missed}")
+            if stuck.pending == 0 and stuck.received < stuck.expected:
+                short.append(
+                    f"{stuck.name} expects {stuck.expected} bytes in phase {stuck.completed} "
+                    f"({source.quote(stuck.expect_line)}), but copies bring only {stuck.received}"
+                )
+        report = "\n".join([f"deadlock in program {self.number}: nobody can go on", *lines])
+        return BarrierError("; ".join(short) + "\n" + report) if short else DeadlockError(report)

@@ -1,0 +1,1 @@
+"""The Gluon language on a CPU."""

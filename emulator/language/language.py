@@ -1,0 +1,345 @@
+"""The functions of gluon.language that our kernels call, over numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import LayoutError, UnsupportedError
+from tilecast.emulator.hardware.barriers import Barrier
+from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
+from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
+from tilecast.emulator.hardware.program import Program
+from tilecast.emulator.language import dtypes, hostside, ptx
+from tilecast.emulator.language.layouts import DotOperandLayout, same_threads
+from tilecast.emulator.language.values import Int, Int64, Pointer, Tensor, joint_layout, raw, reduced
+from tilecast.emulator.replay.trace import Arrive, MatrixIssue, MatrixWait
+from tilecast.emulator.replay.trace import Commit as CommitEvent
+from tilecast.emulator.session import Session
+
+
+class Language:
+    """gluon.language for one session: plain functions of tensors."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def program(self) -> Program:
+        """The running program; UnsupportedError outside a kernel."""
+        if self.session.program is None:
+            raise UnsupportedError("a Gluon operation outside a kernel")
+        return self.session.program
+
+    # -- making tensors ------------------------------------------------------------------------------------------------
+
+    def arange(self, start: Any, end: Any, layout: Any = None) -> Tensor:
+        """Consecutive int32."""
+        return Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
+
+    def full(self, shape: Any, value: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
+        """One value everywhere."""
+        return Tensor(self.session, np.full([int(n) for n in shape], raw(value), dtype.numpy), layout)
+
+    def zeros(self, shape: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
+        """Zero everywhere."""
+        return self.full(shape, 0, dtype, layout)
+
+    def to_tensor(self, value: Any) -> Any:
+        """A scalar that is not a compile-time constant any more."""
+        return Int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    # -- elementwise ---------------------------------------------------------------------------------------------------
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        """Selection."""
+        if not any(isinstance(x, Tensor) for x in (condition, a, b)):
+            return a if condition else b
+        layout = joint_layout(self.session, condition, a, b)
+        if isinstance(a, Tensor) and a.a.ndim == 2 and isinstance(b, float) and b == float("-inf"):
+            self.session.mask_lines.add(self.session.source.line())
+        kinds = [x.a.dtype for x in (a, b) if isinstance(x, Tensor)]
+        if not kinds:
+            kinds = [np.dtype(np.float32 if any(isinstance(x, float) for x in (a, b)) else np.int32)]
+        values = (np.asarray(raw(x), kinds[0]) if not isinstance(x, Tensor) else x.a for x in (a, b))
+        out = Tensor(self.session, np.where(raw(condition), *values), layout)
+        out.charge("alu", out.a.size)
+        return out
+
+    def _extreme(self, a: Any, b: Any, scalar: Any, compute: Any) -> Any:
+        if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+            best = scalar(raw(a), raw(b))
+            if isinstance(best, int):
+                return Int64(best) if isinstance(a, Int64) or isinstance(b, Int64) else Int(best)
+            return best
+        layout = joint_layout(self.session, a, b)
+        out = Tensor(self.session, compute(raw(a), raw(b)), layout)
+        out.charge("alu", out.a.size)
+        return out
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        """The smaller; the number where one is NaN."""
+        return self._extreme(a, b, min, np.fmin)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        """The larger; the number where one is NaN."""
+        return self._extreme(a, b, max, np.fmax)
+
+    def exp2(self, x: Tensor) -> Tensor:
+        """2^x, on the special function unit."""
+        with np.errstate(all="ignore"):
+            out = Tensor(self.session, np.exp2(x.a), x.layout)
+        out.charge("mufu", out.a.size)
+        return out
+
+    def log2(self, x: Tensor) -> Tensor:
+        """Logarithm, on the special function unit."""
+        with np.errstate(all="ignore"):
+            out = Tensor(self.session, np.log2(x.a), x.layout)
+        out.charge("mufu", out.a.size)
+        return out
+
+    def cdiv(self, a: Any, b: Any) -> Any:
+        """Division rounded up."""
+        return (a + b - 1) // b
+
+    def reshape(self, x: Tensor, shape: Any) -> Tensor:
+        """Other extents."""
+        return x.reshape(shape)
+
+    def convert_layout(self, x: Tensor, layout: Any, assert_trivial: bool = False) -> Tensor:
+        """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
+        if assert_trivial and not same_threads(x.layout, layout):
+            raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
+        return Tensor(self.session, x.a, layout)
+
+    def inline_asm_elementwise(
+        self,
+        asm: Any,
+        constraints: Any,
+        args: Sequence[Any],
+        dtype: Any = dtypes.FP32,
+        is_pure: bool = True,
+        pack: Any = 1,
+    ) -> Any:
+        """Inline PTX on ``pack`` neighbouring elements at a time."""
+        text, outputs, size = str(asm), str(constraints).count("="), int(pack)
+        number = self.program.number
+        if not any(isinstance(a, Tensor) for a in args):
+            if self.program.ctas == 2 and "%ctaid" in text:
+                raise UnsupportedError(
+                    f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid"
+                )
+            registers = [np.array([raw(a)], dtype.numpy) for a in args]
+            out = ptx.run(text, registers, outputs, number)[0].view(dtype.numpy)[0]
+            return Int(out) if isinstance(dtype.numpy(0), np.integer) else float(out)
+        layout = joint_layout(self.session, *args)
+        arrays = np.broadcast_arrays(*[a.a if isinstance(a, Tensor) else np.asarray(raw(a), dtype.numpy) for a in args])
+        shape = arrays[0].shape
+        groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
+        registers = [group[:, i] for group in groups for i in range(size)]
+        results = ptx.run(text, registers, outputs, number)
+        made = np.stack([r.view(dtype.numpy) for r in results], axis=1).reshape(shape)
+        out_tensor = Tensor(self.session, made, layout)
+        for pipe, count in ptx.instructions(text).items():
+            out_tensor.charge(pipe, count * made.size / size)
+        return out_tensor
+
+    # -- reductions ------------------------------------------------------------------------------------------------------
+
+    def max(self, x: Tensor, axis: Any = None) -> Any:
+        """Largest along an axis; NaN does not count, as in Triton."""
+        return reduced(self.session, x, axis, np.fmax.reduce if x.a.dtype.kind == "f" else np.max, "max")
+
+    def min(self, x: Tensor, axis: Any = None) -> Any:
+        """Smallest along an axis."""
+        return reduced(self.session, x, axis, np.fmin.reduce if x.a.dtype.kind == "f" else np.min, "max")
+
+    def sum(self, x: Tensor, axis: Any = None) -> Any:
+        """Sum along an axis."""
+        return reduced(self.session, x, axis, np.sum, "fma")
+
+    # -- memory ----------------------------------------------------------------------------------------------------------
+
+    def store(self, pointer: Pointer, value: Any, mask: Any = None) -> None:
+        """To global memory."""
+        hostside.store(self.session, pointer, value, mask)
+
+    def load(self, pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
+        """From global memory."""
+        return hostside.load(self.session, pointer, mask, other)
+
+    def allocate_shared_memory(self, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
+        """Shared memory, or barriers (int64)."""
+        if value is not None:
+            raise UnsupportedError(f"{self.session.here()}: allocate, then store")
+        return allocate_shared(self.program, dtype, shape, layout)
+
+    def allocate_tensor_memory(self, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Tmem:
+        """Tensor memory."""
+        return allocate_tensor(self.program, dtype, shape, layout, value)
+
+    def async_load(self, desc: Any, coordinates: Any, bar: Barrier, target: Shared, pred: Any = True) -> None:
+        """A tile by the copy engine."""
+        self.program.step()
+        if pred:
+            issue_copy(self.program.role(), desc, coordinates, bar, target)
+
+    def fence_async_shared(self, cluster: bool = False) -> None:
+        """Make ordinary stores visible to the copy engine and the tensor core."""
+        for agent in self.program.role().agents:
+            agent.fence()
+
+    # -- program ---------------------------------------------------------------------------------------------------------
+
+    def program_id(self, axis: Any) -> Int:
+        """Number of the program."""
+        return Int(self.program.number if int(axis) == 0 else 0)
+
+    def num_programs(self, axis: Any) -> Int:
+        """How many there are."""
+        return Int(self.program.programs if int(axis) == 0 else 1)
+
+    def barrier(self) -> None:
+        """The warps of a role meet; here they never part."""
+        self.program.step()
+
+    def warp_specialize(self, parts: Any, warps: Any, registers: Any) -> None:
+        """Each part a role of its own."""
+        if len(warps) != len(parts) - 1:
+            raise LayoutError(
+                f"{self.session.here()}: {len(parts)} partitions need {len(parts) - 1} warp counts, got {len(warps)}"
+            )
+        self.program.start_roles(parts)
+
+    # -- barriers --------------------------------------------------------------------------------------------------------
+
+    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> Any:
+        """Barriers, one in each CTA or one for a pair."""
+        shape = [1] if batch is None else [int(batch), 1]
+        return allocate_shared(self.program, dtypes.INT64, shape, None, bool(two_ctas))
+
+    def init(self, bar: Barrier, count: Any) -> None:
+        """Set the count of arrivals."""
+        bar.init(int(count))
+
+    def wait(self, bar: Barrier, phase: Any, pred: Any = True, deps: Any = ()) -> None:
+        """Wait for the phase of this parity."""
+        if phase not in (0, 1):
+            raise LayoutError(f"{self.session.here()}: a parity is 0 or 1, got {int(phase)}")
+        if pred:
+            self.program.wait(bar, int(phase))
+
+    def arrive(self, bar: Barrier, count: Any = 1, pred: Any = True) -> None:
+        """Arrive, from each CTA."""
+        program = self.program
+        program.step()
+        if not pred:
+            return
+        keys = []
+        for agent in program.role().agents:
+            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line()))
+        program.record(Arrive(program.line(), keys[0], bar.name, bar.shared and program.ctas == 2))
+
+    def expect(self, bar: Barrier, bytes_per_cta: Any, pred: Any = True) -> None:
+        """Arrive, and announce bytes that copies will bring."""
+        program, line = self.program, self.program.line()
+        program.step()
+        if not pred:
+            return
+        keys = []
+        for agent in program.role().agents:
+            instance = bar.of_cta(agent.cta)
+            instance.expect(int(bytes_per_cta), line)
+            keys.append(instance.arrive(1, agent.release(), line))
+        program.record(Arrive(line, keys[0], bar.name, False))
+
+    # -- matrix products -------------------------------------------------------------------------------------------------
+
+    def tcgen05_mma(
+        self, a: Any, b: Shared, acc: Tmem, use_acc: Any = True, pred: Any = True, multicast: bool = False,
+        mbarriers: Any = None, mbarrier_preds: Any = None,
+    ) -> None:  # fmt: skip
+        """A product on the tensor core, with the result in tensor memory."""
+        program = self.program
+        program.step()
+        if mbarrier_preds is not None or multicast:
+            raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast or predicated barriers")
+        if not pred:
+            return
+        self._check_product(a, b, acc.shape)
+        program.products += 1
+        program.last_product_line = program.line()
+        home = "tmem" if isinstance(a, Tmem) else "smem"
+        program.record(
+            MatrixIssue(
+                program.line(), a.shape[0] // program.ctas, b.shape[1], a.shape[1], a.dtype.name, home, program.ctas,
+                program.products, f"{a.name} x {b.name}",
+            )
+        )  # fmt: skip
+        program.engine.append(Product(program.role(), a, b, acc, bool(use_acc), program.products))
+        for bar in mbarriers or ():
+            self.tcgen05_commit(bar)
+
+    def tcgen05_commit(self, bar: Barrier, pred: Any = True, descs: Any = ()) -> None:
+        """Arrive when the products so far are done."""
+        program = self.program
+        program.step()
+        if descs:
+            raise UnsupportedError(f"{self.session.here()}: tcgen05_commit with descs (multicast copies)")
+        if not pred:
+            return
+        event = CommitEvent(program.line(), [], program.products, bar.name)
+        program.record(event)
+        for instance in bar.instances:
+            instance.require()
+        program.engine.append(Commit(program.role(), bar, program.products, event))
+
+    def _check_product(self, a: Any, b: Any, acc_shape: Any) -> None:
+        if a.shape[1] != b.shape[0] or list(acc_shape) != [a.shape[0], b.shape[1]] or a.dtype is not b.dtype:
+            raise LayoutError(
+                f"{self.session.here()}: {a.dtype} {list(a.shape)} times {b.dtype} {list(b.shape)} into {list(acc_shape)}"
+            )
+
+    def warpgroup_mma(
+        self, a: Any, b: Shared, acc: Tensor, use_acc: Any = True, precision: Any = None, max_num_imprecise_acc: Any = None,
+        is_async: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """A product on the tensor core, with the result in registers that are not there before a wait."""
+        program = self.program
+        program.step()
+        role = program.role()
+        self._check_product(a, b, acc.shape)
+        if isinstance(a, Tensor) and (not isinstance(a.layout, DotOperandLayout) or a.layout.parent != acc.layout):
+            raise LayoutError(
+                f"{self.session.here()}: the left operand in registers needs the layout of {acc.layout!r}"
+            )
+        role.wgmma_issued += 1
+        home = "register" if isinstance(a, Tensor) else "smem"
+        program.record(
+            MatrixIssue(
+                program.line(), a.shape[0], b.shape[1], a.shape[1], a.dtype.name, home, 1, role.wgmma_issued, f"wgmma {b.name}",
+            )
+        )  # fmt: skip
+        issued = Wgmma(role, a, b, acc, bool(use_acc), role.wgmma_issued)
+        role.wgmma.append(issued)
+        out = Tensor(self.session, np.broadcast_to(np.float32(np.nan), [int(n) for n in acc.shape]), acc.layout)
+        out.pending = issued
+        if not is_async:
+            self.warpgroup_mma_wait(0)
+        return out
+
+    def warpgroup_mma_wait(self, num_outstanding: Any = 0, deps: Any = None) -> Any:
+        """Wait until at most so many products are in flight; returns ``deps``."""
+        program = self.program
+        program.step()
+        role = program.role()
+        last = program.complete_wgmma(role, int(num_outstanding))
+        known = role.agents[0].knowledge
+        known.epochs[role.wgmma_stream] = max(known.epochs[role.wgmma_stream], last)
+        program.record(MatrixWait(program.line(), last))
+        if deps is None:
+            return None
+        return deps[0] if len(deps) == 1 else tuple(deps)

@@ -1,0 +1,207 @@
+"""The inline PTX of our templates, run on numpy arrays: each 32-bit register is an array over threads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import UnsupportedError
+
+_SMALLEST = np.float32(2.0**-126)
+
+
+def _floats(bits: Any) -> Any:
+    return bits.view(np.float32)
+
+
+def _bits(floats: Any) -> Any:
+    return np.asarray(floats, np.float32).view(np.uint32)
+
+
+def _flush(x: Any) -> Any:
+    """Subnormals become zero of the same sign (.ftz)."""
+    small = np.abs(x) < _SMALLEST
+    return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
+
+
+def _down(exact: Any) -> Any:
+    near = exact.astype(np.float32)
+    return np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near).astype(np.float32)
+
+
+def _arithmetic(name: str) -> Callable[..., Any]:
+    """add, sub, mul or fma of float32, exact in float64 and rounded once (.rn, .rm), flushed with .ftz."""
+    parts = name.split(".")
+    kinds: dict[str, Callable[..., Any]] = {
+        "fma": lambda a, b, c: a * b + c,
+        "mul": lambda a, b: a * b,
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+    }
+    compute = kinds[parts[0]]
+    down, flush = "rm" in parts, "ftz" in parts
+
+    def run(*registers: Any) -> Any:
+        values = [_floats(r) for r in registers]
+        if flush:
+            values = [_flush(v) for v in values]
+        exact = compute(*(v.astype(np.float64) for v in values))
+        out = _down(exact) if down else exact.astype(np.float32)
+        return _bits(_flush(out) if flush else out)
+
+    return run
+
+
+def _maximum(name: str) -> Callable[..., Any]:
+    pick: Callable[..., Any] = np.maximum if ".NaN" in name else np.fmax
+    if name.startswith("min"):
+        pick = np.minimum if ".NaN" in name else np.fmin
+
+    def run(first: Any, *more: Any) -> Any:
+        out = _floats(first)
+        for register in more:
+            out = pick(out, _floats(register))
+        return _bits(out)
+
+    return run
+
+
+def _exp2(register: Any) -> Any:
+    return _bits(_flush(np.exp2(_flush(_floats(register)))))
+
+
+#: Integer operations of one 32-bit result.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "shl.b32": lambda a, n: a << n,
+    "shr.u32": lambda a, n: a >> n,
+    "add.s32": lambda a, b: a + b,
+    "add.u32": lambda a, b: a + b,
+    "sub.s32": lambda a, b: a - b,
+    "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
+}
+_FLOAT = re.compile(r"(fma|mul|add|sub)(\.(rn|rm))?(\.ftz)?\.f32(x2)?$")
+_EXTREME = re.compile(r"(max|min)(\.NaN)?(\.ftz)?(\.NaN)?\.f32$")
+_SPECIAL = ("%ctaid.x", "%clusterid.x")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One instruction: ``run`` maps source registers to the destination; packed ones work on register pairs."""
+
+    text: str
+    run: Callable[..., Any] | None
+    packed: bool
+    targets: tuple[str, ...]
+    sources: tuple[tuple[str, ...], ...]
+    pipe: str
+
+
+def _operands(text: str) -> list[tuple[str, ...]]:
+    groups = re.findall(r"\{[^}]*\}|[^,\s]+", text)
+    return [tuple(part.strip() for part in group.strip("{}").split(",")) for group in groups]
+
+
+def _statement(text: str) -> Statement:
+    op, _, rest = text.partition(" ")
+    groups = _operands(rest)
+    run: Callable[..., Any] | None
+    pipe = "alu"
+    if op.startswith("mov."):
+        run, pipe = None, ""
+    elif _FLOAT.match(op):
+        run, pipe = _arithmetic(op.removesuffix("x2")), "fma"
+    elif _EXTREME.match(op):
+        run = _maximum(op)
+    elif re.match(r"ex2\.approx(\.ftz)?\.f32$", op):
+        run, pipe = _exp2, "mufu"
+    elif op in _PLAIN:
+        run = _PLAIN[op]
+    else:
+        raise UnsupportedError(f"the emulator does not know the PTX instruction '{text}'")
+    return Statement(text, run, op.endswith("x2"), groups[0], tuple(groups[1:]), pipe)
+
+
+@lru_cache(maxsize=512)
+def parsed(text: str) -> tuple[Statement, ...]:
+    """The statements of a block; UnsupportedError names one that is not known."""
+    body = text.strip()
+    body = re.sub(r"//[^\n]*", "", body).replace("{\n", "\n", 1) if body.startswith("{\n") else body
+    # Blocks in braces only open scopes: our templates reuse names across them, never read them outside.
+    flat = re.sub(r"(^|;|\n)\s*\{(?=\s*\.reg)", r"\1", body)
+    flat = re.sub(r";\s*\}", ";", flat)
+    pieces = (" ".join(piece.split()) for piece in flat.split(";"))
+    return tuple(_statement(piece) for piece in pieces if piece and piece != "}" and not piece.startswith(".reg"))
+
+
+@lru_cache(maxsize=512)
+def instructions(text: str) -> dict[str, float]:
+    """Scalar results per pipe of one execution of the block (a packed instruction makes two)."""
+    out: dict[str, float] = {}
+    for statement in parsed(text):
+        # A shift in front of an addition becomes part of it (LEA, IMAD).
+        if statement.pipe and not statement.text.startswith("shl."):
+            size = 2.0 if statement.packed else 1.0
+            out[statement.pipe] = out.get(statement.pipe, 0.0) + size
+    return out
+
+
+class _Registers:
+    """Names of a running block."""
+
+    def __init__(self, inputs: Sequence[Any], outputs: int, program_id: int) -> None:
+        self.values: dict[str, Any] = {
+            f"${outputs + i}": np.ascontiguousarray(x).view(np.uint32) for i, x in enumerate(inputs)
+        }
+        self.like = next(iter(self.values.values()))
+        self.program_id = program_id
+
+    def read(self, name: str) -> Any:
+        """A register, or a constant spread over the threads; a pair for 64-bit constants."""
+        if name in self.values:
+            return self.values[name]
+        if name in _SPECIAL:
+            return np.full_like(self.like, self.program_id)
+        try:
+            if name.startswith("0f"):
+                return np.full_like(self.like, int(name[2:], 16))
+            number = int(name, 0)
+        except ValueError:
+            raise UnsupportedError(f"PTX reads '{name}', which nothing has written") from None
+        if number >= 1 << 32:
+            return (np.full_like(self.like, number & 0xFFFFFFFF), np.full_like(self.like, number >> 32))
+        return np.full_like(self.like, number & 0xFFFFFFFF)
+
+    def move(self, statement: Statement) -> None:
+        """mov, also between a pair of 32-bit registers and a 64-bit one."""
+        targets, (sources,) = statement.targets, statement.sources
+        if len(sources) == 2:
+            self.values[targets[0]] = (self.read(sources[0]), self.read(sources[1]))
+            return
+        value = self.read(sources[0])
+        if len(targets) == 2:
+            self.values[targets[0]], self.values[targets[1]] = value
+        else:
+            self.values[targets[0]] = value
+
+
+def run(text: str, inputs: Sequence[Any], outputs: int, program_id: int = 0) -> list[Any]:
+    """Execute a block on arrays of 32-bit registers; returns ``outputs`` arrays of uint32."""
+    registers = _Registers(inputs, outputs, program_id)
+    with np.errstate(all="ignore"):
+        for statement in parsed(text):
+            if statement.run is None:
+                registers.move(statement)
+                continue
+            sources = [registers.read(group[0]) for group in statement.sources]
+            if statement.packed:
+                value: Any = tuple(statement.run(*(pair[half] for pair in sources)) for half in (0, 1))
+            else:
+                value = statement.run(*sources)
+            registers.values[statement.targets[0]] = value
+    return [registers.values[f"${i}"] for i in range(outputs)]

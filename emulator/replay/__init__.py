@@ -1,0 +1,1 @@
+"""How long the executed source would take."""

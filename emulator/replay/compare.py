@@ -1,0 +1,56 @@
+"""The timeline of the executed source beside the pipeline simulation of the same variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
+from tilecast.emulator.replay.trace import ProgramTrace
+from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.sm.simulate import steady_state
+
+#: Differences up to here need no reason.
+AGREES = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Cycles per loop iteration by both routes, and what explains the difference."""
+
+    timeline: Timeline
+    #: 0 when the program is too short to show a steady state.
+    ii_cycles: float
+    model_ii_cycles: float
+    #: Relative difference to the model when something the source does is left out: name, difference.
+    without: tuple[tuple[str, float], ...]
+
+    @property
+    def difference(self) -> float:
+        """Of the source's iteration to the model's, relative."""
+        return self.ii_cycles / self.model_ii_cycles - 1 if self.ii_cycles else 0.0
+
+
+def workload_of(header: Mapping[str, Any]) -> Workload:
+    """The workload in a kernel's header."""
+    fields = dict(header["workload"])
+    if fields.get("window"):
+        fields["window"] = tuple(fields["window"])
+    return Workload(**fields)
+
+
+def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) -> Comparison:
+    """Replay one program and hold it against the pipeline of the header's variant."""
+    pipeline = build_pipeline(workload_of(header), parse_variant(str(header["variant"])), machine)
+    model = steady_state(pipeline).ii_cycles
+    timeline = replay(trace, machine)
+    ii = timeline.ii_cycles()
+    left_out = []
+    for names in ((RESCALE,), (RESCALE, COPY_LATENCY)) if ii else ():
+        other = replay(trace, machine, names).ii_cycles()
+        left_out.append((" and ".join(names), other / model - 1))
+    return Comparison(timeline, ii, model, tuple(left_out))

@@ -1,0 +1,316 @@
+"""The second route to a kernel's time: replay what its roles executed, with the costs of a machine.
+
+Roles go in order; products run on the tensor core in issue order, copies side by side, and running operations share the
+units fairly (`model.simulate.fair_speeds`).  Nothing here knows the pipeline: order, counts and dependences come from the
+executed source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from tilecast.emulator.errors import EmulationError
+from tilecast.emulator.hardware.barriers import Key
+from tilecast.emulator.replay import costs
+from tilecast.emulator.replay.trace import (
+    Arrive,
+    Commit,
+    CopyIssue,
+    Event,
+    Fork,
+    Join,
+    MatrixIssue,
+    MatrixWait,
+    ProgramTrace,
+    RoleTrace,
+    Wait,
+    Work,
+)
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.graph import Op
+from tilecast.model.sm.fair_share import fair_speeds
+
+#: What `replay` can leave out.
+RESCALE, COPY_LATENCY = "rescale", "copy latency"
+_EPS = 1e-6
+_NEVER = float("inf")
+_LAP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One operation on the timeline: cycles from the start of the program, and its line."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    line: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One program on one SM."""
+
+    program: int
+    spans: tuple[Span, ...]
+    cycles: float
+
+    def ii_cycles(self) -> float:
+        """Cycles per iteration in the steady state: between executions of the product that ran most; 0 for short ones."""
+        ends: dict[tuple[str, int], list[float]] = {}
+        for span in self.spans:
+            if span.kind == "product":
+                ends.setdefault((span.lane, span.line), []).append(span.end)
+        times = max(ends.values(), key=len, default=[])
+        if len(times) < 8:
+            return 0.0
+        # The median keeps the change from tile to tile out; four at a time, because loops may alternate.
+        laps = [(b - a) / _LAP for a, b in zip(times[2:-1], times[2 + _LAP : -1], strict=False)]
+        return median(laps) if laps else 0.0
+
+
+@dataclass(slots=True)
+class _Role:
+    trace: RoleTrace
+    started: bool = False
+    place: int = 0
+    free: float = 0.0
+    busy: bool = False
+    #: Whether exponentials have gone since the last wait.
+    pipe_is_full: bool = False
+    #: When each of its own products is done and may be touched.
+    products: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.started and not self.busy and self.place >= len(self.trace.events)
+
+
+@dataclass(slots=True)
+class _Running:
+    op: Op
+    left: float
+    start: float
+    role: _Role
+    event: Event
+
+
+class _Replay:
+    """State of one replay."""
+
+    def __init__(self, trace: ProgramTrace, machine: Machine, without: Collection[str]) -> None:
+        self.machine, self.without = machine, without
+        self.roles = {role.index: _Role(role) for role in trace.roles}
+        self.spans: list[Span] = []
+        self.active: list[_Running] = []
+        self.queue: deque[_Running | tuple[Commit, _Role]] = deque()
+        self.last_product: tuple[float, float] = (0.0, 0.0)
+        self.engine_busy = False
+        #: When each phase completes: contributions still to come, and the latest so far.
+        self.missing: dict[Key, int] = {}
+        self.complete: dict[Key, float] = {}
+        for event in (event for role in trace.roles for event in role.events):
+            for key in _contributions(event):
+                self.missing[key] = self.missing.get(key, 0) + 1
+        self.speeds: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self.ops: dict[object, Op] = {}
+        self.barrier = costs.barrier_cycles(machine)
+        self.local = machine["sync.mbarrier_roundtrip_cycles"]
+        self.across = max(self.local, machine.get("sync.cluster_arrive_cycles", 0.0))
+
+    def contribute(self, key: Key, when: float) -> None:
+        """One arrival of a phase."""
+        self.missing[key] -= 1
+        self.complete[key] = max(self.complete.get(key, 0.0), when)
+
+    def ready(self, key: Key) -> float:
+        """When a wait for the phase returns; infinite while arrivals are to come."""
+        if key[1] < 0:
+            return 0.0
+        return _NEVER if self.missing.get(key, 1) else self.complete[key]
+
+    def same(self, op: Op) -> Op:
+        """One object for equal operations, so that shares are computed once."""
+        return self.ops.setdefault((op.demand, op.min_cycles, op.engine, op.kind), op)
+
+    # -- roles ---------------------------------------------------------------------------------------------------------
+
+    def advance(self, role: _Role, now: float) -> bool:
+        """Let a role take its next step if it can at ``now``; whether it did."""
+        if not role.started or role.busy or role.free > now + _EPS or role.place >= len(role.trace.events):
+            return False
+        event = role.trace.events[role.place]
+        if isinstance(event, (Wait, MatrixWait, Join)):
+            if not self._wait(role, event, now):
+                return False
+            role.pipe_is_full = False
+        role.place += 1
+        if isinstance(event, Work):
+            if RESCALE in self.without and costs.is_rescale(event):
+                return True
+            op = self.same(costs.work_op(event, role.trace.name, self.machine, role.pipe_is_full))
+            role.pipe_is_full = role.pipe_is_full or costs.uses_mufu(event)
+            if op.min_cycles > _EPS:
+                role.busy = True
+                self.active.append(_Running(op, op.min_cycles, now, role, event))
+        elif isinstance(event, Arrive):
+            self.contribute(event.key, now + (self.across if event.across else self.local))
+            role.free = now + self.barrier
+        elif isinstance(event, (CopyIssue, MatrixIssue)):
+            self._issue(role, event, now)
+        elif isinstance(event, Commit):
+            self.queue.append((event, role))
+        elif isinstance(event, Fork):
+            for index in event.roles:
+                self.roles[index].started, self.roles[index].free = True, now
+        return True
+
+    def _wait(self, role: _Role, event: Wait | MatrixWait | Join, now: float) -> bool:
+        """Whether the wait is over; otherwise when to look again, where that is known."""
+        if isinstance(event, Wait):
+            when = self.ready(event.key)
+        elif isinstance(event, MatrixWait):
+            when = role.products.get(event.number, _NEVER if event.number else 0.0)
+        else:
+            others = [self.roles[index] for index in event.roles]
+            when = max(other.free for other in others) if all(other.done for other in others) else _NEVER
+        if when > now + _EPS:
+            if when < _NEVER:
+                self._span(role.trace.name, "wait", now, when, event.line, "wait")
+                role.free = when
+            return False
+        role.free = now + (self.barrier if isinstance(event, Wait) else 0.0)
+        return True
+
+    def _issue(self, role: _Role, event: CopyIssue | MatrixIssue, now: float) -> None:
+        if isinstance(event, CopyIssue):
+            op = self.same(costs.copy_op(event, role.trace.name, self.machine))
+            self.active.append(_Running(op, op.min_cycles, now, role, event))
+        else:
+            op = self.same(costs.product_op(event, role.trace.name, self.machine))
+            self.queue.append(_Running(op, op.min_cycles, now, role, event))
+        role.free = now + op.issue_cycles
+
+    # -- engines -------------------------------------------------------------------------------------------------------
+
+    def start_engine(self, now: float) -> bool:
+        """Begin the oldest product, or arrive for a commit whose products are done; whether anything happened."""
+        if not self.queue or self.engine_busy:
+            return False
+        entry = self.queue.popleft()
+        if isinstance(entry, tuple):
+            end, latency = self.last_product
+            for key in entry[0].keys:
+                self.contribute(key, max(end + latency, now))
+            return True
+        entry.start = now
+        self.active.append(entry)
+        self.engine_busy = True
+        return True
+
+    def finish(self, entry: _Running, now: float) -> None:
+        """An operation has ended."""
+        event, name = entry.event, entry.role.trace.name
+        if isinstance(event, MatrixIssue):
+            self.engine_busy = False
+            latency = costs.completion_cycles(event, self.machine)
+            self.last_product = (now, latency)
+            entry.role.products[event.number] = now + latency
+            self._span(name, event.name, entry.start, now, event.line, "product")
+        elif isinstance(event, CopyIssue):
+            self._span(name, event.name, entry.start, now, event.line, "copy")
+            if event.key is not None:
+                latency = 0.0 if COPY_LATENCY in self.without else self.machine["tma.latency_l2_cycles"]
+                self.contribute(event.key, now + latency)
+        else:
+            entry.role.busy = False
+            entry.role.free = now
+            self._span(name, _what(event), entry.start, now, event.line, "work")
+
+    def _span(self, lane: str, name: str, start: float, end: float, line: int, kind: str) -> None:
+        self.spans.append(Span(lane, name, start, end, line, kind))
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> float:
+        """From event to event until every role is done; returns the last end."""
+        now = self.machine["launch.cta_start_cycles"]
+        first = self.roles[0]
+        first.started, first.free = True, now
+        while True:
+            while any([*(self.advance(role, now) for role in self.roles.values()), self.start_engine(now)]):
+                pass
+            if not self.active and all(role.done for role in self.roles.values() if role.started):
+                return max(now, *(role.free for role in self.roles.values()))
+            upcoming = min((role.free for role in self.roles.values() if role.free > now + _EPS), default=_NEVER)
+            key = tuple(id(entry.op) for entry in self.active)
+            if key not in self.speeds:
+                self.speeds[key] = fair_speeds(tuple(entry.op for entry in self.active))
+            speeds = self.speeds[key]
+            step = upcoming - now
+            for entry, speed in zip(self.active, speeds, strict=True):
+                if speed > 0:
+                    step = min(step, entry.left / speed)
+            if step == _NEVER:
+                raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
+            now += step
+            for entry, speed in zip(self.active, speeds, strict=True):
+                entry.left -= step * speed
+            ended = [entry for entry in self.active if entry.left <= _EPS]
+            self.active = [entry for entry in self.active if entry.left > _EPS]
+            for entry in ended:
+                self.finish(entry, now)
+
+
+def _contributions(event: Event) -> Iterable[Key]:
+    if isinstance(event, Arrive):
+        return (event.key,)
+    if isinstance(event, Commit):
+        return event.keys
+    if isinstance(event, CopyIssue) and event.key is not None:
+        return (event.key,)
+    return ()
+
+
+def _what(event: Event) -> str:
+    counts = event.counts if isinstance(event, Work) else {}
+    return ", ".join(f"{pipe} {count:.0f}" for pipe, count in sorted(counts.items(), key=lambda item: -item[1])[:3])
+
+
+def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ()) -> Timeline:
+    """Time one program's trace on one SM of ``machine``.
+
+    ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
+    the engine has moved them).
+    """
+    state = _Replay(trace, machine, without)
+    cycles = state.run()
+    return Timeline(trace.program, tuple(sorted(state.spans, key=lambda span: (span.start, span.end))), cycles)
+
+
+def chrome_trace(timelines: Iterable[Timeline]) -> str:
+    """Chrome-trace JSON: a process for each program, a lane for each role, one microsecond per cycle."""
+    events: list[dict[str, object]] = []
+    for timeline in timelines:
+        pid = timeline.program
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"program {pid}"}})
+        lanes = {lane: i for i, lane in enumerate(dict.fromkeys(span.lane for span in timeline.spans), 1)}
+        for lane, tid in lanes.items():
+            events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": lane}})
+        for number, span in enumerate(timeline.spans):
+            shared = {"cat": span.kind, "name": span.name, "pid": pid, "tid": lanes[span.lane]}
+            args = {"line": span.line, "cycles": round(span.end - span.start, 1)}
+            if span.kind in ("copy", "product"):
+                # Work on an engine overlaps its role's next steps: an asynchronous slice keeps lanes readable.
+                ident = f"{pid}.{number}"
+                events.append({**shared, "ph": "b", "ts": span.start, "id": ident, "args": args})
+                events.append({**shared, "ph": "e", "ts": span.end, "id": ident})
+            else:
+                events.append({**shared, "ph": "X", "ts": span.start, "dur": span.end - span.start, "args": args})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": "1 us = 1 SM cycle"}})

@@ -1,0 +1,133 @@
+"""Run a generated kernel: load the file, give it tensors, collect what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.emulator.language.hostside import Array
+from tilecast.emulator.modules import counted, modules
+from tilecast.emulator.replay.timing import Timeline, replay
+from tilecast.emulator.replay.trace import ProgramTrace
+from tilecast.emulator.session import RELEASES, Session
+from tilecast.emulator.source import Source
+from tilecast.emulator.verify import as_numpy
+from tilecast.model.machine.machine import Machine, load_machine
+
+MODES = ("late", "random")
+_TENSOR_KIND = {"hopper_ws": "wgmma", "blackwell_ws": "tcgen05"}
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a kernel computed, and what its roles did.
+
+    out: (batch, heads_q, seqlen_q, head_dim_v) in the inputs' type; lse: (batch, heads_q, seqlen_q), float32.
+    """
+
+    out: Any
+    lse: Any
+    header: Mapping[str, Any]
+    traces: tuple[ProgramTrace, ...]
+    machine: Machine
+    #: Line of the last store to each element of ``out`` (0: none).
+    stored_at: Any
+    #: Lines that put -inf into scores.
+    mask_lines: tuple[int, ...]
+    _source: Source
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Every program's operations on its SM, in cycles."""
+        return tuple(replay(trace, self.machine) for trace in self.traces)
+
+    def quote(self, line: int) -> str:
+        """A line of the kernel, for messages."""
+        return self._source.quote(line)
+
+
+def kernel_path(file: str | Path) -> Path:
+    """A file, or the name of a shipped kernel; RequestError when there is neither."""
+    path = Path(file)
+    if path.is_file():
+        return path
+    import tilecast.kernels.generated as generated
+
+    shipped = Path(str(generated.__file__)).parent / f"{path.name.removesuffix('.py')}.py"
+    if shipped.is_file() and path.parent == Path("."):
+        return shipped
+    raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
+
+
+def new_session(
+    source: Source, chip: Machine, mode: str = "late", seed: int = 0, sms: int | None = None, release: str = "3.9"
+) -> Session:
+    """State for running ``source`` on ``chip``; RequestError where they do not go together."""
+    family = str(source.header().get("family", ""))
+    if family not in _TENSOR_KIND:
+        raise RequestError(
+            f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'"
+        )
+    if chip.tensor_kind != _TENSOR_KIND[family]:
+        raise RequestError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
+    return Session(
+        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
+        chip.get("tmem.load_reduce", 0.0) > 0,
+    )  # fmt: skip
+
+
+def load(session: Session) -> ModuleType:
+    """The session's kernel file as a module, with stand-ins for Triton."""
+    return session.source.load(modules(session), {"range": counted})
+
+
+def emulate(
+    file: str | Path, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
+    mode: str = "late", seed: int = 0, machine: str | Machine | None = None, sms: int | None = None,
+    release: str = "3.9", text: str | None = None,
+) -> Emulation:  # fmt: skip
+    """Run the kernel in ``file`` (a path or a shipped kernel's name) on a CPU.
+
+    q: (batch, heads_q, seqlen_q, head_dim), k, v alike with heads_kv and seqlen_k; numpy or torch, fp16 or bf16.
+    ``window``: keys left and right of the diagonal (-1: no limit); the default is what the file's header says.
+    ``mode``: "late" or "random" (with ``seed``); ``machine``: limits and SMs (default: the header's); ``sms``: fewer
+    SMs, so that a persistent program runs several tiles; ``release``: whose names of Triton's API the kernel sees;
+    ``text``: source to run instead of the file's.
+    Raises a subclass of EmulationError that names the source lines when the kernel is wrong.
+    """
+    if mode not in MODES:
+        raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
+    if release not in RELEASES:
+        raise RequestError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
+    source = Source(kernel_path(file) if text is None else file, text)
+    header = source.header()
+    chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
+    session = new_session(source, chip, mode, seed, sms, release)
+    arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    batch, heads, rows, width = arrays[0].shape
+    # What nobody writes shows.
+    out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
+    lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
+    kernel = load(session)
+    left, right = window if window is not None else header_window(header)
+    try:
+        kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
+    except (TypeError, AttributeError, IndexError) as error:
+        # What Python refuses here is Gluon that the stand-ins do not take.
+        raise UnsupportedError(f"{source.quote_of(error)}: {error}") from error
+    masks = tuple(sorted(session.mask_lines))
+    return Emulation(out.data, lse.data, header, tuple(session.traces), chip, out.line, masks, source)
+
+
+def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
+    """(left, right) of the workload in a kernel's header."""
+    workload = header["workload"]
+    if workload["mask"] == "window":
+        left, right = workload["window"]
+        return int(left), int(right)
+    return (-1, 0) if workload["mask"] == "causal" else (-1, -1)

@@ -1,0 +1,84 @@
+"""The generated file: loading it with stand-ins for Triton, and finding the line that is running."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilecast.emulator.errors import UnsupportedError
+
+
+class Source:
+    """A generated kernel file, as text and as names per line."""
+
+    def __init__(self, path: Path | str, text: str | None = None) -> None:
+        self.path = str(path)
+        self.text = Path(path).read_text(encoding="utf-8") if text is None else text
+        self._lines = self.text.splitlines()
+        self._targets: dict[int, str] = {}
+        for node in ast.walk(ast.parse(self.text, self.path)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self._targets[line] = node.targets[0].id
+
+    def header(self) -> dict[str, Any]:
+        """The TILECAST dict at the top; UnsupportedError where the file has none."""
+        for node in ast.parse(self.text, self.path).body:
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and node.targets[0].id == "TILECAST"
+            ):
+                found = ast.literal_eval(node.value)
+                if isinstance(found, dict):
+                    return found
+        raise UnsupportedError(f"{self.path}: no TILECAST header: the emulator runs kernels that tilecast generated")
+
+    def line(self) -> int:
+        """The innermost line of this file that is running now; 0 when none is."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self.path:
+                return frame.f_lineno
+            frame = frame.f_back
+        return 0
+
+    def target(self, line: int) -> str:
+        """Name that the statement on a line assigns to; empty when it assigns to none."""
+        return self._targets.get(line, "")
+
+    def quote(self, line: int) -> str:
+        """A line for an error message."""
+        if not 0 < line <= len(self._lines):
+            return "outside the kernel's file"
+        return f"line {line}: {self._lines[line - 1].strip()}"
+
+    def quote_of(self, error: BaseException) -> str:
+        """The line of this file that an exception came through last."""
+        trace, line = error.__traceback__, 0
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.path else line
+            trace = trace.tb_next
+        return self.quote(line)
+
+    def load(self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any]) -> types.ModuleType:
+        """Execute the file; imports of triton see ``modules``, and names in ``replaced`` hide builtins."""
+        real = builtins.__import__
+
+        def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            if name.split(".")[0] != "triton":
+                return real(name, globals, locals, fromlist, level)
+            if name not in modules:
+                raise UnsupportedError(f"{self.path}: imports {name}, which the emulator does not have")
+            return modules[name] if fromlist else modules["triton"]
+
+        module = types.ModuleType("emulated_kernel")
+        module.__dict__.update(replaced)
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}
+        exec(compile(self.text, self.path, "exec"), module.__dict__)
+        return module

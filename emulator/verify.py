@@ -1,0 +1,158 @@
+"""Is what a kernel computed attention?  And if not: which row, which key, stored at which line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import RequestError, WrongResultError
+
+#: Error of the output that rounding explains: this many units in the last place of the inputs' type, of the largest |v|.
+_ROUNDINGS = 4.0
+#: Of the log-sum-exp: what exponentials of degree 3 cost, and rounding of large scores in float32.
+_LSE_TOLERANCE, _LSE_RELATIVE = 2e-4, 5e-7
+
+
+def as_numpy(tensor: Any, name: str) -> Any:
+    """numpy view of a torch or numpy tensor of (batch, heads, rows, columns); RequestError for anything else."""
+    if type(tensor).__module__.split(".")[0] == "torch":
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            import ml_dtypes
+            import torch
+
+            tensor = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            tensor = tensor.numpy()
+    if not isinstance(tensor, np.ndarray) or tensor.ndim != 4:
+        got = getattr(tensor, "shape", tensor)
+        raise RequestError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {got}")
+    return tensor
+
+
+def visible(seqlen_q: int, seqlen_k: int, window: tuple[int, int]) -> Any:
+    """Which keys each query sees, (seqlen_q, seqlen_k); aligned bottom right, -1 is no limit."""
+    left, right = window
+    i, j = np.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q, np.arange(seqlen_k)[None, :]
+    seen = np.ones((seqlen_q, seqlen_k), bool)
+    if left >= 0:
+        seen &= j >= i - left
+    if right >= 0:
+        seen &= j <= i + right
+    return seen
+
+
+def scores(q: Any, k: Any, scale: float) -> Any:
+    """Scaled products of every query with every key in float64, heads of K repeated."""
+    q, k = as_numpy(q, "q").astype(np.float64), as_numpy(k, "k").astype(np.float64)
+    return (q @ np.repeat(k, q.shape[1] // k.shape[1], 1).transpose(0, 1, 3, 2)) * scale
+
+
+def reference(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int]) -> tuple[Any, Any]:
+    """Attention in float64: (output, logarithm of the row sums); rows without a key give 0 and -inf."""
+    s = scores(q, k, scale)
+    s = np.where(visible(s.shape[2], s.shape[3], window), s, -np.inf)
+    values = as_numpy(v, "v").astype(np.float64)
+    values = np.repeat(values, s.shape[1] // values.shape[1], 1)
+    with np.errstate(all="ignore"):
+        most = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isneginf(most), 0, most))
+        total = p.sum(-1, keepdims=True)
+        out = np.where(total == 0, 0, (p @ values) / total)
+        return out, np.where(total == 0, -np.inf, np.log(total) + most)[..., 0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a kernel's output is from float64."""
+
+    out_error: float
+    out_tolerance: float
+    lse_error: float
+    lse_tolerance: float
+    #: Empty when the result is right; otherwise what is wrong, with the source lines concerned.
+    wrong: str
+
+    def require(self) -> Verdict:
+        """Itself; WrongResultError when the result is not right."""
+        if self.wrong:
+            raise WrongResultError(self.wrong)
+        return self
+
+
+def _largest(difference: Any) -> float:
+    return float(np.nan_to_num(difference, nan=np.inf).max()) if difference.size else 0.0
+
+
+def judge(emulation: Any, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int]) -> Verdict:
+    """Compare an `Emulation` with float64."""
+    out, lse = emulation.out.astype(np.float64), emulation.lse.astype(np.float64)
+    expected, expected_lse = reference(q, k, v, scale, window)
+    values = as_numpy(v, "v")
+    ulp = 2.0**-8 if values.dtype.name == "bfloat16" else 2.0**-11
+    tolerance = _ROUNDINGS * ulp * max(float(np.abs(values.astype(np.float64)).max(initial=0.0)), 1e-3)
+    with np.errstate(all="ignore"):
+        # A NaN where there must be one is right.
+        off = np.where(np.isnan(out) & np.isnan(expected), 0.0, np.abs(out - expected))
+        off_lse = np.where(
+            (lse == expected_lse) | (np.isnan(lse) & np.isnan(expected_lse)), 0.0, np.abs(lse - expected_lse)
+        )
+        allowed = _LSE_TOLERANCE + _LSE_RELATIVE * float(
+            np.abs(expected_lse[np.isfinite(expected_lse)]).max(initial=0.0)
+        )
+    verdict = (_largest(off), tolerance, _largest(off_lse), allowed)
+    rows = np.nan_to_num(off, nan=np.inf).max(-1, initial=0.0) > tolerance
+    rows |= np.nan_to_num(off_lse, nan=np.inf) > allowed
+    if not rows.any():
+        return Verdict(*verdict, "")
+    b, h, row = (int(x) for x in np.argwhere(rows)[0])
+    flat = int(np.ravel_multi_index((b, h, row, 0), out.shape))
+    line = int(emulation.stored_at[flat])
+    wrong = (
+        f"{int(rows.sum())} of {rows.size} rows are wrong, first batch {b}, head {h}, row {row}: output off by "
+        f"{_largest(off[b, h, row]):.3g} (tolerance {tolerance:.2g}), log-sum-exp by {_largest(off_lse[b, h, row]):.3g}; "
+        + (f"stored at {emulation.quote(line)}" if line else "nothing was stored there")
+    )
+    culprit = _shifted_mask(scores(q, k, scale), lse, rows, window)
+    if culprit:
+        places = "; ".join(emulation.quote(mask) for mask in emulation.mask_lines)
+        wrong += f"; {culprit}: scores are hidden at {places or 'no line'}"
+    return Verdict(*verdict, wrong)
+
+
+def _shifted_mask(s: Any, lse: Any, rows: Any, window: tuple[int, int]) -> str:
+    """A mask, one key off, whose row sums the wrong rows have; empty when none explains them."""
+    left, right = window
+    seen = visible(s.shape[2], s.shape[3], window)
+    guesses = {
+        "it weighs a key beyond the last": (seen, 1.0),
+        "it misses the last key": (seen & _all_but_last(seen), 0.0),
+    }
+    for name, (dl, dr) in (("left", (1, 0)), ("right", (0, 1))):
+        for step, word in ((1, "too far out"), (-1, "too far in")):
+            moved = (left + dl * step if left >= 0 else left, right + dr * step)
+            if (left if dl else right) >= 0:
+                hidden_all = dr * (right + step) < 0
+                mask = _strictly_left(seen, s) if hidden_all else visible(s.shape[2], s.shape[3], moved)
+                guesses[f"the {name} edge of its mask is one key {word}"] = (mask, 0.0)
+    for words, (mask, extra) in guesses.items():
+        with np.errstate(all="ignore"):
+            most = np.maximum(np.where(mask, s, -np.inf).max(-1), 0.0 if extra else -np.inf)
+            base = np.where(np.isneginf(most), 0.0, most)
+            guess = np.log(np.exp(np.where(mask, s, -np.inf) - base[..., None]).sum(-1) + extra * np.exp(-base)) + base
+            fits = (np.abs(guess - lse) <= _LSE_TOLERANCE) | (guess == lse)
+        if fits[rows].mean() > 0.9:
+            return f"its row sums are those of another mask: {words}"
+    return ""
+
+
+def _all_but_last(seen: Any) -> Any:
+    return np.arange(seen.shape[1])[None, :] < seen.shape[1] - 1
+
+
+def _strictly_left(seen: Any, s: Any) -> Any:
+    """Causal without the diagonal (a right limit of -1 would mean none)."""
+    i, j = np.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2], np.arange(s.shape[3])[None, :]
+    return seen & (j < i)

@@ -1,0 +1,1 @@
+"""What users do with forecasts at scale."""

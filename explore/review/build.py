@@ -1,0 +1,223 @@
+"""The review, put together: one pure function from the question to everything the report says."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tilecast.explore.review.content.assumptions import assumptions, machine_digest
+from tilecast.explore.review.content.considered import binding_name, considered, workload_options
+from tilecast.explore.review.content.content import (
+    Change,
+    Provenance,
+    Regime,
+    ReviewContent,
+    Side,
+    Step,
+    Tornado,
+)
+from tilecast.explore.review.content.judgement import Evidence, peak_share, question, risks, verdict
+from tilecast.explore.review.content.nearby import regions
+from tilecast.explore.review.content.roofline import ceilings
+from tilecast.explore.review.content.timeline import timeline
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.candidates import native_family
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine, machine_names
+from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
+from tilecast.model.whatif.break_even import break_evens
+from tilecast.model.whatif.sensitivity import sensitivities
+from tilecast.model.whatif.what_if import WhatIf, what_if
+
+#: Facts that move the time by less than this (percent per percent) are named, not drawn.
+LEAST = 0.005
+_STEP = 0.05
+
+
+def report(
+    workload: Workload,
+    machine: Machine | str,
+    variant: Variant | None = None,
+    *,
+    family: str | None = None,
+    clock: str | float = "sustained",
+    changes: Mapping[str, float] | None = None,
+    scales: Mapping[str, float] | None = None,
+    measured: str | Path | None = None,
+    date: str = "",
+    machine_name: str = "",
+    map_grid: int = 9,
+) -> ReviewContent:
+    """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
+
+    ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
+    ``scales`` add a before and after; ``measured`` is a table of `tilecast measure`; ``date`` is printed as it is;
+    ``machine_name`` is how the command in the report names the machine (a file's path; default: its name);
+    ``map_grid`` is the cells of the map each way.
+    Raises PredictError, VariantError, MachineError, WorkloadError or RecordError (all ValueError) with one sentence.
+    """
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
+    table = Path(measured) if measured is not None else None
+    changed: WhatIf | None = None
+    if changes or scales:
+        changed = what_if(workload, chip, changes, scales, variant=variant, family=family, clock=clock)
+    p = _forecast(workload, chip, variant, family, clock, changed)
+    change = _change(changed) if changed is not None else None
+    found = Evidence(
+        p, ceilings(p), assumptions(p, clock), considered(p, clock), regions(p, table), _tornado(p, clock), change
+    )  # fmt: skip
+    bound = binding_name(p)
+    return ReviewContent(
+        title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
+        question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
+        variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
+        ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
+        map=_map(p, machine_name, clock, map_grid), variants=found.variants,
+        regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
+        change=change,
+        provenance=Provenance(
+            _command(p, machine_name, variant, clock, changes, scales, measured, date), _version(), source_digest(), date, machine_digest(chip)
+        ),
+    )  # fmt: skip
+
+
+def _forecast(
+    workload: Workload,
+    chip: Machine,
+    variant: Variant | None,
+    family: str | None,
+    clock: str | float,
+    changed: WhatIf | None,
+) -> Prediction:
+    """The forecast with its interval, of the kernel given or of the best that the search of a what-if finds."""
+    best = variant
+    if changed is not None:
+        best = changed.before.variant
+    elif best is None:
+        # Refuses what cannot run with the sentence of `predict`, before the search.
+        predict(workload, chip, family=family, clock=clock, interval=False)
+        best = reoptimise(workload, chip, family or native_family(chip), clock).variant
+    p = predict(workload, chip, best, clock=clock)
+    return p if variant is not None else replace(p, variant_chosen=True)
+
+
+def _regimes(p: Prediction) -> tuple[Regime, ...]:
+    """The clock asked for first, then the others, each with its own interval."""
+    out = [_regime(p)]
+    for name, _, _, _ in p.other_regimes:
+        out.append(_regime(predict(p.workload, p.machine, p.variant, clock=name)))
+    return tuple(out)
+
+
+def _regime(p: Prediction) -> Regime:
+    reason = {
+        "power": f"held by the {p.clock.limit_w:.0f} W {'limit' if p.regime == 'sustained' else 'that short runs draw'}",
+        "boost": f"top clock, drawing {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
+        "fixed": f"fixed by the user, would draw {p.clock.power_w:.0f} W",
+    }[p.clock.bound]
+    low, high = p.tflops_interval
+    return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock_mhz, reason)
+
+
+def _waterfall(p: Prediction) -> tuple[Step, ...]:
+    return tuple(Step(w.cause, w.cycles, w.share) for w in p.waterfall)
+
+
+def _tornado(p: Prediction, clock: str | float) -> Tornado:
+    rows = sensitivities(p.workload, p.machine, p.variant, clock=clock, step=_STEP)
+    points = break_evens(p.workload, p.machine, p.variant, clock=clock)
+    drawn = tuple(r for r in rows if max(abs(r.fixed), abs(r.reoptimised)) >= LEAST)
+    return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), points)
+
+
+def _map(p: Prediction, machine_name: str, clock: str | float, grid: int) -> AsymmetryMap:
+    """The map around the machine, with the machine itself on it where it can be loaded by its name."""
+    known = machine_name in machine_names() or machine_name.endswith(".toml")
+    shown = dict.fromkeys((*SHOWN, machine_name)) if known else SHOWN
+    held = None if clock == "sustained" else p.clock_mhz
+    return asymmetry_map(p.workload, p.machine, variant=p.variant, grid=grid, clock=held, shown=tuple(shown))
+
+
+def _change(w: WhatIf) -> Change:
+    facts = tuple((c.fact, c.before, c.after, c.unit) for c in w.changes)
+    knobs = tuple((k.knob, _text(k.before), _text(k.after)) for k in w.knob_changes)
+    return Change(
+        facts, _side(w.before, "before"), _side(w.after, "after"), w.speedup, w.speedup_kept, w.kept_refused, knobs
+    )
+
+
+def _side(p: Prediction, title: str) -> Side:
+    return Side(
+        title, p.time_ms, p.tflops, p.clock_mhz, binding_name(p), variant_text(p.variant), _waterfall(p), timeline(p, title)
+    )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _conditions(p: Prediction) -> tuple[str, ...]:
+    """What holds for every forecast and is no machine fact."""
+    regime = {
+        "sustained": "Back-to-back work for seconds: the board's power limit holds the clock.",
+        "short": "Runs of tens of milliseconds: the limiter lets power overshoot by what the same boards show for short matrix products.",
+    }.get(p.regime, "The SM clock is fixed by the user; power is reported, not limited.")
+    return (
+        regime,
+        "The GPU runs this kernel alone; inputs are random as in benchmarks (data values move power, and so the clock).",
+        "TFLOP/s count 2 Sq Sk (Dqk + Dv) a head, half of it under a square causal mask, as the FlashAttention papers do.",
+        "The interval moves every ranged fact to its ends in turn and adds the changes in quadrature; it holds no model error.",
+    )
+
+
+def _command(
+    p: Prediction, name: str, variant: Variant | None, clock: str | float, changes: Mapping[str, float] | None,
+    scales: Mapping[str, float] | None, measured: str | Path | None, date: str,
+) -> str:  # fmt: skip
+    """The command line that makes this report again, with the kernel spelt out."""
+    words = [
+        "tilecast",
+        "report",
+        "--machine",
+        name,
+        *workload_options(p.workload),
+        "--clock",
+        f"{clock:g}" if isinstance(clock, float) else str(clock),
+    ]
+    if variant is not None:
+        words += ["--variant", variant_text(variant)]
+    elif p.variant.family != native_family(p.machine):
+        words += ["--family", p.variant.family]
+    for option, values in (("--whatif", changes), ("--scale", scales)):
+        for fact, value in (values or {}).items():
+            words += [option, f"{fact}={value:g}"]
+    if measured is not None:
+        words += ["--measured", str(measured)]
+    if date:
+        words += ["--date", date]
+    return shlex.join([*words, "-o", "review.html"])
+
+
+def _version() -> str:
+    try:
+        return version("tilecast")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "not installed"
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """First 12 hex digits of SHA-256 over the model's code and machine files: which tilecast made the numbers."""
+    root = Path(__file__).parents[2] / "model"
+    total = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".toml")):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:12]

@@ -1,0 +1,71 @@
+"""The machine facts a forecast rests on: kind, source, range, and how far the range moves the answer."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tilecast.explore.review.content.content import Assumption
+from tilecast.explore.review.content.roofline import UNIT_FACTS
+from tilecast.model.forecast.predict import Prediction, predict, uncertain_facts
+from tilecast.model.machine.machine import Fact, Machine
+from tilecast.model.machine.schema import KEYS
+
+#: Facts that every forecast reads besides its units' rates.
+_CHIP = (
+    "chip.sm_count",
+    "chip.clock_max_mhz",
+    "chip.tdp_w",
+    "power.short_run_w",
+    "hbm.tbps_achieved",
+    "l2.bytes_per_clk_per_sm",
+)
+
+
+def assumptions(p: Prediction, clock: str | float) -> tuple[Assumption, ...]:
+    """Facts with a range, those changed by hand and the rates of the units; the widest effect first."""
+    machine = p.machine
+    ranged = uncertain_facts(machine, p.pipeline, p.workload.dtype)
+    changed = tuple(name for name in machine if machine.fact(name).kind == "what-if")
+    rates = tuple(UNIT_FACTS[u][0].format(dtype=p.workload.dtype) for u in p.pipeline.demand() if u in UNIT_FACTS)
+    names = dict.fromkeys((*ranged, *changed, *rates, *_CHIP))
+    rows = [_row(p, name, clock, name in ranged) for name in names if machine.has(name)]
+    order = {name: i for i, name in enumerate(names)}
+    return tuple(sorted(rows, key=lambda row: (-row.effect, order[row.fact])))
+
+
+def _row(p: Prediction, name: str, clock: str | float, ranged: bool) -> Assumption:
+    fact = p.machine.fact(name)
+    low, high = _ends(fact) if ranged else (None, None)
+    at = {end: _tflops(p, name, end, clock) for end in (low, high) if end is not None}
+    effect = max((abs(value / p.tflops - 1.0) for value in at.values()), default=0.0)
+    return Assumption(
+        name, KEYS[name].meaning, fact.value, fact.unit, fact.kind, _source(fact), low, high,
+        at[low] if low is not None else None, at[high] if high is not None else None, effect,
+    )  # fmt: skip
+
+
+def _ends(fact: Fact) -> tuple[float, float]:
+    return (fact.value if fact.low is None else fact.low), (fact.value if fact.high is None else fact.high)
+
+
+def _tflops(p: Prediction, name: str, value: float, clock: str | float) -> float:
+    if value == p.machine[name]:
+        return p.tflops
+    moved = p.machine.with_facts({name: value})
+    return predict(p.workload, moved, p.variant, clock=clock, interval=False).tflops
+
+
+def _source(fact: Fact) -> str:
+    note = f" ({fact.note})" if fact.note else ""
+    via = f" [from {fact.inherited_from}]" if fact.inherited_from else ""
+    return fact.source + note + via
+
+
+def machine_digest(machine: Machine) -> str:
+    """First 12 hex digits of SHA-256 over every fact: two reports with the same digest had the same machine."""
+    lines = [
+        f"{key}={f.value!r} {f.unit} {f.kind} {f.low!r} {f.high!r} {f.source}"
+        for key, f in sorted(machine.facts.items())
+    ]
+    text = "\n".join((machine.name, machine.arch, machine.tensor_kind, *lines))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""How a design review looks."""

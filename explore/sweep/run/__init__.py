@@ -1,0 +1,1 @@
+"""How a sweep's items are run and kept."""

@@ -1,0 +1,1 @@
+"""All SMs: tiles, waves, memory, power."""

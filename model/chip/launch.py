@@ -1,0 +1,179 @@
+"""From one SM to the chip: tiles onto SMs, memory ceilings, and the length of the kernel in cycles.
+
+The scheduler the kernel really uses is played through: ``grid`` and ``longest-first`` hand the next tile to the
+first free slot (the hardware does), ``persistent`` deals tiles round robin once, ``work-stealing`` is the hand-out
+without a new CTA for each tile.  Above some fifteen hundred tiles the remainder is estimated instead of played.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.chip.tiles import HeadTiles, head_tiles
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.sm.simulate import SmTrace, steady_state
+
+_MOST_PLAYED = 1536
+#: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy
+#: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
+_SHARED_L2 = 0.5
+#: Schedulers under which CTAs live on from tile to tile, as against one CTA a tile.
+LASTING = ("persistent", "work-stealing", "paired")
+
+
+@dataclass(frozen=True, slots=True)
+class ChipRun:
+    """Cycles of the whole kernel and where they go (all per SM unless said otherwise)."""
+
+    #: Longest SM, mean SM: their difference is the tail.
+    makespan_cycles: float
+    mean_cycles: float
+    #: Mean per SM: steady-state loop, loop extra of masked blocks, fill and drain, start and end of tiles.
+    loop_cycles: float
+    mask_cycles: float
+    fill_cycles: float
+    edge_cycles: float
+    tiles: int
+    slots: int
+    iterations: float
+    l2_bytes: float
+    hbm_bytes: float
+    l2_floor_cycles: float
+    hbm_seconds: float
+
+
+def tile_cycles(trace: SmTrace, masked_trace: SmTrace, tiles: HeadTiles) -> NDArray[np.float64]:
+    """Loop cycles of each listed tile, from the plain and the masked simulation."""
+    extra = masked_extra(trace, masked_trace)
+    ends = np.asarray(trace.iteration_end)
+    known = len(ends)
+    near = ends[np.clip(tiles.iterations, 1, known) - 1]
+    base = np.where(tiles.iterations > 0, near + np.maximum(tiles.iterations - known, 0) * trace.ii_cycles, 0.0)
+    return base + extra * np.minimum(tiles.masked, tiles.iterations)
+
+
+def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
+    """Cycles a block that crosses a mask boundary takes beyond a plain one."""
+    blocks = masked_trace.masked_iterations
+    if not blocks:
+        return 0.0
+    far = max(len(trace.iteration_end), len(masked_trace.iteration_end))
+    return max(0.0, (masked_trace.tile_cycles(far) - trace.tile_cycles(far)) / blocks)
+
+
+def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
+    """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
+    pair = pipeline.cta_group
+    rows = pipeline.rows_per_cta * pair
+    tiles = head_tiles(workload, rows, pipeline.keys_per_iteration)
+    trace = steady_state(pipeline)
+    masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
+    loop = tile_cycles(trace, masked_trace, tiles)
+    lasting = variant.scheduler in LASTING
+    start, finish = tile_edges(pipeline, machine)
+    gap = _gap(pipeline, machine, trace)
+    heads = workload.batch * workload.heads_q
+    slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
+    # Empty tiles (no visible key) still write zeros: start and end only.
+    per_tile = loop + (gap if lasting else start + finish)
+    # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
+    once = start + finish if lasting else 0.0
+    makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
+    count = tiles.count * heads
+    share = tiles.weight * heads / slots
+    mean = float(per_tile.sum()) * share + once
+    inside = mean - once if lasting else float(loop.sum()) * share
+    steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
+    crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
+    mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
+    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
+    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
+    return ChipRun(
+        makespan_cycles=makespan,
+        mean_cycles=mean,
+        loop_cycles=steady,
+        mask_cycles=mask,
+        fill_cycles=inside - steady - mask,
+        edge_cycles=mean - inside,
+        tiles=count,
+        slots=slots,
+        iterations=tiles.total_iterations * heads,
+        l2_bytes=l2,
+        hbm_bytes=hbm,
+        l2_floor_cycles=l2 / port,
+        hbm_seconds=hbm / (machine["hbm.tbps_achieved"] * 1e12),
+    )
+
+
+def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
+    """(start, finish): cycles of a CTA before its tile's loop and after it."""
+    first_load = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
+    return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
+
+
+def _gap(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+    """Cycles between the tiles of a CTA that lives on."""
+    # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
+    # that exceeds one iteration of overlap between neighbouring tiles.
+    if not pipeline.tiles_overlap:
+        # The next tile's first blocks are there when the output is written; nothing else overlaps.
+        return pipeline.epilogue_cycles - machine["tma.latency_l2_cycles"]
+    fill = trace.iteration_end[-1] - len(trace.iteration_end) * trace.ii_cycles
+    return max(0.0, fill - trace.ii_cycles) - fill
+
+
+def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
+    """Length of the longest SM (cycles) when the listed ``tiles`` of each head take ``per_tile`` cycles."""
+    total = float(per_tile.sum()) * tiles.weight * heads
+    count = tiles.count * heads
+    low, high = float(per_tile.min()), float(per_tile.max())
+    if high - low < 1e-9 * max(1.0, high):
+        return -(-count // slots) * high
+    if count > _MOST_PLAYED or tiles.weight > 1:
+        # Hand-out in order leaves the last tile's length on average half unfilled; longest-first leaves the shortest.
+        last = low if scheduler == "longest-first" else high
+        return max(high, total / slots + 0.5 * last)
+    if scheduler == "paired":
+        # Persistent over pairs of a long and a short tile of one head; the middle one of an odd count is alone.
+        half = len(per_tile) // 2
+        pairs = np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
+        per_tile, scheduler = pairs, "persistent"
+    order = np.sort(per_tile)[::-1] if scheduler == "longest-first" else per_tile
+    sequence = np.repeat(order, heads) if scheduler == "longest-first" else np.tile(order, heads)
+    if scheduler == "persistent":
+        lanes = np.zeros(slots)
+        for first in range(0, len(sequence), slots):
+            part = sequence[first : first + slots]
+            lanes[: len(part)] += part
+        return float(lanes.max())
+    free = [0.0] * slots
+    for cycles in sequence.tolist():
+        heapq.heapreplace(free, free[0] + cycles)
+    return max(free)
+
+
+def traffic(
+    workload: Workload, pipeline: Pipeline, machine: Machine, tiles: HeadTiles, heads: int, pair: int, slots: int
+) -> tuple[float, float]:
+    """(L2 bytes, HBM bytes) of the launch: K/V tiles through L2 for every query tile, HBM once where L2 holds them."""
+    size = workload.dtype_bytes
+    row = (workload.head_dim_qk + workload.head_dim_v) * size
+    queries = heads * workload.seqlen_q * (workload.head_dim_qk * size + workload.head_dim_v * 2)
+    blocks = tiles.total_iterations * heads
+    l2 = blocks * pipeline.keys_per_iteration * row + queries
+    kv = workload.batch * workload.heads_kv * workload.seqlen_k * row
+    share = tiles.total_iterations * pipeline.keys_per_iteration / (tiles.count * workload.seqlen_k)
+    sharers = tiles.count * workload.group_size
+    resident = min(slots, sharers)
+    heads_alive = max(1.0, slots / max(1, sharers))
+    working_set = heads_alive * workload.seqlen_k * row
+    # K/V that do not stay in L2 come again for every group of query tiles that runs together.
+    passes = 1.0 if working_set <= _SHARED_L2 * machine["l2.bytes"] else max(1.0, share * sharers / resident)
+    return l2, queries + kv * passes

@@ -1,0 +1,119 @@
+"""The clock the power limit allows.
+
+Board power of a kernel is idle power, the clock tree and schedulers of active SMs, and the energy of every
+operation at its rate.  On-chip energy per operation grows with the supply voltage and so with the clock:
+``e(f) = e(1 GHz) * f ** exponent``, with an exponent of its own for bytes from L2 where one was measured.  The voltage
+follows the clock that is set (what NVML reports): under matrix work an SM executes ``power.tensor_clock_share`` of it, so
+f is the executed clock over that share.  The clock settles where power meets the limit, or at the boost clock.
+
+Energy terms come from matrix products, arithmetic streams and copies, never from attention kernels
+(`tilecast calibrate` on the H200; published GEMM rows for Blackwell, see the machine files).
+
+Two regimes exist and are both predicted.  *Sustained* is seconds of back-to-back work: the board limit holds.
+*Short* is what benchmark harnesses publish, tens of milliseconds: the limiter lets power overshoot for a while,
+by the amount the same boards show for short matrix products (``power.short_run_w``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilecast.model.machine.machine import Machine
+
+#: Units of demand that cost energy per operation: (unit, fact with pJ at 1 GHz, fact with operations per clock).
+_UNIT_ENERGY = (
+    ("mufu", "power.mufu_pj_per_op", "mufu.ex2_per_clk"),
+    ("fma", "power.fma_pj_per_op", "fma.lanes"),
+    ("alu", "power.alu_pj_per_op", "alu.lanes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a kernel does in all, on all SMs: the input of the power balance."""
+
+    tensor_flop: float
+    dtype: str
+    #: Cycles of demand per unit, summed over SMs (unit name -> cycles).
+    unit_cycles: tuple[tuple[str, float], ...]
+    l2_bytes: float
+    hbm_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A settled clock and why it is what it is."""
+
+    mhz: float
+    power_w: float
+    limit_w: float
+    #: "boost" when the clock is at its maximum, "power" when the limit holds it, "fixed" when the user set it.
+    bound: str
+
+
+def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, float]:
+    """On-chip energy of the kernel by consumer, at a set clock of 1 GHz."""
+    key = "fp8" if activity.dtype == "fp8" else "bf16"
+    out = {"tensor": activity.tensor_flop * machine[f"power.tensor_pj_per_flop_{key}"] * 1e-12}
+    cycles = dict(activity.unit_cycles)
+    for unit, energy, rate in _UNIT_ENERGY:
+        out[unit] = cycles.get(unit, 0.0) * machine[rate] * machine[energy] * 1e-12
+    out["l2"] = activity.l2_bytes * machine["power.l2_pj_per_byte"] * 1e-12
+    return out
+
+
+def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
+    """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
+    return _power_curve(machine, activity, busy_cycles, hbm_seconds)(ghz)
+
+
+def _power_curve(
+    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float
+) -> Callable[[float], float]:
+    """`power_at` as a function of the clock alone: what does not depend on it is worked out once."""
+    exponent = machine["power.energy_exponent"]
+    l2_exponent = machine.get("power.l2_energy_exponent", exponent)
+    share = machine["power.tensor_clock_share"]
+    energy = energy_joule_at_1ghz(machine, activity)
+    l2 = energy.pop("l2")
+    joule = sum(energy.values())
+    hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
+    active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
+
+    def watts(ghz: float) -> float:
+        seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+        set_ghz = ghz / share
+        tree = active * set_ghz ** (1 + exponent)
+        return float(idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds)
+
+    return watts
+
+
+def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str) -> Clock:
+    """The clock of ``regime`` ("sustained" or "short"): the highest at which power stays within its limit."""
+    limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
+    top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    low, high = 100.0, top
+    bound = "boost"
+    watts = _power_curve(machine, activity, busy_cycles, hbm_seconds)
+    if watts(high / 1e3) > limit:
+        bound = "power"
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            if watts(middle / 1e3) > limit:
+                high = middle
+            else:
+                low = middle
+    return _clock(machine, activity, busy_cycles, hbm_seconds, high, limit, bound)
+
+
+def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:
+    """A clock the user locked; the power it would need is reported beside it."""
+    return _clock(machine, activity, busy_cycles, hbm_seconds, mhz, machine["chip.tdp_w"], "fixed")
+
+
+def _clock(
+    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float, limit: float, bound: str
+) -> Clock:
+    return Clock(mhz, power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3), limit, bound)

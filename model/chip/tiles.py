@@ -1,0 +1,66 @@
+"""Which tiles a workload has: blocks per query tile, how many of them cross a mask boundary, useful work.
+
+All heads and batches look alike, so the tiles of one head describe them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.kernel.workload import Workload
+
+#: Query tiles of one head whose block counts are listed one by one; longer sequences are sampled evenly.
+_MOST_LISTED = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTiles:
+    """Tiles of one (batch, head): iterations of each listed tile, and how many tiles each stands for."""
+
+    iterations: NDArray[np.int64]
+    masked: NDArray[np.int64]
+    weight: float
+    count: int
+
+    @property
+    def total_iterations(self) -> float:
+        """Loop iterations of all tiles of the head."""
+        return float(self.iterations.sum()) * self.weight
+
+
+def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
+    """Tiles of ``rows`` query rows over blocks of ``keys`` keys for one head, in row order.
+
+    Causal masks are aligned bottom right: row i sees keys up to i + seqlen_k - seqlen_q.
+    """
+    count = -(-workload.seqlen_q // rows)
+    index = np.arange(count) if count <= _MOST_LISTED else np.linspace(0, count - 1, _MOST_LISTED).astype(np.int64)
+    low_row = index * rows
+    high_row = np.minimum(low_row + rows, workload.seqlen_q)
+    offset = workload.seqlen_k - workload.seqlen_q
+    sk = workload.seqlen_k
+    first_any = np.zeros_like(index)
+    first_all = np.zeros_like(index)
+    last_any = np.full_like(index, sk)
+    last_all = np.full_like(index, sk)
+    left, right = -1, -1
+    if workload.mask == "causal":
+        right = 0
+    elif workload.mask == "window" and workload.window is not None:
+        left, right = workload.window
+    if right >= 0:
+        last_any = np.clip(high_row - 1 + offset + right + 1, 0, sk)
+        last_all = np.clip(low_row + offset + right + 1, 0, sk)
+    if left >= 0:
+        first_any = np.clip(low_row + offset - left, 0, sk)
+        first_all = np.clip(high_row - 1 + offset - left, 0, sk)
+    first_block = first_any // keys
+    last_block = -(-last_any // keys)
+    blocks = np.maximum(last_block - first_block, 0)
+    whole = np.maximum(last_all // keys - -(-first_all // keys), 0)
+    # A ragged last block needs the same masking as a diagonal one.
+    masked = np.clip(blocks - whole, 0, blocks)
+    return HeadTiles(blocks, masked, count / len(index), count)

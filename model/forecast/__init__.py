@@ -1,0 +1,1 @@
+"""The answer for one workload, machine and variant."""

@@ -1,0 +1,143 @@
+"""A prediction as text, as a dictionary with stable keys, and as HTML for notebooks.  No arithmetic of its own."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from tilecast.model.kernel.variant import variant_text
+
+if TYPE_CHECKING:
+    from tilecast.model.forecast.predict import Prediction
+
+_BAR = 24
+
+
+def as_dict(p: Prediction) -> dict[str, object]:
+    """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
+    return {
+        "machine": p.machine.name,
+        "workload": p.workload.as_dict(),
+        "variant": variant_text(p.variant),
+        "variant_chosen": p.variant_chosen,
+        "pipeline": p.pipeline.name,
+        "regime": p.regime,
+        "time_ms": p.time_ms,
+        "tflops": p.tflops,
+        "tflops_interval": list(p.tflops_interval),
+        "clock_mhz": p.clock_mhz,
+        "clock_bound": p.clock.bound,
+        "power_w": p.clock.power_w,
+        "other_regimes": [
+            {"regime": name, "time_ms": ms, "tflops": tflops, "clock_mhz": mhz}
+            for name, ms, tflops, mhz in p.other_regimes
+        ],
+        "binding": p.binding,
+        "units": p.units,
+        "pipes": p.pipes,
+        "ii_cycles": p.ii_cycles,
+        "res_mii": {"cycles": p.bounds.res.cycles, "unit": p.bounds.res.unit},
+        "rec_mii": {"cycles": p.bounds.rec.cycles, "ops": list(p.bounds.rec.ops_on_cycle)},
+        "critical_recurrence": [
+            {
+                "op": s.op,
+                "after": s.why,
+                "alone_cycles": s.alone_cycles,
+                "contention_cycles": s.contention_cycles,
+                "wait_cycles": s.wait_cycles,
+            }
+            for s in p.critical
+        ],
+        "stalls": p.trace.stalls(),
+        "waterfall": [{"cause": w.cause, "cycles": w.cycles, "share": w.share} for w in p.waterfall],
+        "tiles": p.chip.tiles,
+        "l2_bytes": p.chip.l2_bytes,
+        "hbm_bytes": p.chip.hbm_bytes,
+        "assumed_facts": list(p.assumed_facts),
+        "outside_calibrated_range": list(p.outside_calibrated_range),
+    }
+
+
+def as_text(p: Prediction) -> str:
+    """The report `tilecast predict` prints; every number is computed, and says in which unit."""
+    return "\n".join((*_headline(p), "", *_why(p), "", *_units(p), "", *_waterfall(p), "", *_footing(p)))
+
+
+def _headline(p: Prediction) -> list[str]:
+    low, high = p.tflops_interval
+    bound = {
+        "power": f"held by the {p.clock.limit_w:.0f} W limit",
+        "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
+        "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W",
+    }[p.clock.bound]
+    how = "best legal variant of its family" if p.variant_chosen else "as given"
+    lines = [
+        f"{p.machine.title}: {p.workload.label()}",
+        f"  {p.time_ms:.4g} ms   {p.tflops:.0f} TFLOP/s   (interval {low:.0f} to {high:.0f})   {p.regime} clock",
+        f"  SM clock   {p.clock_mhz:.0f} MHz, {bound}",
+    ]
+    lines += [
+        f"  {name:<10} {ms:.4g} ms   {tflops:.0f} TFLOP/s at {mhz:.0f} MHz" for name, ms, tflops, mhz in p.other_regimes
+    ]
+    lines += [f"  kernel     {p.pipeline.name}  ({how})", f"  variant    {variant_text(p.variant)}"]
+    return lines
+
+
+def _why(p: Prediction) -> list[str]:
+    answer = p.binding
+    lines = [
+        "What it waits for",
+        f"  {p.ii_cycles:.0f} cycles per iteration of {p.pipeline.rows_per_cta} rows x "
+        f"{p.pipeline.keys_per_iteration} keys; lower bounds: {p.bounds.res.unit} {p.bounds.res.cycles:.0f} (ResMII), "
+        f"recurrence {p.bounds.rec.cycles:.0f} (RecMII)",
+    ]
+    kind, name = answer["kind"], answer["name"]
+    if kind == "unit":
+        lines.append(f"  bound by the {name} unit")
+    elif kind == "memory":
+        lines.append(f"  bound by {name}")
+    else:
+        lines.append("  bound by a recurrence, the loop that each block must close before the next:")
+    lines += [
+        f"    {s.op:<10} {s.alone_cycles:6.0f} alone {s.contention_cycles:+6.0f} sharing "
+        f"{s.wait_cycles:+6.0f} hand-over  after {s.why}"
+        for s in p.critical
+    ]
+    return lines
+
+
+def _units(p: Prediction) -> list[str]:
+    lines = ["Busy share of each unit in the loop (slack is what is left)"]
+    for unit, share in sorted(p.units.items(), key=lambda item: -item[1]):
+        filled = round(min(1.0, share) * _BAR)
+        cycles = share * p.ii_cycles
+        lines.append(f"  {unit:<11}{'█' * filled}{'·' * (_BAR - filled)} {share:6.1%}   {cycles:6.0f} cycles")
+    pipes = "  ".join(f"{name} {share:.1%}" for name, share in p.pipes.items())
+    lines.append(f"  as a profiler counts pipes: {pipes}")
+    return lines
+
+
+def _waterfall(p: Prediction) -> list[str]:
+    lines = ["From peak to achieved (cycles per SM at the predicted clock, share of the time)"]
+    for step in p.waterfall:
+        if abs(step.share) < 0.0005:
+            continue
+        filled = max(0, round(step.share * _BAR))
+        lines.append(f"  {step.cause:<58}{step.cycles:12.0f}  {step.share:6.1%}  {'█' * filled}")
+    return lines
+
+
+def _footing(p: Prediction) -> list[str]:
+    lines = ["Rests on"]
+    lines += [f"  {text}" for text in p.assumed_facts] or ["  measured and specified facts only"]
+    if p.outside_calibrated_range:
+        lines.append("  OUTSIDE the range the model was held against: " + "; ".join(p.outside_calibrated_range))
+    return lines
+
+
+def as_html(p: Prediction) -> str:
+    """The text report in a frame a notebook shows as is."""
+    return (
+        '<pre style="font-family:ui-monospace,monospace;line-height:1.25;font-size:12px">'
+        f"{html.escape(as_text(p))}</pre>"
+    )

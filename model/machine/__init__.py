@@ -1,0 +1,1 @@
+"""Machines: facts with units and sources, one data file a GPU."""

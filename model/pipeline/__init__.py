@@ -1,0 +1,1 @@
+"""The loop of a kernel as a dataflow graph."""

@@ -1,0 +1,191 @@
+"""FlashAttention-3 forward on Hopper: a copy producer and wgmma consumer warpgroups of 64 query rows each.
+
+With intra-warpgroup overlap a warpgroup issues QK of block j+1 and PV of block j together, then works on the
+softmax of block j+1 while PV still runs; the O rescale waits for that PV.  With rescale="anchored" the steady state
+has neither row max nor rescale: exponentials take the row max of the first blocks as their reference.  Ping-pong adds a turn-taking barrier
+between warpgroups so that one's softmax runs under the other's GEMMs.  Accumulators live in registers: the score
+layout puts a row on four threads, so each row reduction ends in two shuffles.
+"""
+
+from __future__ import annotations
+
+from tilecast.model.kernel.variant import Fa3Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.softmax_cost import rescale_share
+from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
+
+_ROWS = 64
+_INSTRUCTIONS_PER_MMA = 4.0
+#: Instructions of an anchored step that do not scale with the tile, and those of them on the ALU pipe: counted in the
+#: machine code of the generated kernels (`tilecast inspect`, head_dim 64 and 128, Triton 3.9).
+_ANCHORED_INSTRUCTIONS = 56
+_ANCHORED_ALU_INSTRUCTIONS = 4
+#: End of a tile: sums across a quad, reciprocal, logarithm, addresses; stall counts of the generated kernels' machine code.
+_STATISTICS_CYCLES = 450.0
+#: Barriers of a warpgroup and polls of an mbarrier in one step (machine code of the generated kernels).
+_BARRIERS_PER_STEP, _POLLS_PER_STEP = 3, 2
+#: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
+#: every four elements of P (FlashAttention-3's in-kernel layout conversion).
+_FP8_PERMUTES_PER_ELEMENT = 0.5
+
+
+def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
+    """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
+    groups = range(variant.warpgroups)
+    ops: list[Op] = _load_ops(workload, variant, machine)
+    roles = [Role("load", (Step("load_k"), Step("load_v")), 1, 24)]
+    edges: list[Edge] = []
+    for g in groups:
+        ops += _group_ops(workload, variant, machine, g)
+        roles.append(Role(f"consumer{g}", _program(variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160))
+        edges += _group_edges(workload, variant, machine, g)
+    rows = _ROWS * variant.warpgroups
+    size = workload.dtype_bytes
+    o = rows * workload.head_dim_v
+    return Pipeline(
+        name=f"fa3 {rows}x{variant.tile_n}"
+        + (" overlap" if variant.overlap else "")
+        + (" ping-pong" if variant.ping_pong and variant.warpgroups > 1 else ""),
+        machine=machine.name,
+        ops=tuple(ops),
+        edges=tuple(edges),
+        roles=tuple(roles),
+        buffers=(
+            Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
+            Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
+            Buffer("V", "smem", variant.tile_n * workload.head_dim_v * size, variant.kv_stages, "load_v", "pv0"),
+        ),
+        rows_per_cta=rows,
+        keys_per_iteration=variant.tile_n,
+        ctas_per_sm=1,
+        prologue_cycles=_prologue_cycles(variant, machine),
+        epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"]
+        + common.store_cycles(machine, o * 2) + common.first_read_cycles(machine, rows * workload.head_dim_qk * size),
+        tiles_overlap=False,
+        mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
+        facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
+    )  # fmt: skip
+
+
+def _prologue_cycles(variant: Fa3Variant, machine: Machine) -> float:
+    """A CTA from its start to its first copy: two barriers for each slot of K, V and Q, then the roles' hand-over."""
+    barriers = 4 * variant.kv_stages + 2 * variant.q_stages * variant.warpgroups
+    per_barrier = machine.get("launch.barrier_setup_cycles", 0.0)
+    return machine["launch.cta_start_cycles"] + machine.get("launch.cta_setup_cycles", 0.0) + barriers * per_barrier
+
+
+def _first_step(variant: Fa3Variant) -> str:
+    """The softmax operation that reads S first."""
+    return "exp" if variant.rescale == "anchored" else "max"
+
+
+def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
+    cycles = mma_tile_cycles(m, _ROWS, n, k, w.dtype, a_home, 1)
+    read = mma_smem_bytes(_ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
+    steps = k * w.dtype_bytes / 32
+    # A warpgroup instruction is issued by all four warps, one on each sub-partition.
+    count = steps * _INSTRUCTIONS_PER_MMA
+    demand = [("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))]
+    if m.has("regs.mma_share"):
+        demand.append(("regs", cycles * m["regs.mma_share"]))
+    return Op(
+        name, kind, f"consumer{g}", tuple(demand), cycles, engine="tensor", issue_cycles=count, tile=g, instructions=(("other", count),),
+    )  # fmt: skip
+
+
+def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
+    role = f"consumer{g}"
+    elements = float(_ROWS * v.tile_n)
+    step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))
+    # Rows sit on quads of threads: two dependent shuffle + max steps close each reduction.
+    quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
+    exp = common.exp_work(m, w, elements, v.emulated_share, v.poly_degree)
+    if w.dtype == "fp8":
+        permutes = elements * _FP8_PERMUTES_PER_ELEMENT
+        exp = common.add(exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
+    total = common.row_sum_work(m, elements)
+    if v.rescale == "anchored":
+        exp = common.add(exp, common.bookkeeping_work(m, _ANCHORED_ALU_INSTRUCTIONS, _ANCHORED_INSTRUCTIONS))
+    o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
+    rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
+    vote = 0.0
+    if v.rescale == "conditional":
+        rescale = rescale.scaled(rescale_share(v.rescale_threshold))
+        # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, a vote.
+        vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + m.get("sync.barrier_cycles", 0.0)
+    sync = _BARRIERS_PER_STEP * m.get("sync.barrier_cycles", 0.0) + _POLLS_PER_STEP * m.get(
+        "sync.wait_done_cycles", 0.0
+    )
+    ops = [
+        _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
+        Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),
+           step.busiest() + quad + common.statistics_latency(m), tile=g,
+           instructions=(*step.instructions, ("mufu", _ROWS / 128.0))),
+        Op(f"exp{g}", "exp", role, exp.cycles, common.one_warp_cycles(m, exp) + common.ramp_latency(m), tile=g,
+           instructions=exp.instructions),
+        Op(f"sum{g}", "row sum", role, total.cycles, total.busiest(), tile=g, instructions=total.instructions),
+        Op(f"rescale{g}", "rescale", role, rescale.cycles, rescale.busiest() + m["fma.latency_cycles"] + vote, tile=g,
+           instructions=rescale.instructions),
+        _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
+    ]  # fmt: skip
+    if v.rescale == "anchored":
+        ops = [op for op in ops if op.kind not in ("row max", "rescale")]
+    if sync:
+        ops.append(Op(f"sync{g}", "barrier", role, (), sync, tile=g))
+    if v.ping_pong and v.warpgroups > 1:
+        ops.append(Op(f"turn{g}", "barrier", role, (), m["sync.named_barrier_cycles"], tile=g))
+    return ops
+
+
+def _program(v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
+    turn: tuple[Step, ...] = (Step(f"sync{g}", 1 if v.overlap else 0),) if m.has("sync.barrier_cycles") else ()
+    turn += (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
+    anchored = v.rescale == "anchored"
+    softmax = ("exp", "sum") if anchored else ("max", "exp", "sum", "rescale")
+    if v.overlap:
+        # QK of the next block, then PV of this one, then the softmax of the next under that PV.
+        return (*turn, Step(f"qk{g}", 1), Step(f"pv{g}", 0), *(Step(f"{name}{g}", 1) for name in softmax))
+    return (*turn, Step(f"qk{g}"), *(Step(f"{name}{g}") for name in softmax), Step(f"pv{g}"))
+
+
+def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
+    arrive = m["sync.mbarrier_roundtrip_cycles"]
+    done_qk = mma_completion_latency_cycles(m, _ROWS, v.tile_n, w.dtype, "smem", 1)
+    done_pv = mma_completion_latency_cycles(m, _ROWS, w.head_dim_v, w.dtype, "register", 1)
+    landed = m["tma.latency_l2_cycles"]
+    edges = [
+        Edge("load_k", f"qk{g}", 0, landed, "data", "K tile"),
+        Edge("load_v", f"pv{g}", 0, landed, "data", "V tile"),
+        Edge(f"qk{g}", f"max{g}", 0, done_qk, "data", "S accumulator"),
+        Edge(f"pv{g}", f"rescale{g}", 1, done_pv, "data", "O accumulator"),
+        Edge(f"rescale{g}", f"pv{g}", 0, 0.0, "data", "O rescaled"),
+        Edge(f"exp{g}", f"pv{g}", 0, 0.0, "data", "P registers"),
+        Edge(f"max{g}", f"exp{g}", 0, 0.0, "data", "row max"),
+        Edge(f"max{g}", f"rescale{g}", 0, 0.0, "data", "scale"),
+        Edge(f"exp{g}", f"sum{g}", 0, 0.0, "data", "exponentials"),
+        Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", "K slot"),
+        Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", "V slot"),
+    ]
+    if v.rescale == "anchored":
+        gone = (f"max{g}", f"rescale{g}")
+        edges = [edge for edge in edges if edge.src not in gone and edge.dst not in gone]
+        edges.append(Edge(f"qk{g}", f"exp{g}", 0, done_qk, "data", "S accumulator"))
+        # The warpgroup waits for PV at the end of its step: P's registers are written again in the next.
+        edges.append(Edge(f"pv{g}", f"qk{g}", 2 if v.overlap else 1, done_pv, "buffer", "P registers"))
+    if v.ping_pong and v.warpgroups > 1:
+        before = (g - 1) % v.warpgroups
+        # A warpgroup passes the turn on once its GEMMs are issued; the barrier op of the next waits for it.
+        edges.append(Edge(f"turn{before}", f"turn{g}", 0 if g else 1, m["sync.named_barrier_cycles"], "order", "turn"))
+    return edges
+
+
+def _load_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
+    out = []
+    for name, width in (("load_k", w.head_dim_qk), ("load_v", w.head_dim_v)):
+        busy = common.load_cycles(m, v.tile_n * width * w.dtype_bytes)
+        out.append(Op(name, "load", "load", (("tma", busy),), busy, engine="tma", issue_cycles=m["tma.issue_cycles"],
+                      instructions=(("other", 2.0),)))  # fmt: skip
+    return out

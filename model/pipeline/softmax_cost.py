@@ -1,0 +1,190 @@
+"""What softmax work costs on a machine: the same arithmetic for every pipeline builder.
+
+Counts are per score tile of ``rows x keys`` elements; a unit's cycles are elements over its lanes.  Instruction
+counts are warp instructions per SM sub-partition (elements / 128 for one scalar instruction per element).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: Scalar instructions of a softmax or correction step that do not scale with the tile (barrier polls, statistics,
+#: addresses, branches) and how many of them run on the ALU pipe.  Inferred, not counted: what the issue and ALU shares
+#: of FA4 bf16 on B300 (flash-attention #2701) leave after the instructions that do scale, split between the roles.
+STEP_INSTRUCTIONS = 28
+STEP_ALU_INSTRUCTIONS = 14
+CORRECTION_INSTRUCTIONS = 30
+CORRECTION_ALU_INSTRUCTIONS = 14
+
+#: Share of tile steps in which one warp of the correction group really rescales at threshold 8:
+#: a tenth (fa4.md (g), [BLOG]) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
+_RESCALE_SHARE_AT_8 = 0.065
+_RESCALE_SHARE_AT_0 = 0.65
+
+Pairs = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Demand of a piece of arithmetic: cycles per unit and warp instructions per pipe."""
+
+    cycles: Pairs
+    instructions: Pairs
+
+    def busiest(self) -> float:
+        """Cycles of the busiest unit: the fastest this work can go with the SM to itself."""
+        return max((c for _, c in self.cycles), default=0.0)
+
+    def scaled(self, factor: float) -> Work:
+        """The same work for ``factor`` times as many elements."""
+        return Work(
+            tuple((u, c * factor) for u, c in self.cycles), tuple((p, n * factor) for p, n in self.instructions)
+        )
+
+
+def work(machine: Machine, cycles: dict[str, float], instructions: dict[str, float]) -> Work:
+    """A `Work` whose issue cycles follow from its instruction counts."""
+    total = sum(instructions.values())
+    issue = total * 4.0 / machine["issue.warp_inst_per_clk"]
+    merged = {unit: c for unit, c in cycles.items() if c > 0}
+    merged["issue"] = merged.get("issue", 0.0) + issue
+    if machine.has("regs.mma_share"):
+        # Accumulators in registers: arithmetic and wgmma share the register file ports.
+        merged["regs"] = sum(
+            count * machine[f"regs.cycles_per_{pipe}"] for pipe, count in instructions.items() if pipe != "other"
+        )
+    return Work(tuple(merged.items()), tuple((p, n) for p, n in instructions.items() if n > 0))
+
+
+def add(*parts: Work) -> Work:
+    """Sum of several pieces of work (unit by unit, pipe by pipe)."""
+    cycles: dict[str, float] = {}
+    instructions: dict[str, float] = {}
+    for part in parts:
+        for unit, c in part.cycles:
+            cycles[unit] = cycles.get(unit, 0.0) + c
+        for pipe, n in part.instructions:
+            instructions[pipe] = instructions.get(pipe, 0.0) + n
+    return Work(tuple(cycles.items()), tuple(instructions.items()))
+
+
+def fma_cost(machine: Machine, elements: float) -> tuple[float, float]:
+    """(cycles, warp instructions) of one FP32 operation per element; packed f32x2 halves the instructions."""
+    packed = machine.get("fma.packed_f32x2", 0.0) > 0
+    return elements / machine["fma.lanes"], elements / 128.0 / (2.0 if packed else 1.0)
+
+
+def row_max_work(machine: Machine, elements: float) -> Work:
+    """Running maximum of every row; 3-input min/max consumes two elements an instruction."""
+    per = machine["alu.minmax_inputs"] - 1.0
+    count = elements / per
+    return work(machine, {"alu": count / machine["alu.lanes"]}, {"alu": count / 128.0})
+
+
+def bookkeeping_work(
+    machine: Machine, alu: float = STEP_ALU_INSTRUCTIONS, instructions: float = STEP_INSTRUCTIONS
+) -> Work:
+    """What a softmax step does besides its elements: barrier polls, statistics, addresses, branches."""
+    return work(
+        machine,
+        {"alu": alu * 128 / machine["alu.lanes"]},
+        {"alu": alu, "other": instructions - alu},
+    )
+
+
+def row_sum_work(machine: Machine, elements: float) -> Work:
+    """FP32 sum of the exponentials of every row."""
+    cycles, count = fma_cost(machine, elements)
+    return work(machine, {"fma": cycles}, {"fma": count})
+
+
+def packing_fact(workload: Workload) -> str:
+    """The fact that gives the rate of packing probabilities to the workload's dtype."""
+    return "cvt.f32x2_to_fp8x2_per_clk" if workload.dtype == "fp8" else "cvt.f32x2_to_bf16x2_per_clk"
+
+
+def exp_work(machine: Machine, workload: Workload, elements: float, emulated_share: float, degree: int) -> Work:
+    """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
+
+    A hardware exponential is one MUFU.EX2; an emulated one costs ``mufu.ex2_emulation_fma_slots`` FMA lane slots
+    at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (fa4.md (f)).
+    """
+    emulated = elements * emulated_share
+    hardware = elements - emulated
+    scale_cycles, scale_count = fma_cost(machine, elements)
+    slots = machine.get("mufu.ex2_emulation_fma_slots", 7.45) + (degree - 3)
+    packed = 2.0 if machine.get("fma.packed_f32x2", 0.0) > 0 else 1.0
+    emulation_count = emulated / 128.0 * ((degree + 2) / packed + 1.0)
+    # F2FP packs two floats; FP8 pairs are 16 bit and need one more byte permute for every four elements.
+    packs = elements / 2.0
+    rate = machine[packing_fact(workload)]
+    permutes = elements / 4.0 if workload.dtype == "fp8" else 0.0
+    alu_count = (packs + permutes + emulated) / 128.0
+    return work(
+        machine,
+        {
+            "mufu": hardware / machine["mufu.ex2_per_clk"],
+            "fma": scale_cycles + emulated * slots / machine["fma.lanes"],
+            "cvt": packs / rate,
+            "alu": (packs + permutes + emulated) / machine["alu.lanes"],
+        },
+        {"mufu": hardware / 128.0, "fma": scale_count + emulation_count, "alu": alu_count},
+    )
+
+
+def rescale_share(threshold: float) -> float:
+    """Expected share of steps in which a warp rescales O, log-linear between thresholds 0 and 8 and beyond."""
+    return float(_RESCALE_SHARE_AT_0 * (_RESCALE_SHARE_AT_8 / _RESCALE_SHARE_AT_0) ** (threshold / 8.0))
+
+
+def mask_work(machine: Machine, elements: float) -> Pairs:
+    """Extra ALU cycles to mask a block that crosses the boundary: one select per element."""
+    return (("alu", elements / machine["alu.lanes"]), ("issue", elements / 128.0))
+
+
+def one_warp_cycles(machine: Machine, done: Work) -> float:
+    """Time of straight-line work on one warp per sub-partition: its busiest pipe, plus the part of the other
+    pipes' work that a single in-order warp does not hide under it (``issue.one_warp_exposed_share``)."""
+    pipes = [c for unit, c in done.cycles if unit in ("mufu", "fma", "alu")]
+    if not pipes:
+        return done.busiest()
+    exposed = machine.get("issue.one_warp_exposed_share", 0.0) * (sum(pipes) - max(pipes))
+    return max(done.busiest(), max(pipes) + exposed)
+
+
+def statistics_latency(machine: Machine) -> float:
+    """Dependent tail of the row statistics: combine partial maxima, compare, form the scale with one ex2, store."""
+    return (
+        4 * machine["alu.latency_cycles"]
+        + 2 * machine["fma.latency_cycles"]
+        + machine["mufu.ex2_latency_cycles"]
+        + machine["smem.latency_cycles"]
+    )
+
+
+def ramp_latency(machine: Machine) -> float:
+    """Depth of the scale -> ex2 -> pack pipe before the first packed value comes out."""
+    return 2 * machine["fma.latency_cycles"] + machine["mufu.ex2_latency_cycles"] + machine["alu.latency_cycles"]
+
+
+def load_cycles(machine: Machine, size_bytes: float) -> float:
+    """Cycles the bulk copy engine of one SM is busy with ``size_bytes``."""
+    return size_bytes / machine["tma.bytes_per_clk"]
+
+
+def store_cycles(machine: Machine, size_bytes: float) -> float:
+    """Cycles one SM takes to write ``size_bytes`` while all others write too."""
+    return size_bytes / _bytes_per_clk(machine, machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]))
+
+
+def first_read_cycles(machine: Machine, size_bytes: float) -> float:
+    """Cycles one SM takes to read ``size_bytes`` from memory while all others read too."""
+    return size_bytes / _bytes_per_clk(machine, machine["hbm.tbps_achieved"])
+
+
+def _bytes_per_clk(machine: Machine, tbps: float) -> float:
+    mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
+    return tbps * 1e6 / (machine["chip.sm_count"] * mhz)

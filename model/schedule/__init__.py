@@ -1,0 +1,1 @@
+"""The proven best order of a pipeline's loop."""

@@ -1,0 +1,1 @@
+"""The best variant for a workload and a machine."""

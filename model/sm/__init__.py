@@ -1,0 +1,1 @@
+"""What one SM does with a pipeline: bounds and simulation."""

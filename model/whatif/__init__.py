@@ -1,0 +1,1 @@
+"""Forecasts for machines that do not exist."""

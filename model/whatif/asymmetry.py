@@ -1,0 +1,267 @@
+"""The map of asymmetric scaling: two rates of a machine along two axes, what binds and what is reached in each cell.
+
+Every other fact is the machine's, and so is the clock unless another is given: one number for the whole map, that of
+the machine's own forecast, so that cells differ by their two rates alone and not by what the power limit makes of them.
+In every cell the kernel is chosen among those that are best somewhere (at the machine and in the corners of the map),
+with its share of emulated exponentials chosen again.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tilecast.model.forecast.predict import PredictError
+from tilecast.model.kernel.candidates import native_family
+from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality, variant_text
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.changes import facts_named, is_rate
+from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
+from tilecast.model.machine.schema import KEYS
+from tilecast.model.search.quick import Quick, quick
+from tilecast.model.search.rank import floor_seconds
+from tilecast.model.search.reoptimise import reoptimise
+
+#: Machines a map shows unless told: the data-centre line the question is about.
+SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5)
+#: A cell keeps the smaller share unless another is faster by more than this.
+_GAIN = 0.002
+_LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPoint:
+    """A GPU's place on the map: its two rates, and where they come from.  Not a forecast for that GPU."""
+
+    name: str
+    label: str
+    x: float
+    y: float
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class AsymmetryMap:
+    """Grid data: row ``j``, column ``i`` belongs to ``y[j]`` and ``x[i]`` (geometric steps, both ascending).
+
+    ``bound_by`` and ``lap`` as in `Quick`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
+    in the cells, ``emulated_share`` their shares of exponentials on the FMA pipe (0 where the family has no such knob);
+    ``variant`` is the machine's own.  ``levels`` are throughputs for iso-performance lines:
+    multiples of what the machine itself reaches (``base_tflops``).
+    """
+
+    workload: Workload
+    machine: str
+    x_fact: str
+    y_fact: str
+    x_unit: str
+    y_unit: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    tflops: tuple[tuple[float, ...], ...]
+    bound_by: tuple[tuple[str, ...], ...]
+    lap: tuple[tuple[str, ...], ...]
+    emulated_share: tuple[tuple[float, ...], ...]
+    variants: tuple[tuple[str, ...], ...]
+    clock_mhz: float
+    base_tflops: float
+    variant: str
+    levels: tuple[float, ...]
+    points: tuple[MapPoint, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as documented in docs/json.md."""
+        out: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        out["workload"] = self.workload.as_dict()
+        out["points"] = [{key: getattr(point, key) for key in point.__slots__} for point in self.points]
+        return out
+
+
+def asymmetry_map(
+    workload: Workload,
+    machine: Machine | str,
+    *,
+    axes: tuple[str, str] | None = None,
+    grid: int = 13,
+    span: float = 4.0,
+    clock: str | float | None = None,
+    variant: Variant | None = None,
+    shown: Sequence[str] = SHOWN,
+) -> AsymmetryMap:
+    """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.
+
+    ``grid`` cells each way (odd, so that the machine itself has one), ``clock`` None (that of the machine's own
+    sustained forecast), MHz, or a regime, which settles in each cell.  ``shown`` are machine names, machine files or
+    entries of map_points.toml; those without both facts, or off the map, are left out.
+    Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
+    """
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    if not 3 <= grid <= 101 or grid % 2 == 0:
+        raise PredictError(f"map: grid takes an odd number of cells from 3 to 101, got {grid}")
+    if not 1.0 < span <= 64.0:
+        raise PredictError(f"map: span takes a factor above 1 and at most 64, got {span:g}")
+    x_fact, y_fact = _axes(chip, axes or (f"tensor.{workload.dtype}_flop_per_clk", "mufu.ex2_per_clk"))
+    xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
+    points = _points(shown, x_fact, y_fact, xs, ys)
+    start = "sustained" if clock is None else clock
+    base = _base(workload, chip, variant, start)
+    own = quick(workload, chip, base, start)
+    held: str | float = own.clock_mhz if clock is None else clock
+    if variant is None and clock is None:
+        # Without the power limit another kernel may be the best one.
+        base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
+    corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
+    kernels = (_with_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
+    cells: list[list[tuple[Quick, Variant]]] = []
+    for y in ys:
+        row: list[tuple[Quick, Variant]] = []
+        for i, x in enumerate(xs):
+            hint = cells[-1][i][1] if cells else row[-1][1] if row else kernels[0]
+            row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint))
+        cells.append(row)
+    reached = _cell(workload, chip, kernels, held, kernels[0])[0].tflops
+    return AsymmetryMap(
+        workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
+        tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
+        tuple(tuple(cell.bound_by for cell, _ in row) for row in cells),
+        tuple(tuple(cell.lap for cell, _ in row) for row in cells),
+        tuple(tuple(float(getattr(kernel, "emulated_share", 0.0)) for _, kernel in row) for row in cells),
+        tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
+        own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
+        tuple(reached * level for level in _LEVELS), points,
+    )  # fmt: skip
+
+
+def _base(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Variant:
+    if variant is None:
+        return reoptimise(workload, machine, native_family(machine), clock).variant
+    verdict = legality(variant, workload, machine)
+    if not verdict.legal:
+        raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
+    return variant
+
+
+def _axes(machine: Machine, names: tuple[str, str]) -> tuple[str, str]:
+    """The two facts; of a section with several rates it must be said which."""
+    keys = []
+    for name in names:
+        found = [key for key in facts_named(name, machine) if is_rate(key)]
+        if not found:
+            raise MachineError(f"map: '{name}' is no rate: an axis takes something per clock, or bytes a second")
+        if len(found) > 1:
+            raise MachineError(f"map: '{name}' names {len(found)} rates: an axis takes one of {', '.join(found)}")
+        keys.append(found[0])
+    if keys[0] == keys[1]:
+        raise MachineError(f"map: both axes are {keys[0]}: name two facts")
+    return keys[0], keys[1]
+
+
+def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
+    """Geometric steps around ``value``, inside the schema."""
+    rule = KEYS[key]
+    step = span ** (2.0 / (grid - 1))
+    ticks = (value * step ** (i - grid // 2) for i in range(grid))
+    return tuple(tick for tick in ticks if rule.low <= tick <= rule.high)
+
+
+def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
+    """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
+    found = [reoptimise(workload, machine, base.family, clock, starts=(base,)).variant for machine in corners]
+    return tuple(dict.fromkeys(_with_share(variant, 0.0) for variant in (base, *found)))
+
+
+def _cell(
+    workload: Workload, machine: Machine, kernels: tuple[Variant, ...], clock: str | float, hint: Variant
+) -> tuple[Quick, Variant]:
+    """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
+    then the other kernels; what its floor shows cannot win is not simulated."""
+    found, best = quick(workload, machine, hint, clock), hint
+
+    def better(variant: Variant, margin: float) -> Quick | None:
+        if floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
+            return None
+        tried = quick(workload, machine, variant, clock)
+        return tried if tried.seconds < found.seconds * margin else None
+
+    # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.
+    for direction, margin in ((-1, 1 + _GAIN), (1, 1 - _GAIN)):
+        while (share := _step(best, direction)) is not None:
+            tried = better(_with_share(best, share), margin)
+            if tried is None:
+                break
+            found, best = tried, _with_share(best, share)
+    for kernel in kernels:
+        variant = _with_share(kernel, float(getattr(best, "emulated_share", 0.0)))
+        tried = better(variant, 1 - _GAIN) if variant != best else None
+        if tried is not None:
+            found, best = tried, variant
+    return found, best
+
+
+def _step(variant: Variant, direction: int) -> float | None:
+    """The next share of emulation in ``direction``; None beyond the last, or where the family has none."""
+    if not isinstance(variant, Fa3Variant | Fa4Variant):
+        return None
+    at = _SHARES.index(variant.emulated_share) + direction
+    return _SHARES[at] if 0 <= at < len(_SHARES) else None
+
+
+def _with_share(variant: Variant, share: float) -> Variant:
+    if isinstance(variant, Fa3Variant | Fa4Variant):
+        return replace(variant, emulated_share=share)
+    return variant
+
+
+def _points(
+    shown: Sequence[str], x_fact: str, y_fact: str, xs: tuple[float, ...], ys: tuple[float, ...]
+) -> tuple[MapPoint, ...]:
+    points = []
+    for name in shown:
+        point = _cited(name, x_fact, y_fact) if name in _catalogue() else _machine_point(name, x_fact, y_fact)
+        if point is not None and xs[0] <= point.x <= xs[-1] and ys[0] <= point.y <= ys[-1]:
+            points.append(point)
+    return tuple(points)
+
+
+def _machine_point(name: str, x_fact: str, y_fact: str) -> MapPoint | None:
+    try:
+        machine = load_machine(name)
+    except MachineError:
+        if "/" in name or name.endswith(".toml"):
+            raise
+        known = ", ".join((*machine_names(), *_catalogue()))
+        raise MachineError(f"map: no machine '{name}' to show; known: {known}") from None
+    if not (machine.has(x_fact) and machine.has(y_fact)):
+        return None
+    pair = (machine.fact(x_fact), machine.fact(y_fact))
+    label = machine.name.upper().replace("-SXM", "")
+    return MapPoint(name, label, pair[0].value, pair[1].value, _weaker(pair[0].kind, pair[1].kind),
+                    f"machine file {machine.name}")  # fmt: skip
+
+
+def _cited(name: str, x_fact: str, y_fact: str) -> MapPoint | None:
+    entry = _catalogue()[name]
+    facts = entry["facts"]
+    if x_fact not in facts or y_fact not in facts:
+        return None
+    x, y = facts[x_fact], facts[y_fact]
+    return MapPoint(name, entry["label"], float(x["value"]), float(y["value"]), _weaker(x["kind"], y["kind"]),
+                    f"{x_fact}: {x['source']}; {y_fact}: {y['source']}")  # fmt: skip
+
+
+def _weaker(one: str, other: str) -> str:
+    order = ("spec", "measured", "inferred", "assumed", "what-if")
+    return max(one, other, key=order.index)
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, Any]:
+    """map_points.toml: cited rates of GPUs that are not complete machines."""
+    path = Path(__file__).parent / "map_points.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,142 @@
+"""A what-if as text, as a dictionary with stable keys, and as HTML for notebooks.  No forecast of its own."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+from tilecast.model.forecast.render import as_dict as prediction_dict
+from tilecast.model.forecast.timeline import side_by_side
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.search.quick import lap_unit, loop_bound
+
+if TYPE_CHECKING:
+    from tilecast.model.forecast.predict import Prediction
+    from tilecast.model.whatif.what_if import WhatIf
+
+
+def as_dict(w: WhatIf) -> dict[str, object]:
+    """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
+    return {
+        "machine": w.machine.name,
+        "workload": w.workload.as_dict(),
+        "changes": [{"fact": c.fact, "unit": c.unit, "before": c.before, "after": c.after} for c in w.changes],
+        "speedup": w.speedup,
+        "speedup_kept": w.speedup_kept if w.kept is not None else None,
+        "knob_changes": [{"knob": k.knob, "before": k.before, "after": k.after} for k in w.knob_changes],
+        "variants_simulated": w.simulated,
+        "variants_skipped": w.skipped,
+        "kept_refused": w.kept_refused,
+        "before": prediction_dict(w.before),
+        "kept": prediction_dict(w.kept) if w.kept is not None else None,
+        "after": prediction_dict(w.after),
+    }
+
+
+def as_text(w: WhatIf, width: int = 120) -> str:
+    """The comparison `tilecast whatif` prints."""
+    return "\n".join((*_headline(w), "", *_table(w), "", *_kernel(w), "", *_waterfall(w), "", *_timelines(w, width)))
+
+
+def as_html(w: WhatIf) -> str:
+    """The text in a frame a notebook shows as is."""
+    style = "font-family:ui-monospace,monospace;line-height:1.25;font-size:12px"
+    return f'<pre style="{style}">{html.escape(as_text(w))}</pre>'
+
+
+def _headline(w: WhatIf) -> list[str]:
+    lines = [f"What if {w.machine.title} were different: {w.workload.label()}"]
+    lines += [f"  {c.fact:<34} {c.before:g} -> {c.after:g} {c.unit}" for c in w.changes]
+    gain = w.speedup - 1.0
+    how = "faster" if gain >= 0 else "slower"
+    lines.append(f"  {abs(gain):.1%} {how}, the kernel chosen again" + _kept_share(w))
+    return lines
+
+
+def _kept_share(w: WhatIf) -> str:
+    if w.kept is None:
+        return f"; the old kernel is not legal any more: {w.kept_refused}"
+    return f"; {w.speedup_kept - 1:+.1%} with the kernel of before"
+
+
+def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
+    columns = [("before", w.before)]
+    if w.kept is not None:
+        columns.append(("kept", w.kept))
+    return [*columns, ("after", w.after)]
+
+
+def binding_word(p: Prediction) -> str:
+    """What binds, in a word: a unit, memory, or dependences."""
+    if p.binding["kind"] == "memory":
+        return str(p.binding["name"]).split()[0]
+    return loop_bound(p.pipeline, p.ii_cycles, p.workload, p.machine)
+
+
+def _table(w: WhatIf) -> list[str]:
+    columns = _columns(w)
+
+    def row(name: str, cells: list[str]) -> str:
+        return f"  {name:<32}" + "".join(f"{cell:>16}" for cell in cells)
+
+    lines = [row("", [name for name, _ in columns])]
+    lines += [
+        row("time, ms", [f"{p.time_ms:.4g}" for _, p in columns]),
+        row("TFLOP/s", [f"{p.tflops:.0f}" for _, p in columns]),
+        row(f"SM clock, MHz ({w.before.regime})", [f"{p.clock_mhz:.0f}" for _, p in columns]),
+        row("clock held by", [p.clock.bound for _, p in columns]),
+        row("bound by", [binding_word(p) for _, p in columns]),
+        row("  most of the critical lap", [lap_unit(p.trace) or "-" for _, p in columns]),
+        row("cycles per iteration", [f"{p.ii_cycles:.0f}" for _, p in columns]),
+        row("  of rows x keys", [f"{p.pipeline.rows_per_cta} x {p.pipeline.keys_per_iteration}" for _, p in columns]),
+        row("  busiest unit (ResMII)", [f"{p.bounds.res.unit} {p.bounds.res.cycles:.0f}" for _, p in columns]),
+        row("  recurrence (RecMII)", [f"{p.bounds.rec.cycles:.0f}" for _, p in columns]),
+    ]
+    names = [u for u in w.before.units if any(p.units.get(u, 0) > 0.25 for _, p in columns)]
+    lines += [row(f"  {name} busy", [f"{p.units.get(name, 0.0):.1%}" for _, p in columns]) for name in names]
+    if any(p.tflops_interval[0] < p.tflops_interval[1] for _, p in columns):
+        lines.append(
+            row("TFLOP/s interval", [f"{p.tflops_interval[0]:.0f} to {p.tflops_interval[1]:.0f}" for _, p in columns])
+        )
+    return lines
+
+
+def _kernel(w: WhatIf) -> list[str]:
+    lines = [f"Kernel ({w.simulated} variants simulated, {w.skipped} could not win)"]
+    if w.knob_changes:
+        lines += [f"  {k.knob:<20} {_plain(k.before)} -> {_plain(k.after)}" for k in w.knob_changes]
+    else:
+        lines.append("  stays the best: no knob changes")
+    lines.append(f"  before  {variant_text(w.before.variant)}")
+    if w.knob_changes:
+        lines.append(f"  after   {variant_text(w.after.variant)}")
+    return lines
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _waterfall(w: WhatIf) -> list[str]:
+    """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
+    columns = _columns(w)
+    times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
+    causes = list(dict.fromkeys(cause for part in times for cause in part))
+    head = "".join(f"{name:>12}" for name, _ in columns)
+    lines = [f"{'From peak to achieved, microseconds':<60}{head}{'after-before':>14}"]
+    for cause in causes:
+        cells = [part.get(cause, 0.0) for part in times]
+        if max(abs(cell) for cell in cells) < 5e-4 * w.before.time_ms * 1e3:
+            continue
+        lines.append(f"  {cause:<58}" + "".join(f"{c:12.1f}" for c in cells) + f"{cells[-1] - cells[0]:+14.1f}")
+    totals = [p.time_ms * 1e3 for _, p in columns]
+    lines.append(f"  {'time':<58}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
+    return lines
+
+
+def _timelines(w: WhatIf, width: int) -> list[str]:
+    titles = tuple(
+        f"{name}: {p.pipeline.name}, {p.ii_cycles:.0f} cycles" for name, p in (("before", w.before), ("after", w.after))
+    )
+    lines = ["Steady state of one SM as simulated, both on one scale (cycles)"]
+    return lines + side_by_side(w.before.trace, w.after.trace, (titles[0], titles[1]), width)

@@ -1,0 +1,160 @@
+"""How the time moves with each fact of the machine: percent per percent, the kernel as it is and chosen again.
+
+A central difference in logarithms, ``(ln t(high) - ln t(low)) / (ln high - ln low)`` with the fact moved by ``step``
+both ways: -1 is a fact the time is inversely proportional to (the clock of a compute-bound kernel), 0 one that does
+not matter, +1 a latency that is all there is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilecast.model.forecast.predict import PredictError
+from tilecast.model.kernel.candidates import native_family
+from tilecast.model.kernel.variant import Variant, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.changes import is_latency, is_rate
+from tilecast.model.machine.machine import Fact, Machine, load_machine
+from tilecast.model.machine.schema import KEYS
+from tilecast.model.search.quick import quick
+from tilecast.model.search.rank import floor_seconds
+from tilecast.model.search.reoptimise import Optimum, reoptimise
+
+#: Capacities, switches and identity: a percent of these means nothing.
+_WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
+#: What a reader expects to see even at zero.
+_MAIN = (
+    "mufu.ex2_per_clk", "fma.lanes", "alu.lanes", "issue.warp_inst_per_clk", "smem.bytes_per_clk",
+    "tmem.read_bytes_per_clk", "tmem.write_bytes_per_clk", "l2.bytes_per_clk_per_sm", "hbm.tbps_achieved",
+    "chip.sm_count", "chip.clock_max_mhz", "chip.tdp_w", "tmem.load_latency_cycles", "sync.mbarrier_roundtrip_cycles",
+)  # fmt: skip
+#: Below this, in percent per percent, a fact does not matter.
+_NOTHING = 5e-4
+#: The kernel is chosen again only for facts that matter at least this much, or rates a choice could come to use.
+_WORTH = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Percent of time per percent of one fact; negative: more of it is faster.
+
+    ``fixed`` keeps the kernel, ``reoptimised`` chooses it again at both ends.  ``low_ms`` and ``high_ms`` are the times
+    with the fact at ``value * (1 - step)`` and ``value * (1 + step)`` (nearest whole SMs), kernel kept, and
+    ``*_reoptimised_ms`` the kernel chosen again; ``base_ms`` is the time as it is.
+    """
+
+    fact: str
+    meaning: str
+    #: rate, latency, chip (SMs, clock, launch), power.
+    group: str
+    value: float
+    unit: str
+    kind: str
+    fixed: float
+    reoptimised: float
+    base_ms: float
+    low: float
+    high: float
+    low_ms: float
+    high_ms: float
+    low_reoptimised_ms: float
+    high_reoptimised_ms: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Keys as documented in docs/json.md."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def sensitivities(
+    workload: Workload,
+    machine: Machine | str,
+    variant: Variant | None = None,
+    *,
+    clock: str | float = "sustained",
+    step: float = 0.05,
+    reoptimised: bool = True,
+) -> tuple[Sensitivity, ...]:
+    """Every fact the forecast moves with, and the main units even where it does not, largest first.
+
+    ``variant`` is the kernel kept (default: the best that `reoptimise` finds).  ``reoptimised=False`` skips choosing
+    again, which then repeats the fixed value.  Raises PredictError or MachineError with one sentence.
+    """
+    if not 0.0 < step <= 0.5:
+        raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    found = _optimum(workload, chip, variant, clock)
+    base = quick(workload, chip, found.variant, clock).seconds
+    rows = []
+    for key in chip:
+        if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
+            row = _row(workload, chip, found, key, clock, step, base, reoptimised)
+            if row is not None:
+                rows.append(row)
+    return tuple(sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact)))
+
+
+def _optimum(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Optimum:
+    """The kernel asked about, with the variants that could overtake it."""
+    if variant is None:
+        return reoptimise(workload, machine, native_family(machine), clock)
+    verdict = legality(variant, workload, machine)
+    if not verdict.legal:
+        raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
+    found = reoptimise(workload, machine, variant.family, clock, starts=(variant,))
+    near = tuple(v for v in (found.variant, *found.near) if v != variant)
+    return Optimum(variant, quick(workload, machine, variant, clock).seconds, found.simulated, found.skipped, near)
+
+
+def _row(
+    workload: Workload, machine: Machine, found: Optimum, key: str, clock: str | float, step: float, base: float,
+    reoptimised: bool,
+) -> Sensitivity | None:  # fmt: skip
+    fact = machine.fact(key)
+    ends = _ends(key, fact, step)
+    if ends is None:
+        return None
+    machines = tuple(machine.with_facts({key: value}) for value in ends)
+    if not all(legality(found.variant, workload, m).legal for m in machines):
+        return None
+    fixed = tuple(quick(workload, m, found.variant, clock).seconds for m in machines)
+    span = math.log(ends[1] / ends[0])
+    slope = math.log(fixed[1] / fixed[0]) / span
+    free = fixed
+    if reoptimised and (abs(slope) >= _WORTH or key in _MAIN):
+        free = tuple(
+            _best(workload, m, found, seconds, clock) for m, seconds in zip(machines, fixed, strict=True)
+        )  # fmt: skip
+    free_slope = math.log(free[1] / free[0]) / span
+    if key not in _MAIN and max(abs(slope), abs(free_slope)) < _NOTHING:
+        return None
+    return Sensitivity(
+        key, KEYS[key].meaning, _group(key), fact.value, fact.unit, fact.kind, slope, free_slope, base * 1e3, ends[0],
+        ends[1], fixed[0] * 1e3, fixed[1] * 1e3, free[0] * 1e3, free[1] * 1e3,
+    )  # fmt: skip
+
+
+def _ends(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
+    """The fact moved down and up, inside what the schema allows; None where it has no room."""
+    rule = KEYS[key]
+    low, high = fact.value * (1 - step), fact.value * (1 + step)
+    if rule.unit == "SM":
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, rule.low), min(high, rule.high)
+    return (low, high) if 0 < low < high else None
+
+
+def _best(workload: Workload, machine: Machine, found: Optimum, seconds: float, clock: str | float) -> float:
+    """Shortest time among the kept variant and those that could overtake it."""
+    for variant in found.near:
+        if legality(variant, workload, machine).legal and floor_seconds(workload, machine, variant, clock) < seconds:
+            seconds = min(seconds, quick(workload, machine, variant, clock).seconds)
+    return seconds
+
+
+def _group(key: str) -> str:
+    if is_rate(key):
+        return "rate"
+    if is_latency(key):
+        return "latency"
+    return "power" if key.startswith("power.") or key == "chip.tdp_w" else "chip"

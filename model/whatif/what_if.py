@@ -1,0 +1,151 @@
+"""What if the machine were different?  Change facts, choose the kernel again, and compare.
+
+    >>> from tilecast.model.whatif.what_if import what_if
+    >>> from tilecast.model.kernel.workload import Workload
+    >>> answer = what_if(Workload(seqlen_q=8192, seqlen_k=8192), "b200", {"mufu.ex2": 32})
+    >>> answer.speedup >= answer.speedup_kept
+    True
+
+Three forecasts: *before* (the best variant of the machine as it is), *kept* (that same variant on the changed
+machine) and *after* (chosen again for the changed machine).  Both choices are made by the same search, so that the
+difference is the machine's and not the search's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.candidates import candidates, native_family
+from tilecast.model.kernel.variant import Variant, legality
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.changes import Change, change_machine
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.search.quick import quick
+from tilecast.model.search.reoptimise import reoptimise
+
+
+@dataclass(frozen=True, slots=True)
+class KnobChange:
+    """One knob of the kernel that the new machine wants different."""
+
+    knob: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answer: machine and forecast before and after; ``kept`` is None when the old variant is not legal any more.
+
+    ``simulated`` and ``skipped`` count variants looked at and variants that could not win, both searches together.
+    """
+
+    workload: Workload
+    machine: Machine
+    changed: Machine
+    changes: tuple[Change, ...]
+    before: Prediction
+    kept: Prediction | None
+    kept_refused: str
+    after: Prediction
+    simulated: int
+    skipped: int
+
+    @property
+    def speedup(self) -> float:
+        """Time before over time after, the kernel chosen again."""
+        return self.before.time_ms / self.after.time_ms
+
+    @property
+    def speedup_kept(self) -> float:
+        """Time before over time with the same variant on the changed machine; 0 when it is not legal there."""
+        return self.before.time_ms / self.kept.time_ms if self.kept is not None else 0.0
+
+    @property
+    def knob_changes(self) -> tuple[KnobChange, ...]:
+        """What the kernel changes between before and after."""
+        old, new = self.before.variant, self.after.variant
+        names = [f.name for f in fields(old)]
+        return tuple(
+            KnobChange(name, getattr(old, name), getattr(new, name, None))
+            for name in names
+            if getattr(old, name) != getattr(new, name, None)
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """The documented, stable keys of --json."""
+        from tilecast.model.whatif.render import as_dict
+
+        return as_dict(self)
+
+    def text(self, width: int = 120) -> str:
+        """The comparison for people; the timelines share ``width`` characters."""
+        from tilecast.model.whatif.render import as_text
+
+        return as_text(self, width)
+
+    def _repr_html_(self) -> str:
+        from tilecast.model.whatif.render import as_html
+
+        return as_html(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def what_if(
+    workload: Workload,
+    machine: Machine | str,
+    changes: Mapping[str, float] | None = None,
+    scales: Mapping[str, float] | None = None,
+    *,
+    variant: Variant | None = None,
+    family: str | None = None,
+    clock: str | float = "sustained",
+    interval: bool = False,
+) -> WhatIf:
+    """Forecast ``workload`` before and after ``changes`` (fact: value) and ``scales`` (fact or section: factor).
+
+    ``variant`` is the kernel before (default: the best that `reoptimise` finds); the kernel after is always chosen
+    again.  ``clock`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
+    Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
+    """
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    changed, moved = change_machine(chip, changes, scales)
+    name = variant.family if variant is not None else family or native_family(chip)
+    # Refuses unknown dtypes, clocks and illegal variants with the sentence of `predict`, before any search.
+    first = variant or next(iter(candidates(name, workload, chip)), None)
+    predict(workload, chip, first, family=name, clock=clock, interval=False)
+    simulated = skipped = 0
+    if variant is None:
+        found = reoptimise(workload, chip, name, clock)
+        old, simulated, skipped = found.variant, found.simulated, found.skipped
+    else:
+        old = variant
+    best = reoptimise(workload, changed, name, clock, starts=(old,))
+    simulated, skipped = simulated + best.simulated, skipped + best.skipped
+    if variant is None and _faster(workload, chip, best.variant, old, clock):
+        # The second search found something that the first should have: both sides get it.
+        old = reoptimise(workload, chip, name, clock, starts=(best.variant,)).variant
+        best = reoptimise(workload, changed, name, clock, starts=(best.variant, old))
+    before = _forecast(workload, chip, old, clock, interval, chosen=variant is None)
+    verdict = legality(old, workload, changed)
+    kept = _forecast(workload, changed, old, clock, interval, chosen=False) if verdict.legal else None
+    after = _forecast(workload, changed, best.variant, clock, interval, chosen=True)
+    return WhatIf(workload, chip, changed, moved, before, kept, verdict.sentence(), after, simulated, skipped)
+
+
+def _faster(workload: Workload, machine: Machine, one: Variant, other: Variant, clock: str | float) -> bool:
+    """Whether ``one`` is legal on ``machine`` and faster there than ``other``."""
+    if not legality(one, workload, machine).legal:
+        return False
+    return quick(workload, machine, one, clock).seconds < quick(workload, machine, other, clock).seconds
+
+
+def _forecast(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, interval: bool, chosen: bool
+) -> Prediction:
+    answer = predict(workload, machine, variant, clock=clock, interval=interval)
+    return replace(answer, variant_chosen=chosen)

@@ -1,0 +1,406 @@
+"""The `triton` family: numerics in Triton's interpreter on a CPU, and what the compiler makes of it for each GPU.
+
+TRITON_INTERPRET counts when triton is imported, so the numerics run in one process of their own: this file as a script.
+They use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tilecast.codegen.render import render
+from tilecast.codegen.triton_portable import LOADS, TEMPLATE, context
+from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+
+#: Error allowed beside twice that of PyTorch's fp16 attention: the last place of an fp16 near 1/2.
+FLOOR = 2.0**-12
+
+
+def source(
+    dims: tuple[int, int] = (128, 128),
+    mask: str = "none",
+    tile: tuple[int, int] = (64, 32),
+    warps: int = 4,
+    stages: int = 2,
+    loads: str | None = None,
+    machine: str = "h200-sxm",
+) -> str:
+    """Text of a generated file."""
+    workload = Workload(
+        head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask, window=(128, 0) if mask == "window" else None
+    )
+    scheduler = "grid" if mask == "none" else "longest-first"
+    variant = Fa2Variant(tile_m=tile[0], tile_n=tile[1], warps=warps, stages=stages, scheduler=scheduler)
+    values = context(variant, workload, load_machine(machine), loads)
+    return render(TEMPLATE, {**values, "header": f'TILECAST = {{"family": "fa2", "mask": "{mask}"}}'})
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- numerics: the cases, what runs them in the interpreter, and what must hold -------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a generated kernel; `heads` are (query heads, key/value heads), `window` is (left, right)."""
+
+    dims: tuple[int, int]
+    mask: str
+    seqlens: tuple[int, int]
+    heads: tuple[int, int] = (1, 1)
+    window: tuple[int, int] = (-1, -1)
+    loads: str = "pointers"
+    scale: float | None = None
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        window = f"-w{self.window[0]},{self.window[1]}" if self.mask == "window" else ""
+        scale = "" if self.scale is None else f"-scale{self.scale:g}"
+        return (
+            f"{self.dims[0]}x{self.dims[1]}-{self.mask}{window}-{self.seqlens[0]}x{self.seqlens[1]}"
+            f"-h{self.heads[0]}:{self.heads[1]}-{self.loads}{scale}"
+        )
+
+    @property
+    def file(self) -> str:
+        return f"d{self.dims[0]}_{self.dims[1]}_{self.mask}_{self.loads}.py"
+
+    @property
+    def factor(self) -> float:
+        return 1.0 / math.sqrt(self.dims[0]) if self.scale is None else self.scale
+
+
+def cases() -> list[Case]:
+    found = []
+    for mask in ("none", "causal", "window"):
+        window = (20, 5) if mask == "window" else (-1, -1)
+        for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)):
+            for loads in LOADS:
+                found.append(Case(dims, mask, (33, 97), window=window, loads=loads))
+        for seqlens in ((1, 127), (7, 7), (127, 127), (129, 129), (129, 7)):
+            for loads in LOADS:
+                found.append(Case((64, 64), mask, seqlens, window=window, loads=loads))
+        for heads in ((2, 2), (4, 1), (8, 1)):
+            for loads in LOADS:
+                found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, loads=loads, batch=2))
+        for scale in (-0.3, 0.0):
+            found.append(Case((64, 64), mask, (20, 37), window=window, scale=scale))
+    for window in ((0, 0), (1, 0), (0, 40), (-1, 3), (17, -1), (-1, -1), (2**31 - 1, 2**31 - 1), (500, 0)):
+        for seqlens in ((33, 100), (100, 33)):
+            found.append(Case((64, 64), "window", seqlens, window=window))
+    return found
+
+
+def visible(case: Case) -> Any:
+    """Which keys each query sees, (seqlen_q, seqlen_k) of bool, from the definition."""
+    import torch
+
+    rows, keys = case.seqlens
+    distance = torch.arange(keys)[None, :] - (torch.arange(rows)[:, None] + keys - rows)
+    left, right = {"none": (-1, -1), "causal": (-1, 0), "window": case.window}[case.mask]
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    if left >= 0:
+        seen &= distance >= -left
+    if right >= 0:
+        seen &= distance <= right
+    return seen
+
+
+def padded(batch: int, heads: int, length: int, width: int, fill: Any = None) -> tuple[Any, Any]:
+    """(storage, view): batch x length x heads x width seen as (batch, heads, length, width), NaN all around it."""
+    import torch
+
+    storage = torch.full((batch + 1, length + 40, heads, width + 8), math.nan, dtype=torch.float16)
+    view = storage[:batch, :length, :, :width].transpose(1, 2)
+    if fill is not None:
+        view.copy_(torch.randn(batch, heads, length, width, generator=fill))
+    return storage, view
+
+
+def reference(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """(out, lse) in float64."""
+    import torch
+
+    group = case.heads[0] // case.heads[1]
+    k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
+    scores = (case.factor * q.double() @ k.transpose(-1, -2)).masked_fill(~visible(case), -math.inf)
+    weights = torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)
+    return weights @ v, torch.logsumexp(scores, -1)
+
+
+def peer(case: Case, q: Any, k: Any, v: Any) -> Any:
+    """PyTorch's own fp16 attention on the same values."""
+    import torch
+
+    group = case.heads[0] // case.heads[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible(case), scale=case.factor)
+
+
+def numbers(case: Case, folder: Path) -> dict[str, Any]:
+    """What a case gave: errors against float64, and whether everything outside the output survived."""
+    import torch
+
+    module = load(folder / case.file)
+    draw = torch.Generator().manual_seed(1)
+    batch, (heads_q, heads_kv), (rows, keys) = case.batch, case.heads, case.seqlens
+    q = padded(batch, heads_q, rows, case.dims[0], draw)[1]
+    k = padded(batch, heads_kv, keys, case.dims[0], draw)[1]
+    v = padded(batch, heads_kv, keys, case.dims[1], draw)[1]
+    storage, out = padded(batch, heads_q, rows, case.dims[1])
+    lse_storage = torch.full((batch * heads_q * rows + 64,), math.nan)
+    lse = lse_storage[: batch * heads_q * rows].view(batch, heads_q, rows)
+    module.launch(q, k, v, out, lse, case.factor, *case.window)
+    expected, expected_lse = reference(case, q, k, v)
+    seen = visible(case).any(1)
+    theirs = peer(case, q, k, v)
+    again = torch.full_like(out, 7.0)
+    module.launch(q, k, v, again, None, case.factor, *case.window)
+    inside = torch.zeros_like(storage, dtype=torch.bool)
+    inside[:batch, :rows, :, : case.dims[1]] = True
+    finite = (lse - expected_lse)[:, :, seen].abs()
+    return {
+        "error": (out - expected).abs().max().item(),
+        "peer_error": (theirs - expected)[:, :, seen].abs().max().item() if seen.any() else 0.0,
+        "lse_error": finite.max().item() if seen.any() else 0.0,
+        "empty_rows": bool((out[:, :, ~seen] == 0).all() and (lse[:, :, ~seen] == -math.inf).all()),
+        "repeats": torch.equal(out, again),
+        "untouched": bool(storage[~inside].isnan().all() and lse_storage[lse.numel() :].isnan().all()),
+    }
+
+
+def isolation(mask: str, loads: str, folder: Path) -> dict[str, Any]:
+    """Which rows a bad query row or a bad key row changes, against which may."""
+    import torch
+
+    case = Case((64, 64), mask, (50, 70), window=(20, 5) if mask == "window" else (-1, -1), loads=loads)
+    module = load(folder / case.file)
+    draw = torch.Generator().manual_seed(2)
+    q, k, v = (padded(1, 2, length, 64, draw)[1] for length in (50, 70, 70))
+
+    def run(q: Any, k: Any) -> Any:
+        out = torch.empty(1, 2, 50, 64, dtype=torch.float16)
+        module.launch(q, k, v, out, None, case.factor, *case.window)
+        return out
+
+    clean = run(q, k)
+    result = {}
+    for word, value in (("nan", math.nan), ("inf", math.inf)):
+        bad = q.clone()
+        bad[0, 1, 13] = value
+        got = run(bad, k)
+        same = (got == clean).all(-1)
+        result[f"query {word}"] = bool(got[0, 1, 13].isnan().all()) and (~same).nonzero().tolist() == [[0, 1, 13]]
+        bad = k.clone()
+        bad[0, 1, 60] = value
+        same = (run(q, bad) == clean).all(-1)
+        result[f"key {word}"] = bool(same[0, 0].all() and same[0, 1][~visible(case)[:, 60]].all())
+    return result
+
+
+def main(folder: Path, part: int, parts: int) -> None:
+    """Run every `parts`-th case from `part` on and write what came out as JSON."""
+    work: dict[str, Callable[[], dict[str, Any]]] = {case.name: partial(numbers, case, folder) for case in cases()}
+    for mask in ("none", "causal", "window"):
+        for loads in LOADS:
+            work[f"isolation-{mask}-{loads}"] = partial(isolation, mask, loads, folder)
+    results: dict[str, Any] = {}
+    for name in list(work)[part::parts]:
+        try:
+            results[name] = work[name]()
+        except Exception:
+            results[name] = {"exception": traceback.format_exc()}
+    (folder / f"results{part}.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What every case gave, from two interpreters side by side."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("generated")
+    for case in cases():
+        path = folder / case.file
+        if not path.exists():
+            path.write_text(source(case.dims, case.mask, loads=case.loads))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
+    running = [subprocess.Popen([*command, str(part), "2"], env=environment) for part in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    return {k: v for part in range(2) for k, v in json.loads((folder / f"results{part}.json").read_text()).items()}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_numerics_in_the_interpreter(case: Case, results: dict[str, Any]) -> None:
+    got = results[case.name]
+    assert "exception" not in got, got["exception"]
+    assert got["error"] <= 2 * got["peer_error"] + FLOOR
+    assert got["lse_error"] <= 1e-3
+    assert got["empty_rows"], "a row without visible keys must give zeros and lse -inf"
+    assert got["repeats"], "the same call without lse must give the same bits"
+    assert got["untouched"], "wrote outside out or lse"
+
+
+@pytest.mark.parametrize("loads", LOADS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+def test_nan_and_inf_stay_in_the_rows_that_see_them(mask: str, loads: str, results: dict[str, Any]) -> None:
+    got = results[f"isolation-{mask}-{loads}"]
+    assert "exception" not in got, got["exception"]
+    assert all(got.values()), got
+
+
+# --- what the compiler makes of it, without a GPU -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Built:
+    """Resources and instructions of a compiled kernel."""
+
+    registers: int
+    spilled_bytes: int
+    instructions: dict[str, int]
+
+
+def build(path: Path, capability: int, warps: int, stages: int) -> Built:
+    """Compile a generated file's kernel for bf16 and ``capability``."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = load(path).attention_forward
+    text = path.read_text()
+    rows = dict(re.findall(r"(TILE_[MN]) = tl.constexpr\((\d+)\)", text))
+    # launch's descriptors, in the order of the kernel's arguments.
+    blocks = iter(re.findall(r"from_tensor\(\w+, \[1, 1, (TILE_[MN]).value, (\d+)\]", text))
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if "_desc" in name:
+            tile, width = next(blocks)
+            signature[name] = f"tensordesc<bf16[1,1,{rows[tile]},{width}]>"
+            continue
+        pointer = {"lse_ptr": "*fp32"}.get(name, "*bf16") if name.endswith("_ptr") else ""
+        signature[name] = pointer or ("fp32" if name == "scale_log2" else "i32")
+        if pointer or name.startswith("stride_"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(kernel, signature, {}, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
+    )
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    cubin = path.with_suffix(f".{capability}.cubin")
+    cubin.write_bytes(compiled.asm["cubin"])
+
+    def tool(*command: str | Path) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", tool(tools / "cuobjdump", "-res-usage", cubin))
+    assert usage is not None
+    code = tool(tools / "nvdisasm", "-c", cubin)
+    names = ("HMMA", "HGMMA", "UTCHMMA", "LDGSTS", "UTMALDG", "STL", "FFMA", "MUFU")
+    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in names}
+    return Built(int(usage[1]), int(usage[2]), counts)
+
+
+SHIPPED = [
+    # capability, machine, head_dims, mask, (tile_m, tile_n), warps, stages
+    (80, "a100", (64, 64), "none", (128, 64), 4, 3),
+    (80, "a100", (128, 128), "causal", (128, 64), 8, 3),
+    (90, "h200-sxm", (64, 64), "causal", (128, 128), 8, 3),
+    (90, "h200-sxm", (128, 128), "causal", (128, 128), 8, 3),
+    (90, "h200-sxm", (192, 128), "causal", (128, 64), 8, 3),
+    (90, "h200-sxm", (256, 256), "none", (128, 64), 8, 2),
+    (100, "b200", (128, 128), "causal", (128, 128), 8, 2),
+]
+
+
+@pytest.mark.parametrize(("capability", "machine", "dims", "mask", "tile", "warps", "stages"), SHIPPED)
+def test_compiles_without_spills_onto_the_tensor_cores(
+    capability: int,
+    machine: str,
+    dims: tuple[int, int],
+    mask: str,
+    tile: tuple[int, int],
+    warps: int,
+    stages: int,
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    path = tmp_path / "kernel.py"
+    path.write_text(source(dims, mask, tile, warps, stages, machine=machine))
+    built = build(path, capability, warps, stages)
+    assert built.spilled_bytes == 0 and built.instructions["STL"] == 0, built
+    matrix, copy = {80: ("HMMA", "LDGSTS"), 90: ("HGMMA", "UTMALDG"), 100: ("UTCHMMA", "UTMALDG")}[capability]
+    assert built.instructions[matrix] > 0 and built.instructions[copy] > 0, built
+    # Softmax is one FMA and one ex2 per score, in a masked and an unmasked body.
+    scores = 2 * tile[0] * tile[1] // (32 * warps)
+    assert min(built.instructions["FFMA"], built.instructions["MUFU"]) >= scores, built
+
+
+# --- context ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tile_n": 48}, "tile_n must be a power of two"),
+        ({"scheduler": "persistent"}, "scheduler must be grid or longest-first"),
+    ],
+)
+def test_refuses_what_triton_cannot_express(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(VariantError, match=message):
+        context(Fa2Variant(**change), Workload(), load_machine("a100"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Workload(dtype="fp8"), "dtype must be bf16 or fp16"),
+        (Workload(head_dim_qk=72), "head_dim must be a multiple of 16"),
+    ],
+)
+def test_refuses_workloads_it_cannot_run(workload: Workload, message: str) -> None:
+    with pytest.raises(VariantError, match=message):
+        context(Fa2Variant(), workload, load_machine("a100"))
+
+
+def test_machine_decides_how_tiles_are_loaded() -> None:
+    chosen = {name: context(Fa2Variant(), Workload(), load_machine(name))["loads"] for name in ("a100", "h200-sxm")}
+    assert chosen == {"a100": "pointers", "h200-sxm": "descriptors"}
+
+
+def test_a_kernel_without_a_window_refuses_one(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    path = tmp_path / "kernel.py"
+    path.write_text(source(mask="causal"))
+    with pytest.raises(ValueError, match="no window"):
+        load(path).launch(None, None, None, None, None, 1.0, 128, 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

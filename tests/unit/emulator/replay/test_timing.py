@@ -1,0 +1,109 @@
+"""Two routes to one number: the replay of what the source executed, and the pipeline simulation of its variant."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tilecast.emulator.replay.compare import AGREES, Comparison, compare, workload_of
+from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, chrome_trace, replay
+from tilecast.emulator.replay.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
+from tilecast.emulator.run import Emulation, emulate, kernel_path
+from tilecast.emulator.source import Source
+from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.build import build_pipeline
+
+BLOCKS = 16
+
+
+@lru_cache(maxsize=8)
+def one_tile(kernel: str) -> Emulation:
+    """One tile of BLOCKS iterations, no masked block, no row maximum that moves far."""
+    header = Source(kernel_path(kernel)).header()
+    pipeline = build_pipeline(workload_of(header), parse_variant(header["variant"]), load_machine(header["machine"]))
+    shape = header["workload"]
+    rng = np.random.default_rng(0)
+    rows, keys = pipeline.rows_per_cta * pipeline.cta_group, BLOCKS * pipeline.keys_per_iteration
+    q, k, v = (
+        rng.standard_normal((1, 1, length, shape[width])).astype(np.float16)
+        for length, width in ((rows, "head_dim_qk"), (keys, "head_dim_qk"), (keys, "head_dim_v"))
+    )
+    return emulate(kernel, q, k, v, sms=2 * pipeline.cta_group)
+
+
+def compared(kernel: str) -> Comparison:
+    done = one_tile(kernel)
+    return compare(done.header, done.traces[0], done.machine)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "hopper_ws_d64_full", "hopper_ws_d96_full", "hopper_ws_d128_full", "hopper_ws_d192_128_full",
+        "hopper_ws_d256_full", "blackwell_ws_d128_full", "blackwell_ws_d128_full_pair",
+        "blackwell_ws_d192_128_full_pair", "blackwell_ws_d256_full_pair", "blackwell_ws_d64_full_b300",
+    ],
+)  # fmt: skip
+def test_both_routes_agree(kernel: str) -> None:
+    found = compared(kernel)
+    assert found.ii_cycles > 0
+    assert abs(found.difference) <= AGREES
+
+
+@pytest.mark.parametrize("kernel", ["blackwell_ws_d128_full_b300", "blackwell_ws_d192_128_full_b300"])
+def test_pairs_differ_by_the_rescale_of_every_step(kernel: str) -> None:
+    found = compared(kernel)
+    assert found.difference > AGREES
+    assert abs(dict(found.without)[RESCALE]) <= AGREES
+
+
+def test_one_slot_for_v_shows_the_latency_of_copies() -> None:
+    """The kernel splits three slots into two for K and one for V; the model lets both share all three."""
+    found = compared("blackwell_ws_d192_128_full")
+    assert found.difference > AGREES
+    assert abs(dict(found.without)[f"{RESCALE} and {COPY_LATENCY}"]) <= AGREES
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    ["blackwell_ws_d64_full", "blackwell_ws_d64_full_pair", "blackwell_ws_d96_full", "blackwell_ws_d96_full_pair"],
+)
+def test_narrow_heads_stay_within_what_the_page_explains(kernel: str) -> None:
+    """docs/emulator.md: the emulated exponentials are all in the first three quarters of P, not spread evenly."""
+    assert 0 < compared(kernel).difference < 0.17
+
+
+def test_a_slower_unit_makes_the_source_slower() -> None:
+    done = one_tile("hopper_ws_d128_full")
+    base = replay(done.traces[0], done.machine)
+    slower = done.machine.with_facts({"tensor.fp16_flop_per_clk": done.machine["tensor.fp16_flop_per_clk"] / 2})
+    assert replay(done.traces[0], slower).ii_cycles() == pytest.approx(2 * base.ii_cycles(), rel=0.05)
+
+
+def test_trace_holds_every_wait_to_its_arrivals() -> None:
+    trace = one_tile("blackwell_ws_d128_full").traces[0]
+    events = [event for role in trace.roles for event in role.events]
+    made = {e.key for e in events if isinstance(e, (Arrive, CopyIssue))}
+    made |= {key for e in events if isinstance(e, Commit) for key in e.keys}
+    waited = {e.key for e in events if isinstance(e, Wait) and e.key[1] >= 0}
+    assert waited <= made
+    products = [e for e in events if isinstance(e, MatrixIssue)]
+    # Each block: two QK of the whole tile, and for each group P V in three pieces.
+    assert len(products) == BLOCKS * 8
+    assert sum(e.m * e.n * e.k for e in products) == BLOCKS * 4 * 128**3
+
+
+def test_timeline_roles_do_one_thing_at_a_time() -> None:
+    timeline = replay(one_tile("blackwell_ws_d128_full").traces[0], load_machine("b200"))
+    assert timeline.cycles >= max(span.end for span in timeline.spans)
+    events = json.loads(chrome_trace([timeline]))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"load_role", "matrix_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
+    for tid in names:
+        slices = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
+        assert all(a + d <= b + 1e-6 for (a, d), (b, _) in pairwise(slices))

@@ -1,0 +1,317 @@
+"""Planted bugs: each is one substitution in a shipped kernel, and each must be caught at the line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from support.paths import ROOT
+
+from tilecast.emulator.errors import (
+    AllocationError,
+    BarrierError,
+    BoundsError,
+    DeadlockError,
+    EmulationError,
+    RaceError,
+    UninitializedError,
+    WrongResultError,
+)
+from tilecast.emulator.run import emulate, header_window, kernel_path
+from tilecast.emulator.source import Source
+from tilecast.emulator.verify import judge
+
+HOPPER, HOPPER_CAUSAL = "hopper_ws_d128_full", "hopper_ws_d128_causal"
+BLACKWELL, BLACKWELL_CAUSAL = "blackwell_ws_d128_full", "blackwell_ws_d128_causal"
+PAIR = "blackwell_ws_d128_full_pair"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``old`` becomes ``new`` (the ``which``-th time it occurs); ``says`` is code the message must quote with its line."""
+
+    kernel: str
+    old: str
+    new: str
+    error: type[EmulationError] | tuple[type[EmulationError], ...]
+    says: str
+    which: int = 0
+
+
+BUGS = {
+    "dropped wait for V": Bug(
+        HOPPER, "    mbarrier.wait(v_full.index(slot), block // KV_STAGES & 1)\n    o = issue_pv", "    o = issue_pv",
+        (RaceError, UninitializedError), "o = warpgroup_mma(operand, v[0]",
+    ),
+    "wrong phase of K": Bug(
+        HOPPER, "mbarrier.wait(k_full.index(next_slot), (block + 1) // KV_STAGES & 1)",
+        "mbarrier.wait(k_full.index(next_slot), (block + 1) // KV_STAGES & 1 ^ 1)",
+        (RaceError, BarrierError, UninitializedError), "s = warpgroup_mma(q[0], tile, zero",
+    ),
+    "wrong stage index": Bug(
+        HOPPER, "s = issue_qk(q, k_smem, next_slot)", "s = issue_qk(q, k_smem, (next_slot + 1) % KV_STAGES)",
+        (RaceError, UninitializedError), "s = warpgroup_mma(q[0], tile, zero",
+    ),
+    "S used before its product is done": Bug(
+        HOPPER, "s = warpgroup_mma_wait(1, deps=[s])", "s = warpgroup_mma_wait(2, deps=[s])",
+        UninitializedError, "p = mufu_exp2(s * scale_log2 - ref[:, None])",
+    ),
+    "V stage released early": Bug(
+        HOPPER, "    o = warpgroup_mma_wait(0, deps=[o])\n    mbarrier.arrive(v_empty.index(slot), count=1)\n    if RESCALE",
+        "    mbarrier.arrive(v_empty.index(slot), count=1)\n    o = warpgroup_mma_wait(0, deps=[o])\n    if RESCALE",
+        RaceError, "copy_tile(v_desc[0]",
+    ),
+    "Q stage released before its last product": Bug(
+        HOPPER, "            mbarrier.wait(k_full.index(block % KV_STAGES), block // KV_STAGES & 1)\n            s =",
+        "            mbarrier.wait(k_full.index(block % KV_STAGES), block // KV_STAGES & 1)\n"
+        "            mbarrier.arrive(q_empty.index(q_slot), count=1)\n            s =",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1) (q_empty[0] has completed phase 1",
+    ),
+    "too few bytes expected": Bug(
+        HOPPER, "mbarrier.expect(k_full.index(slot), 16384)", "mbarrier.expect(k_full.index(slot), 8192)",
+        BarrierError, "mbarrier.expect(k_full.index(slot), 8192)",
+    ),
+    "too many bytes expected": Bug(
+        HOPPER, "mbarrier.expect(v_full.index(slot), 16384)", "mbarrier.expect(v_full.index(slot), 32768)",
+        BarrierError, "mbarrier.expect(v_full.index(slot), 32768)",
+    ),
+    "one arrival too many counted": Bug(
+        HOPPER, "mbarrier.init(k_empty.index(i), count=WARPGROUPS)", "mbarrier.init(k_empty.index(i), count=WARPGROUPS + 1)",
+        DeadlockError, "mbarrier.wait(k_empty.index(slot), phase ^ 1)",
+    ),
+    "one arrival too few counted": Bug(
+        HOPPER, "mbarrier.init(v_empty.index(i), count=WARPGROUPS)", "mbarrier.init(v_empty.index(i), count=WARPGROUPS - 1)",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(v_empty.index(slot), phase ^ 1) (v_empty[0] has completed phase 1",
+    ),
+    "causal mask off by one": Bug(
+        HOPPER_CAUSAL, "keys[None, :] <= last[:, None]", "keys[None, :] < last[:, None]",
+        WrongResultError, 'gl.where(keys[None, :] < last[:, None], s, float("-inf"))',
+    ),
+    "last key masked off by one": Bug(
+        HOPPER, "(keys < sizes[1])[None, :]", "(keys <= sizes[1])[None, :]",
+        WrongResultError, 'gl.where((keys <= sizes[1])[None, :], s, float("-inf"))',
+    ),
+    "row stored past the tensor": Bug(
+        HOPPER, "mask = out_rows < seqlen_q", "mask = out_rows <= seqlen_q",
+        (BoundsError, RaceError), "gl.store(pointers",
+    ),
+    "P read before its last quarter is stored": Bug(
+        BLACKWELL, "            mbarrier.wait(p_rest.index(0), p_phase)\n", "", RaceError, "o0, use_acc=True)",
+    ),
+    "P announced before it is stored": Bug(
+        BLACKWELL, "            p.slice(64, QUARTER).store(c.to(dtype))\n            mbarrier.arrive(p_ready)",
+        "            mbarrier.arrive(p_ready)\n            p.slice(64, QUARTER).store(c.to(dtype))",
+        RaceError, "p.slice(64, QUARTER).store(c.to(dtype))",
+    ),
+    "O rescaled late": Bug(
+        BLACKWELL, "                rescale_rows(o0, factor, 128)\n            mbarrier.arrive(p_ready.index(0))",
+        "                mbarrier.arrive(p_ready.index(0))\n                rescale_rows(o0, factor, 128)\n            else:\n"
+        "                mbarrier.arrive(p_ready.index(0))",
+        RaceError, "piece",
+    ),
+    "S read before it is complete": Bug(
+        BLACKWELL, "            mbarrier.wait(s_full, s_phase)\n", "", (RaceError, UninitializedError), "s.slice(start, QUARTER).load(row_per_thread(QUARTER))",
+    ),
+    "ring slot of K released early": Bug(
+        BLACKWELL, "        tcgen05_commit(s_full.index(1))\n        tcgen05_commit(ring_free.index(k_slot))\n",
+        "        tcgen05_commit(s_full.index(1))\n", (DeadlockError, RaceError), "ring_free",
+    ),
+    "ring slot of V released before its products": Bug(
+        BLACKWELL, "            mbarrier.wait(p_ready.index(1), p_phase)\n            tcgen05_mma(p1.slice(0, 64)",
+        "            tcgen05_commit(ring_free.index(v_slot))\n            mbarrier.wait(p_ready.index(1), p_phase)\n"
+        "            tcgen05_mma(p1.slice(0, 64)",
+        (RaceError, BarrierError), "matrix(v.index(v_slot)).slice(0, 64), o1",
+    ),
+    "statistics overwritten before they are read": Bug(
+        BLACKWELL, "            wait_for_stats_slot(stats_free, published, LAG)\n            rescale",
+        "            rescale", (RaceError, BarrierError), "mbarrier.wait(stats_full0.index(0), consumed & 1)",
+    ),
+    "statistics slot of the wrong group released": Bug(
+        BLACKWELL, "mbarrier.arrive(stats_free1.index(0))", "mbarrier.arrive(stats_free0.index(0))",
+        (RaceError, BarrierError, DeadlockError), "stats_free",
+    ),
+    "arrive count of P one too small": Bug(
+        BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=1)",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(p_ready.index(0), p_phase) (p_ready[0] has completed phase 1",
+    ),
+    "arrive count of P one too large": Bug(
+        BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=3)",
+        DeadlockError, "mbarrier.wait(p_ready.index(0), p_phase)",
+    ),
+    "two tiles in the same tensor memory": Bug(
+        BLACKWELL, "    s1 = allocate_tensor_memory(gl.float32, [TILE_M, TILE_N], TensorMemoryLayout((128, 128), col_stride=1))",
+        "    s1 = s0", RaceError, "s0",
+    ),
+    "P beyond the columns of S": Bug(
+        BLACKWELL, "right = s.slice(TILE_N // 2, TILE_N // 2)", "right = s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+        BoundsError, "right = s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+    ),
+    "P over the wrong columns": Bug(
+        BLACKWELL, "tcgen05_mma(p0.slice(96, 32), matrix(v", "tcgen05_mma(s0.reinterpret(q.dtype, [TILE_M, 256], None).slice(32, 32), matrix(v",
+        (UninitializedError, RaceError), "s0.reinterpret",
+    ),
+    "O accumulates onto nothing": Bug(
+        BLACKWELL, "o0, use_acc=iteration != 0)", "o0, use_acc=True)", UninitializedError, "o0, use_acc=True)",
+    ),
+    "O announced before its last product": Bug(
+        BLACKWELL, "        tcgen05_mma(p0.slice(96, 32), matrix(v.index(v_slot)).slice(96, 32), o0, use_acc=True)\n\n        tcgen05_commit(o_full.index(0))",
+        "        tcgen05_commit(o_full.index(0))\n        tcgen05_mma(p0.slice(96, 32), matrix(v.index(v_slot)).slice(96, 32), o0, use_acc=True)\n",
+        RaceError, "o.slice(start, STORE_COLUMNS).load",
+    ),
+    "Q overwritten while in use": Bug(
+        BLACKWELL, "        mbarrier.wait(q_free.index(0), q_phase ^ 1)\n", "", RaceError, "q_desc",
+    ),
+    "too many columns": Bug(
+        BLACKWELL, "    o1 = allocate_tensor_memory(gl.float32, [TILE_M, 128]", "    o1 = allocate_tensor_memory(gl.float32, [TILE_M, 256]",
+        AllocationError, "o1 = allocate_tensor_memory",
+    ),
+    "too many stages": Bug(
+        BLACKWELL, "RING_SLOTS = gl.constexpr(5)", "RING_SLOTS = gl.constexpr(6)", AllocationError, "allocate_shared_memory",
+    ),
+    "barrier initialised twice": Bug(
+        BLACKWELL, "mbarrier.init(q_free.index(i), count=1)", "mbarrier.init(q_full.index(i), count=1)",
+        BarrierError, "mbarrier.init(q_full.index(i), count=1)",
+    ),
+    "causal mask of the last row off by one": Bug(
+        BLACKWELL_CAUSAL, "hide_keys(s, diagonal + 1 - key)", "hide_keys(s, diagonal + 2 - key)",
+        WrongResultError, 'scores = gl.where((visible & (1 << (columns & 15))) != 0, scores, float("-inf"))',
+    ),
+    "P of the other CTA is not waited for": Bug(
+        PAIR, "p_ready = mbarrier.allocate_mbarrier(2, two_ctas=True)", "p_ready = mbarrier.allocate_mbarrier(2)",
+        RaceError, "tcgen05_mma(p0.slice(0, 64)",
+    ),
+    "K of the other CTA is not waited for": Bug(
+        PAIR, "k_ring_full = mbarrier.allocate_mbarrier(K_SLOTS, two_ctas=True)", "k_ring_full = mbarrier.allocate_mbarrier(K_SLOTS)",
+        (RaceError, UninitializedError), "tcgen05_mma(matrix(q.index(0)), matrix(k.index(k_slot))",
+    ),
+    "bytes of both CTAs expected in each": Bug(
+        PAIR, "mbarrier.expect(q_full.index(0), 32768)", "mbarrier.expect(q_full.index(0), 65536)",
+        BarrierError, "mbarrier.expect(q_full.index(0), 65536)",
+    ),
+}  # fmt: skip
+
+
+def inputs(kernel: str, keys: int = 700) -> tuple[np.ndarray, ...]:
+    """Several tiles, an odd length, two query heads to one of K and V."""
+    shape = Source(kernel_path(kernel)).header()["workload"]
+    rows = 600 if kernel == PAIR else 300
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        rng.standard_normal((1, heads, length, shape[width])).astype(np.float16)
+        for heads, length, width in ((2, rows, "head_dim_qk"), (1, keys, "head_dim_qk"), (1, keys, "head_dim_v"))
+    )
+    q[:, 0] *= 8  # row maxima move by more than the threshold, so that O is rescaled
+    return q, k, v
+
+
+def run(kernel: str, text: str | None = None, mode: str = "late", seed: int = 0, keys: int = 700) -> None:
+    q, k, v = inputs(kernel, keys)
+    path = kernel_path(kernel)
+    window = header_window(Source(path).header())
+    done = emulate(path, q, k, v, text=text, mode=mode, seed=seed, sms=1 if kernel != PAIR else 2)
+    judge(done, q, k, v, q.shape[3] ** -0.5, window).require()
+
+
+def mutated(bug: Bug) -> str:
+    text = kernel_path(bug.kernel).read_text(encoding="utf-8")
+    parts = text.split(bug.old)
+    assert len(parts) > bug.which + 1, "the substitution must match"
+    return bug.old.join(parts[: bug.which + 1]) + bug.new + bug.old.join(parts[bug.which + 1 :])
+
+
+@pytest.mark.parametrize("kernel", sorted({bug.kernel for bug in BUGS.values()}))
+@pytest.mark.parametrize("mode", ["late", "random"])
+def test_the_kernel_itself_is_clean(kernel: str, mode: str) -> None:
+    run(kernel, mode=mode)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_caught_at_its_line(name: str) -> None:
+    bug = BUGS[name]
+    with pytest.raises(bug.error) as caught:
+        run(bug.kernel, mutated(bug))
+    message = str(caught.value)
+    assert re.search(r"line \d+: ", message)
+    assert bug.says in message
+
+
+def test_missing_fence_between_a_store_and_the_tensor_core() -> None:
+    path = ROOT / "tests" / "support" / "gluon_p_through_smem.py"
+    text = path.read_text(encoding="utf-8")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 64, 64)).astype(np.float16) for _ in range(3))
+    judge(emulate(path, q, k, v), q, k, v, 0.125, (-1, -1)).require()
+    assert "    fence_async_shared()\n" in text
+    with pytest.raises(RaceError, match="fence_async_shared") as caught:
+        emulate(path, q, k, v, text=text.replace("    fence_async_shared()\n", ""))
+    assert "o = warpgroup_mma(p_smem" in str(caught.value) and "p_smem.store(p.to(gl.float16))" in str(caught.value)
+
+
+def test_a_copy_in_flight_when_the_program_ends() -> None:
+    path = ROOT / "tests" / "support" / "gluon_p_through_smem.py"
+    text = path.read_text(encoding="utf-8")
+    last = "    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, accumulator()))\n"
+    assert last in text
+    late = "    mbarrier.expect(full, 8192)\n    copy_tile(k_desc, [0, 0, 0, 0], full, k)\n"
+    ones = np.ones((1, 1, 64, 64), np.float16)
+    with pytest.raises(RaceError, match=r"ends while the copy issued at line \d+: copy_tile\(k_desc"):
+        emulate(path, ones, ones, ones, text=text.replace(last, late + last))
+
+
+@pytest.mark.parametrize("name", ["P announced before it is stored", "V stage released early", "dropped wait for V"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> None:
+    bug = BUGS[name]
+    with pytest.raises(EmulationError, match="line "):
+        run(bug.kernel, mutated(bug), mode="random", seed=seed)
+
+
+SYNCHRONISING = re.compile(
+    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|tma_load\(|wait_for_stats_slot\(.*\)$"
+    r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)"
+)
+#: Lines of the loop that other ones make superfluous for these inputs, or that these inputs do not reach.
+SUPERFLUOUS = {
+    HOPPER: {
+        # With three key blocks or more to a tile, the release of K slots says that the tile before last is done.
+        "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1)",
+        # Without a mask there are no blocks that only other warpgroups need.
+        "mbarrier.wait(k_full.index(slot), phase)",
+        "mbarrier.arrive(k_empty.index(slot), count=1)",
+        "mbarrier.wait(v_full.index(slot), phase)",
+        "mbarrier.arrive(v_empty.index(slot), count=1)",
+    },
+    # Both halves of Q are given back by commits in a row, after the last product that reads either.
+    BLACKWELL: {"mbarrier.wait(q_free.index(1), q_phase ^ 1)"},
+}
+
+
+@pytest.mark.parametrize("kernel", [HOPPER, BLACKWELL])
+def test_every_line_that_synchronises_is_needed(kernel: str) -> None:
+    """Each alone is replaced by nothing: all but the ones known to be superfluous must be missed."""
+    lines = kernel_path(kernel).read_text(encoding="utf-8").splitlines()
+    places = [i for i, line in enumerate(lines) if SYNCHRONISING.match(line.strip())]
+    assert len(places) > 20
+    survived = set()
+    for i in places:
+        code = lines[i].strip()
+        text = "\n".join([*lines[:i], lines[i].replace(code, "pass"), *lines[i + 1 :]]) + "\n"
+        try:
+            run(kernel, text, keys=400)
+        except EmulationError as error:
+            assert re.search(r"line \d+: ", str(error)), code
+        else:
+            survived.add(code)
+    assert survived == SUPERFLUOUS[kernel]
+
+
+def test_what_is_superfluous_for_long_tiles_is_needed_for_short_ones() -> None:
+    text = kernel_path(HOPPER).read_text(encoding="utf-8")
+    wait = "mbarrier.wait(q_empty.index(q_slot), tiles // Q_STAGES & 1 ^ 1)"
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, heads, length, 128)).astype(np.float16) for heads, length in ((2, 700), (1, 64)))
+    emulate(HOPPER, q, k, k, sms=1)
+    with pytest.raises(EmulationError, match=r"line \d+: .*q_full"):
+        emulate(HOPPER, q, k, k, sms=1, text=text.replace(wait, "pass"))

@@ -1,0 +1,123 @@
+"""Every shipped Hopper and Blackwell kernel on the emulator, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecast.kernels.generated as generated
+from tilecast.emulator.replay.costs import is_rescale
+from tilecast.emulator.replay.trace import CopyIssue, Work
+from tilecast.emulator.run import Emulation, emulate, header_window, kernel_path
+from tilecast.emulator.source import Source
+from tilecast.emulator.verify import judge
+
+KERNELS = sorted(path.stem for path in Path(str(generated.__file__)).parent.glob("*_ws_*.py"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lengths, heads and inputs of one run; ``window`` is what window kernels get."""
+
+    rows: int
+    keys: int
+    heads: tuple[int, int]
+    dtype: Any
+    mode: str
+    window: tuple[int, int]
+    rising: bool = False
+    sharp: float = 1.0
+    release: str = "3.9"
+
+
+CASES = {
+    # Several tiles and key blocks to a program, lengths that divide nothing; two query heads to a K/V head.
+    "several tiles": Case(700, 500, (2, 1), np.float16, "late", (100, 20), sharp=4.0),
+    "long keys": Case(130, 1100, (1, 1), ml_dtypes.bfloat16, "random", (64, -1)),
+    # Causal rows without any key.
+    "more rows than keys": Case(257, 70, (3, 1), ml_dtypes.bfloat16, "random", (30, 0), sharp=8.0),
+    # Row maxima grow by more than a fixed reference can hold: O is rescaled again and again, Hopper does rows over.
+    "rising scores": Case(190, 333, (1, 1), np.float16, "late", (250, 250), rising=True, release="3.6"),
+}
+
+
+def newest_only(kernel: str) -> bool:
+    text = kernel_path(kernel).read_text(encoding="utf-8")
+    return "Triton 3.9 or later" in text.split("def row_per_thread")[0]
+
+
+def inputs(kernel: str, case: Case, seed: int = 0) -> tuple[Any, Any, Any]:
+    shape = Source(kernel_path(kernel)).header()["workload"]
+    rng = np.random.default_rng(seed)
+    (hq, hk), dq, dv = case.heads, shape["head_dim_qk"], shape["head_dim_v"]
+    q = rng.standard_normal((1, hq, case.rows, dq)) * case.sharp
+    k, v = rng.standard_normal((1, hk, case.keys, dq)), rng.standard_normal((1, hk, case.keys, dv))
+    if case.rising:
+        # Earlier keys weigh more: kernels go through keys from the last to the first.
+        q, k = np.abs(q), np.abs(k) * np.linspace(6, 0.1, case.keys)[None, None, :, None]
+    return q.astype(case.dtype), k.astype(case.dtype), v.astype(case.dtype)
+
+
+def run(kernel: str, case: Case, release: str | None = None) -> Emulation:
+    q, k, v = inputs(kernel, case)
+    header = Source(kernel_path(kernel)).header()
+    window = case.window if header["workload"]["mask"] == "window" else header_window(header)
+    done = emulate(kernel, q, k, v, mode=case.mode, sms=2, window=window, release=release or case.release)
+    judge(done, q, k, v, q.shape[3] ** -0.5, window).require()
+    return done
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_computes_attention(kernel: str, name: str) -> None:
+    case = CASES[name]
+    run(kernel, case, "3.9" if newest_only(kernel) else None)
+
+
+def rescales(done: Emulation) -> int:
+    return sum(
+        isinstance(event, Work) and is_rescale(event)
+        for one in done.traces
+        for role in one.roles
+        if role.name == "correction_role"
+        for event in role.events
+    )
+
+
+def test_rescaling_is_taken_and_skipped() -> None:
+    kernel = "blackwell_ws_d128_full"
+    assert rescales(run(kernel, Case(256, 600, (1, 1), np.float16, "late", (-1, -1)))) == 0
+    assert rescales(run(kernel, CASES["rising scores"])) > 0
+
+
+def test_hopper_does_rows_over_when_scores_outgrow_the_reference() -> None:
+    """The redo path copies tiles from the default partition, which otherwise copies nothing."""
+
+    def copies(done: Emulation) -> int:
+        return sum(isinstance(event, CopyIssue) for one in done.traces for event in one.roles[0].events)
+
+    kernel = "hopper_ws_d128_full"
+    assert copies(run(kernel, CASES["several tiles"])) == 0
+    assert copies(run(kernel, CASES["rising scores"])) > 0
+
+
+def test_a_pair_needs_the_newest_names() -> None:
+    with pytest.raises(ImportError, match=r"needs Triton 3\.9"):
+        run("blackwell_ws_d128_full_pair", CASES["several tiles"], "3.6")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_moments_change_nothing(seed: int) -> None:
+    """Two schedules of one program give the same bits: nothing depends on who comes first."""
+    case = CASES["several tiles"]
+    for kernel in ("hopper_ws_d64_causal", "blackwell_ws_d64_causal"):
+        q, k, v = inputs(kernel, case)
+        late = emulate(kernel, q, k, v, sms=2)
+        other = emulate(kernel, q, k, v, sms=2, mode="random", seed=seed)
+        assert late.out.tobytes() == other.out.tobytes()
+        assert late.lse.tobytes() == other.lse.tobytes()

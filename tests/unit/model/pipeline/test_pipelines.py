@@ -1,0 +1,191 @@
+"""Pipelines: demand equals the closed tables, cycles equal the published counters, legality names resources."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilecast.model.forecast.predict import pipe_shares
+from tilecast.model.kernel.candidates import candidates, native_family, published_variant
+from tilecast.model.kernel.variant import (
+    FAMILIES,
+    Fa2Variant,
+    Fa3Variant,
+    Fa4Variant,
+    UnfusedVariant,
+    VariantError,
+    legality,
+    parse_variant,
+    variant_text,
+)
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.pipeline.unfused import kernels
+from tilecast.model.sm.simulate import steady_state
+
+B200, B300, H200 = load_machine("b200"), load_machine("b300"), load_machine("h200-sxm")
+
+
+def test_fa4_demand_is_the_papers_table() -> None:
+    p = build_pipeline(Workload(), Fa4Variant(), B200)
+    demand = p.demand()
+    assert demand["tensor"] == 2048  # M = 256: 2 x 1024
+    assert demand["smem"] == 1536
+    assert demand["mufu"] == 2 * (1024 + 8)  # and one scale a row
+    assert build_pipeline(Workload(dtype="fp8"), Fa4Variant(), B200).demand()["tensor"] == 1024
+    assert build_pipeline(Workload(head_dim_qk=192), Fa4Variant(), B200).demand()["tensor"] == 2560
+    assert build_pipeline(Workload(), Fa4Variant(), B300).demand()["mufu"] == 2 * (512 + 4)
+
+
+def test_a_pair_reads_half_of_k_and_v() -> None:
+    pair = build_pipeline(Workload(), Fa4Variant(cta_group=2), B200).demand()
+    assert pair["tensor"] == 2048
+    assert pair["smem"] == 1024  # 512 a tile: Q whole, half of K and V (fa4.md (b))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.125, 0.25])
+def test_emulation_moves_work_from_mufu_to_fma(share: float) -> None:
+    base = build_pipeline(Workload(), Fa4Variant(), B200).demand()
+    moved = build_pipeline(Workload(), Fa4Variant(emulated_share=share), B200).demand()
+    assert base["mufu"] - moved["mufu"] == pytest.approx(share * 2 * 16384 / 16)
+    assert moved["fma"] - base["fma"] == pytest.approx(share * 2 * 16384 * 7.45 / 128)
+
+
+def test_hopper_demand() -> None:
+    demand = build_pipeline(Workload(), Fa3Variant(), H200).demand()
+    assert demand["tensor"] == 2048
+    assert demand["mufu"] == 1024 + 128 / 16
+    assert demand["regs"] > 0.9 * 2048  # the port that accumulators in registers load
+
+
+# Cycles of a 128 x 128 tile, flash-attention #2701 (NCU).
+@pytest.mark.parametrize(
+    ("machine", "dtype", "share", "measured", "within"),
+    [
+        ("b200", "bf16", 0.1875, 1168, 0.06),
+        ("b200", "fp8", 0.1875, 1174, 0.06),
+        ("b300", "bf16", 0.0, 1025, 0.06),
+        ("b300", "fp8", 0.0, 928, 0.06),
+    ],
+)
+def test_fa4_cycles_against_published_counters(
+    machine: str, dtype: str, share: float, measured: float, within: float
+) -> None:
+    p = build_pipeline(Workload(dtype=dtype), Fa4Variant(cta_group=2, emulated_share=share), load_machine(machine))
+    assert steady_state(p).ii_cycles / 2 == pytest.approx(measured, rel=within)
+
+
+def test_fa4_pipe_shares_against_published_counters() -> None:
+    p = build_pipeline(Workload(), Fa4Variant(cta_group=2, emulated_share=0.1875), B200)
+    shares = pipe_shares(p, steady_state(p), B200)
+    for name, percent in {"tensor": 87.7, "xu": 71.9, "fma": 20.0, "alu": 31.2}.items():
+        assert 100 * shares[name] == pytest.approx(percent, abs=5.0), name
+
+
+def test_head_dim_256_reaches_the_fixed_clock_run() -> None:
+    p = build_pipeline(Workload(head_dim_qk=256, head_dim_v=256), Fa4Variant(cta_group=2, split="k"), B200)
+    assert steady_state(p).ii_cycles / 2 == pytest.approx(2165, rel=0.03)  # cudnn-frontend PR #488
+
+
+def test_hopper_arithmetic_under_wgmma_matches_the_measurement() -> None:
+    """Softmax mix beside wgmma: 14.3 to 15.5 cycles an element per sub-partition (h200_corun.csv)."""
+    demand = build_pipeline(Workload(head_dim_qk=64, head_dim_v=64), Fa3Variant(overlap=False), H200)
+    elements = 128 * 128 / 128
+    arithmetic = sum(o.cycles("regs") for o in demand.ops if o.kind not in ("qk", "pv", "rescale"))
+    under = arithmetic / elements / (1 - H200["regs.mma_share"])
+    assert under == pytest.approx(15.0, rel=0.12)
+
+
+def test_unfused_reads_and_writes_scores_twice() -> None:
+    w = Workload(batch=2, heads_q=4, heads_kv=4, seqlen_q=1024, seqlen_k=1024, head_dim_qk=64, head_dim_v=64)
+    parts = kernels(w, UnfusedVariant(), B200)
+    scores = 2 * 4 * 1024 * 1024 * 2
+    assert len(parts) == 3
+    assert parts[0].write_bytes == scores
+    assert parts[1].read_bytes + parts[1].write_bytes == 2 * scores
+    assert parts[2].read_bytes == scores + 2 * 4 * 1024 * 64 * 2
+    assert sum(p.tensor_flop for p in parts) == w.flops
+
+
+@pytest.mark.parametrize(
+    ("variant", "workload", "machine", "resource"),
+    [
+        (
+            Fa4Variant(),
+            Workload(head_dim_qk=256, head_dim_v=256),
+            B200,
+            r"tensor memory .* needs 768 columns but the limit is 512 \(over by 256\)",
+        ),
+        (Fa4Variant(kv_stages=12), Workload(), B200, r"shared memory .* bytes but the limit is 232448"),
+        (Fa4Variant(load_max=True), Workload(), B200, r"tcgen05.ld.red"),
+        (Fa4Variant(), Workload(), H200, r"family fa4 .* on h200-sxm"),
+        (
+            Fa3Variant(warpgroups=3),
+            Workload(),
+            H200,
+            r"registers of a consumer thread needs 184 registers but the limit is 160",
+        ),
+        (Fa3Variant(kv_stages=4), Workload(), H200, r"shared memory"),
+        (Fa2Variant(), Workload(dtype="fp8"), load_machine("a100"), r"fp8 tensor core on a100"),
+        (Fa2Variant(tile_n=128), Workload(head_dim_qk=256, head_dim_v=256), load_machine("rtx-5090"), r"shared memory"),
+    ],
+)
+def test_illegal_names_resource_amount_and_lever(
+    variant: object, workload: Workload, machine: object, resource: str
+) -> None:
+    import re
+
+    verdict = legality(variant, workload, machine)
+    assert not verdict.legal
+    assert re.search(resource, verdict.sentence())
+    assert verdict.lever
+
+
+@pytest.mark.parametrize("machine", ["a100", "b200", "b300", "h200-sxm", "rtx-5090", "gb10"])
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_candidates_are_legal_and_build(machine: str, dims: tuple[int, int], mask: str) -> None:
+    chip = load_machine(machine)
+    w = Workload(head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask)
+    found = candidates(native_family(chip), w, chip)
+    assert found
+    for variant in found[:3]:
+        assert legality(variant, w, chip).legal
+        p = build_pipeline(w, variant, chip)
+        executed = p.demand()["tensor"] * chip["tensor.bf16_flop_per_clk"]
+        rows = p.rows_per_cta * p.ctas_per_sm
+        assert executed >= 2 * rows * p.keys_per_iteration * sum(dims) * 0.999
+
+
+@pytest.mark.parametrize("machine", ["b200", "h200-sxm", "a100"])
+@pytest.mark.parametrize("family", ["fa2", "unfused"])
+def test_published_variants_of_portable_families_are_legal(machine: str, family: str) -> None:
+    w = Workload()
+    assert legality(published_variant(family, w, load_machine(machine)), w, load_machine(machine)).legal
+
+
+def test_variant_text_round_trips() -> None:
+    for family, kind in FAMILIES.items():
+        variant = kind()
+        assert parse_variant(variant_text(variant)) == variant
+        assert variant.family == family
+    changed = parse_variant("emulated-share=0.25,cta_group=2,split_p=false", Fa4Variant())
+    assert changed == Fa4Variant(emulated_share=0.25, cta_group=2, split_p=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("emulatd_share=0.1", r"no knob 'emulatd_share'; did you mean emulated_share"),
+        ("family=fa5", r"unknown family 'fa5'; did you mean"),
+        ("cta_group=3", r"'cta_group' takes one of 1, 2, got '3'"),
+        ("emulated_share=2", r"takes 0 to 1, got '2'"),
+        ("tile_n=100", r"multiples of 16"),
+        ("split_p=maybe", r"takes true or false"),
+        ("tile_n=many", r"takes int, got 'many'"),
+        ("tile_n", r"expected knob=value, got 'tile_n'"),
+    ],
+)
+def test_wrong_variants_are_refused(text: str, message: str) -> None:
+    with pytest.raises(VariantError, match=message):
+        parse_variant(text, Fa4Variant())

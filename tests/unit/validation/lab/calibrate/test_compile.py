@@ -1,0 +1,103 @@
+"""Every benchmark compiles offline for every architecture that has it, into the instructions it is meant to time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tilecast.codegen.compiler.compile import CompileError as NoTool
+from tilecast.codegen.compiler.sass import disassemble, inner_loops
+from tilecast.validation.lab.calibrate import nvrtc
+from tilecast.validation.lab.calibrate.cases import Case
+from tilecast.validation.lab.calibrate.groups import all_cases
+from tilecast.validation.lab.calibrate.run import chosen
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC: pip install 'tilecast[gpu]'")
+CHIPS = (80, 90, 100, 103, 120)
+
+
+def representatives(chip: int) -> list[Case]:
+    """The first and the last case of every source file: the ends of its parameter ranges."""
+    by_source: dict[str, list[Case]] = {}
+    for case in chosen(all_cases(), chip, quick=False):
+        by_source.setdefault(case.source, []).append(case)
+    return [
+        case for cases in by_source.values() for case in dict.fromkeys((0, len(cases) - 1)) for case in [cases[case]]
+    ]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_source_compiles(chip: int) -> None:
+    for case in representatives(chip):
+        assert nvrtc.compile_cubin(case.text(), nvrtc.ARCHES[chip])[:4] == b"\x7fELF", case.label()
+
+
+def test_the_compilers_complaint_names_the_line() -> None:
+    with pytest.raises(nvrtc.CompileError, match=r"refused a benchmark for sm_90a: bench.cu\(1\)"):
+        nvrtc.compile_cubin("void f() { nonsense; }", "sm_90a")
+
+
+def opcodes(case: Case, folder: Path, arch: str = "sm_90a") -> list[str]:
+    cubin = folder / "x.cubin"
+    cubin.write_bytes(nvrtc.compile_cubin(case.text(), arch))
+    try:
+        return [" ".join((i.opcode + i.modifiers, i.operands)) for i in disassemble(cubin)[0]]
+    except NoTool as error:
+        pytest.skip(str(error))
+
+
+def loops(case: Case, folder: Path) -> list[list[str]]:
+    """Opcodes of the inner loops."""
+    cubin = folder / "x.cubin"
+    cubin.write_bytes(nvrtc.compile_cubin(case.text(), "sm_90a"))
+    try:
+        return [[i.opcode + i.modifiers for i in loop.instructions] for loop in inner_loops(*disassemble(cubin))]
+    except NoTool as error:
+        pytest.skip(str(error))
+
+
+def find(**wanted: object) -> Case:
+    group, benchmark = wanted.pop("group"), wanted.pop("benchmark")
+    (case,) = [
+        c for c in all_cases()
+        if (c.group, c.benchmark) == (group, benchmark) and all(c.params.get(k) == v for k, v in wanted.items())
+    ]  # fmt: skip
+    return case
+
+
+@pytest.mark.parametrize("a", ["smem", "register"])
+def test_no_matrix_work_is_deleted(a: str, tmp_path: Path) -> None:
+    # The assembler replaces groups whose accumulators it knows to be overwritten by a dummy 64x8x16 instruction.
+    case = find(group="tensor", benchmark="wgmma_latency", n=128, a=a, steps=4, warpgroups=1, b="k-major")
+    matrix = [line for line in opcodes(case, tmp_path) if line.startswith("HGMMA")]
+    assert len(matrix) % 4 == 0
+    assert all("64x128x16" in line for line in matrix)
+
+
+def test_shared_memory_streams_keep_all_sixteen_loads(tmp_path: Path) -> None:
+    for stream, opcode in (("ld_shared", r"LDS\.128"), ("ldmatrix", r"LDSM")):
+        case = find(
+            group="smem", benchmark="beside_mma", stream=stream, mma_warpgroups=0, stream_warpgroups=1, fill=False
+        )  # fmt: skip
+        assert sum(bool(re.match(opcode, line)) for line in opcodes(case, tmp_path)) == 16
+
+
+def test_streams_are_the_instructions_they_name(tmp_path: Path) -> None:
+    for stream, opcode, count in (("ex2", "MUFU.EX2", 128), ("max2", "FMNMX", 128), ("pack_bf16x2", "F2FP.BF16", 128)):
+        case = find(group="arithmetic", benchmark="rate", stream=stream, warps_per_partition=1)
+        assert sum(line.startswith(opcode) for line in opcodes(case, tmp_path)) == count
+    case = find(group="arithmetic", benchmark="rate", stream="ffma2", warps_per_partition=1)
+    assert sum(line.startswith("FFMA2") for line in opcodes(case, tmp_path, "sm_100a")) == 128
+
+
+def test_no_instruction_of_a_live_stream_is_deleted(tmp_path: Path) -> None:
+    # The assembler takes what does not change out of the loop, and drops what nobody reads.
+    for load, opcode, count in (
+        ("chaos", "FFMA", 16), ("chaos+fold", "LOP3", 8), ("chaos+2 folds", "LOP3", 16), ("chaos+ex2+fold", "MUFU.EX2", 16),
+        ("chaos+ffma+fold", "FFMA", 32), ("chaos+fadd+fold", "FADD", 16), ("chaos+max2+fold", "FMNMX", 16),
+        ("chaos+pack_bf16x2+fold", "F2FP.BF16", 16), ("ld_shared", "LDS.128", 16), ("st_shared", "STS.128", 16),
+    ):  # fmt: skip
+        (body,) = loops(find(group="power", benchmark="load", load=load), tmp_path)
+        assert sum(line.startswith(opcode) for line in body) == count, (load, body)

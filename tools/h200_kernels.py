@@ -1,0 +1,227 @@
+"""Shipped kernels against the best hand-written ones on the GPU at hand, launch by launch in turns.
+
+    python tools/h200_kernels.py OUT.csv [--quick]
+
+Every round runs each kernel once, in the same order, after a write that evicts L2 and a filler that keeps the queue
+busy, so that host time does not show; medians over the rounds, SM clock sampled by NVML during them.  Shapes are those
+of the FlashAttention papers: 16k tokens, hidden size 2048.  Peers that are not installed are left out and named.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import triton
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+DIMS, LENGTHS, TOKENS, HIDDEN = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), 16384, 2048
+ROUNDS, WARMUP = 15, 2
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "kernel", "version", "dtype", "batch", "heads", "seqlen",
+          "head_dim", "causal", "ms", "ms_low", "ms_high", "tflops", "sm_clock_mhz", "rounds")  # fmt: skip
+
+
+class Clock:
+    """SM clock while something runs, in MHz, sampled every 5 ms."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        self._nvml, self._device = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.driver = pynvml.nvmlSystemGetDriverVersion()
+        self._samples: list[int] = []
+        self._stop = threading.Event()
+
+    def __enter__(self) -> Clock:
+        self._samples, self._stop = [], threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            self._samples.append(self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM))
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def median(self) -> float:
+        return statistics.median(self._samples) if self._samples else math.nan
+
+
+def tensors(dim: int, length: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    shape = (TOKENS // length, HIDDEN // dim, length, dim)
+    return tuple(torch.randn(shape, device="cuda", dtype=torch.float32).to(torch.bfloat16) for _ in range(3))
+
+
+def flex(causal: bool, length: int):  # type: ignore[no-untyped-def]
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.config.recompile_limit = 200
+    compiled = torch.compile(flex_attention, dynamic=False)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length) if causal else None
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def ours(family: str, dim: int, length: int, causal: bool):  # type: ignore[no-untyped-def]
+    from tilecast.kernels import registry
+
+    entries = tuple(e for e in registry.shipped() if e.family == family)
+    entry = registry.select((9, 0), "bf16", dim, dim, "causal" if causal else "none", length, entries)
+    if entry is None:
+        return None, ""
+    launch = registry.launcher(entry)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(q)
+        launch(q, k, v, out, None, dim**-0.5)
+        return out
+
+    return run, entry.module
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"tilecast {version('tilecast')}"
+
+
+def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ignore[no-untyped-def]
+    """name -> (function of nothing, version)."""
+    q, k, v = tensors(dim, length)
+    found = {}
+    for family in ("hopper_ws", "triton"):
+        run, module = ours(family, dim, length, causal)
+        if run is not None:
+            found[module] = ((lambda run=run: run(q, k, v)), _version())
+
+    def sdpa(backend: SDPBackend):  # type: ignore[no-untyped-def]
+        def run() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        return run
+
+    found["cuDNN (torch SDPA)"] = (sdpa(SDPBackend.CUDNN_ATTENTION), str(torch.backends.cudnn.version()))
+    found["FlashAttention-2 (torch SDPA)"] = (sdpa(SDPBackend.FLASH_ATTENTION), torch.__version__)
+    compiled = flex(causal, length)
+    found["FlexAttention"] = ((lambda: compiled(q, k, v)), torch.__version__)
+    try:
+        from importlib.metadata import version
+
+        from flash_attn.cute import flash_attn_func
+
+        bshd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        found["flash-attn-4 (sm_90)"] = ((lambda: flash_attn_func(*bshd, causal=causal)), version("flash-attn-4"))
+    except ImportError as error:
+        absent.add(f"flash-attn-4: {error}")
+    return found, (q, k, v)
+
+
+def measure(functions, rounds: int):  # type: ignore[no-untyped-def]
+    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
+    times: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in functions}
+    for run, _ in functions.values():
+        for _ in range(WARMUP):
+            run()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, (run, _) in functions.items():
+            evict.zero_()
+            torch.cuda._sleep(400_000)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            times[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: sorted(a.elapsed_time(b) for a, b in pairs) for name, pairs in times.items()}
+
+
+def shapes(quick: bool) -> list[tuple[int, int, bool]]:
+    lengths = (512, 4096) if quick else LENGTHS
+    return [(dim, length, causal) for dim in DIMS for length in lengths for causal in (False, True)]
+
+
+def _warm(shape: tuple[int, int, bool]) -> str:
+    """Fills the on-disk compile caches, so that the timing process does not wait for compilers."""
+    dim, length, causal = shape
+    try:
+        functions, _ = kernels(dim, length, causal, set())
+        for name in [n for n in functions if "flash-attn-4" not in n]:
+            functions[name][0]()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{shape}: {error!r}"[:300]
+    return ""
+
+
+def check(functions, inputs, causal: bool) -> str:  # type: ignore[no-untyped-def]
+    """Largest difference of every kernel from the first, to catch a peer that computes something else."""
+    first = None
+    worst = 0.0
+    for name, (run, _) in functions.items():
+        out = run()
+        out = out[0] if isinstance(out, tuple) else out
+        out = out.transpose(1, 2) if "flash-attn-4" in name else out
+        first = out if first is None else first
+        worst = max(worst, (out.float() - first.float()).abs().max().item())
+    return f"{worst:.1e}"
+
+
+def main() -> None:
+    target, quick = sys.argv[1], "--quick" in sys.argv
+    todo = shapes(quick)
+    begin = time.time()
+    with multiprocessing.get_context("spawn").Pool(12) as pool:
+        failed = [message for message in pool.map(_warm, todo, chunksize=1) if message]
+    print(f"compiled in {time.time() - begin:.0f} s", *failed, sep="\n", flush=True)
+    clock, absent, rows, ratios = Clock(), set(), [], {"hopper_ws": [], "triton": []}
+    for dim, length, causal in todo:
+        functions, inputs = kernels(dim, length, causal, absent)
+        apart = check(functions, inputs, causal)
+        with clock:
+            times = measure(functions, ROUNDS)
+        batch, heads = TOKENS // length, HIDDEN // dim
+        flop = 4 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+        speed = {}
+        for name, found in times.items():
+            median = statistics.median(found)
+            speed[name] = flop / median / 1e9
+            low, high = found[len(found) // 6], found[-1 - len(found) // 6]
+            rows.append((torch.cuda.get_device_name(), datetime.date.today().isoformat(), clock.driver, torch.__version__,
+                         triton.__version__, name, functions[name][1], "bf16", batch, heads, length, dim, int(causal),
+                         f"{median:.4f}", f"{low:.4f}", f"{high:.4f}", f"{speed[name]:.1f}", f"{clock.median():.0f}",
+                         ROUNDS))  # fmt: skip
+        peers = {n: s for n, s in speed.items() if not n.startswith(("hopper_ws", "triton"))}
+        mine = next((s for n, s in speed.items() if n.startswith("hopper_ws")), math.nan)
+        port = next((s for n, s in speed.items() if n.startswith("triton")), math.nan)
+        ratios["hopper_ws"].append(mine / max(peers.values()))
+        ratios["triton"].append(port / speed["FlexAttention"])
+        print(f"d{dim} {length} {'causal' if causal else 'full'}: " + "  ".join(f"{n} {s:.0f}" for n, s in speed.items())
+              + f"  | x best peer {ratios['hopper_ws'][-1]:.3f}  apart {apart}  {clock.median():.0f} MHz", flush=True)  # fmt: skip
+        with open(target, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(FIELDS)
+            writer.writerows(rows)
+    for family, against in (("hopper_ws", "best peer"), ("triton", "FlexAttention")):
+        values = ratios[family]
+        mean = math.exp(statistics.fmean(math.log(v) for v in values))
+        print(f"{family}: geometric mean {mean:.3f}x the {against}, lowest {min(values):.3f}x")
+    for message in sorted(absent):
+        print("left out:", message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The what-if against GPUs that differ in little."""

@@ -1,0 +1,1 @@
+"""From rows of microbenchmarks to facts of a machine file."""

@@ -1,0 +1,98 @@
+"""Cases to rows: compile ahead on all cores, run one at a time, append each result, skip what is already there."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilecast.validation.lab.calibrate.cases import CalibrateError, Case, Reading
+from tilecast.validation.lab.calibrate.gpu import Gpu, GpuError, Identity, today
+from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_sha
+from tilecast.validation.lab.calibrate.store import Row, append_rows, params_text, read_rows, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did: all rows of this GPU in the store, and the cases that failed with their reasons."""
+
+    rows: tuple[Row, ...]
+    measured: int
+    skipped: int
+    failed: tuple[tuple[str, str], ...]
+
+
+def chosen(cases: Iterable[Case], compute_capability: int, quick: bool, smem_bytes: int = 1 << 30) -> list[Case]:
+    """The cases this chip has, and with ``quick`` the short list; ``smem_bytes`` is what a CTA may use."""
+    return [
+        case
+        for case in cases
+        if compute_capability in case.chips and (case.quick or not quick) and case.smem_bytes < smem_bytes
+    ]
+
+
+def case_sha(case: Case) -> str:
+    """Hash of the CUDA source and of the Python that launches and reads it: a change of either measures anew."""
+    return source_sha(case.text() + Path(inspect.getfile(case.measure)).read_text(encoding="utf-8"))
+
+
+def key_of(case: Case, identity: Identity) -> tuple[str, ...]:
+    """The store's key of a case on this GPU."""
+    return (
+        identity.name, identity.driver, case.group, case.benchmark, params_text(case.params), case_sha(case)
+    )  # fmt: skip
+
+
+def run_cases(
+    gpu: Gpu, cases: list[Case], store: str | Path, command: str, tell: Callable[[Case, int, int, float, float], None]
+) -> Outcome:
+    """Measure what the store lacks.  ``tell(case, done, all, seconds done, seconds in all)`` before every case.
+
+    A case that fails is reported and the rest goes on, unless the GPU itself was lost.
+    """
+    have = {row.key() for row in read_rows(store)}
+    keys = {id(case): key_of(case, gpu.identity) for case in cases}
+    todo = [case for case in cases if keys[id(case)] not in have]
+    failed: list[tuple[str, str]] = []
+    total = sum(case.seconds for case in todo)
+    passed = 0.0
+    # Spawned, not forked: a fork would copy the GPU context.
+    workers = max(1, min(16, (os.cpu_count() or 2) - 1))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        built: dict[str, Future[bytes]] = {}
+        for case in todo:
+            text = case.text()
+            if text not in built:
+                built[text] = pool.submit(compile_cubin, text, gpu.arch)
+        for index, case in enumerate(todo):
+            tell(case, index, len(todo), passed, total)
+            passed += case.seconds
+            try:
+                gpu.kernel(case, built[case.text()].result())
+                readings = case.measure(gpu, case)
+            except GpuError as error:
+                failed.append((case.label(), str(error)))
+                if not gpu.alive():
+                    raise CalibrateError(
+                        f"the GPU was lost in {case.label()} ({error}); {index} results are in {store}: run again to go on"
+                    ) from None
+                continue
+            except Exception as error:  # one broken benchmark must not lose the others
+                failed.append((case.label(), f"{type(error).__name__}: {error}"))
+                continue
+            append_rows(store, _rows(gpu.identity, case, readings, command, keys[id(case)][-1]))
+    mine = tuple(r for r in read_rows(store) if (r.gpu, r.driver) == (gpu.identity.name, gpu.identity.driver))
+    return Outcome(mine, len(todo) - len(failed), len(cases) - len(todo), tuple(failed))
+
+
+def _rows(identity: Identity, case: Case, readings: object, command: str, sha: str) -> list[Row]:
+    assert isinstance(readings, dict)
+    typed: dict[str, Reading] = readings
+    return rows_of(
+        case.group, case.benchmark, case.params, typed, gpu=identity.name, driver=identity.driver,
+        clock_mhz=identity.clock_mhz, date=today(), command=command, source_sha=sha,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Forecasts against our own measurements."""

@@ -1,0 +1,216 @@
+"""Predicted against measured, point by point: the forecast of the compiled kernel and the one made before it exists.
+
+Times are compared in SM cycles, so that neither the clock nor the power limit enters; the measured clock is only used
+to convert what is given in seconds (memory, launch).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilecast.base.data import MEASURED
+from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
+from tilecast.model.compiled.forecast import forecast
+from tilecast.model.forecast.predict import PredictError, predict
+from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.validation.lab.measure.records import Measured, RecordError, read
+from tilecast.validation.measured.levels import BEFORE, COMPILED
+from tilecast.validation.measured.settled import SettledRow, settled_rows
+from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
+
+DATA = MEASURED
+TABLE = DATA / "h200_points.csv"
+CODES = DATA / "h200_code.txt"
+SUSTAINED = DATA / "h200_sustained.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured point and its forecasts in cycles; 0 and a reason where there is none."""
+
+    point: Measured
+    compiled_cycles: float
+    analytical_cycles: float
+    refused: str = ""
+
+    @property
+    def compiled_error(self) -> float:
+        """Signed relative error of the forecast from machine code."""
+        return self.compiled_cycles / self.point.cycles - 1.0
+
+    @property
+    def analytical_error(self) -> float:
+        """Signed relative error of the forecast made before compilation."""
+        return self.analytical_cycles / self.point.cycles - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How well a forecast chooses between the variants of one shape."""
+
+    label: str
+    role: str
+    variants: int
+    tau: float
+    #: Time of the forecast's first pick over the best measured time, less one.
+    regret: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Choices over all shapes."""
+
+    shapes: tuple[Choice, ...]
+
+    @property
+    def median_tau(self) -> float:
+        """Median Kendall tau over shapes."""
+        return statistics.median(c.tau for c in self.shapes) if self.shapes else 0.0
+
+    @property
+    def median_regret(self) -> float:
+        """Median loss of the first pick."""
+        return statistics.median(c.regret for c in self.shapes) if self.shapes else 0.0
+
+    @property
+    def worst_regret(self) -> float:
+        """Largest loss of the first pick."""
+        return max((c.regret for c in self.shapes), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredReport:
+    """Everything `validate measured` shows."""
+
+    table: str
+    rows: tuple[Row, ...]
+    refused: tuple[Row, ...]
+    #: level -> role -> summary
+    headline: dict[str, dict[str, ErrorSummary]]
+    #: grouping -> group -> summary, of the compiled forecast
+    groups: dict[str, dict[str, ErrorSummary]]
+    choices: dict[str, dict[str, Choices]]
+    settled: tuple[SettledRow, ...]
+
+
+LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
+    COMPILED: (lambda r: r.compiled_cycles, lambda r: r.compiled_error),
+    BEFORE: (lambda r: r.analytical_cycles, lambda r: r.analytical_error),
+}
+
+
+def run_measured(
+    table: Path = TABLE, codes: Path = CODES, machine: str | None = None, sustained: Path | None = None
+) -> MeasuredReport:
+    """Forecast every short-run row of ``table`` that is a kernel of ours, and the clock of sustained runs in either table.
+
+    Raises RecordError and CodeError for files that are something else.
+    """
+    measured = read(table)
+    points = [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
+    if not points:
+        raise RecordError(
+            f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
+        )
+    try:
+        text = codes.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
+    profiles = {code.key(): code for code in load_codes(text)}
+    rows = _rows(points, profiles, machine)
+    usable = tuple(row for row in rows if not row.refused)
+    roles = sorted({row.point.role for row in usable})
+    headline = {
+        level: {role: summarise(error(r) for r in usable if r.point.role == role) for role in roles}
+        for level, (_, error) in LEVELS.items()
+    }
+    choices = {
+        level: {role: _choices([r for r in usable if r.point.role == role], cycles) for role in roles}
+        for level, (cycles, _) in LEVELS.items()
+    }
+    return MeasuredReport(
+        str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
+        settled_rows([*measured, *(read(sustained) if sustained else ())], profiles, machine),
+    )  # fmt: skip
+
+
+def _rows(points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None) -> tuple[Row, ...]:
+    """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
+    groups: dict[CodeKey, list[int]] = {}
+    for i, p in enumerate(points):
+        groups.setdefault(p.code_key(), []).append(i)
+    jobs = [([points[i] for i in members], profiles.get(key), machine) for key, members in groups.items()]
+    workers = min(os.cpu_count() or 1, len(jobs))
+    if workers > 1 and len(points) > 50:
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            found = pool.map(_kernel_rows, jobs, chunksize=1)
+    else:
+        found = [_kernel_rows(job) for job in jobs]
+    ordered: dict[int, Row] = {}
+    for members, made in zip(groups.values(), found, strict=True):
+        ordered.update(zip(members, made, strict=True))
+    return tuple(ordered[i] for i in range(len(points)))
+
+
+def _kernel_rows(job: tuple[list[Measured], KernelCode | None, str | None]) -> list[Row]:
+    points, code, machine = job
+    return [_row(point, code, load_machine(machine or point.machine)) for point in points]
+
+
+def _row(point: Measured, code: KernelCode | None, machine: Machine) -> Row:
+    work = point.workload()
+    if code is None:
+        return Row(point, 0.0, 0.0, "no profile of its machine code")
+    try:
+        compiled = forecast(code, work, machine, point.effective_mhz).cycles
+        answer = predict(work, machine, parse_variant(point.variant), clock=point.effective_mhz, interval=False)
+    except (CodeError, PredictError, VariantError) as error:
+        return Row(point, 0.0, 0.0, str(error))
+    return Row(point, compiled, answer.time_ms * point.effective_mhz * 1e3)
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, dict[str, ErrorSummary]]:
+    error = LEVELS[COMPILED][1]
+    return {
+        "kernel": grouped(rows, lambda r: r.point.kernel, error),
+        "kernel, head_dim, mask": grouped(rows, lambda r: f"{r.point.kernel} {r.point.head_dim_qk} {r.point.mask}", error),
+        "kernel, seqlen": grouped(rows, lambda r: f"{r.point.kernel} {r.point.seqlen_q:6d}", error),
+        "kernel, scheduler": grouped(rows, lambda r: f"{r.point.kernel} {_knob(r.point, 'scheduler')}", error),
+        "hopper_ws, warpgroups and rescale": grouped(
+            [r for r in rows if r.point.kernel == "hopper_ws"],
+            lambda r: f"{_knob(r.point, 'warpgroups')} {_knob(r.point, 'rescale')}", error,
+        ),
+    }  # fmt: skip
+
+
+def _knob(point: Measured, name: str) -> str:
+    pairs = dict(part.split("=") for part in point.variant.split(","))
+    return pairs.get(name, "")
+
+
+def _choices(rows: Iterable[Row], cycles: Callable[[Row], float]) -> Choices:
+    """For every shape and family with at least three variants: rank correlation, and what the first pick costs."""
+    shapes: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        shapes.setdefault((row.point.kernel, row.point.workload()), []).append(row)
+    found = []
+    for (kernel, work), members in shapes.items():
+        if len(members) < 3:
+            continue
+        forecasts = [cycles(r) for r in members]
+        # Variants of a shape are compared in time at one clock: that they were measured in turns.
+        times = [r.point.cycles for r in members]
+        pick = times[forecasts.index(min(forecasts))]
+        label = f"{kernel} {work.label()}"  # type: ignore[attr-defined]
+        found.append(
+            Choice(
+                label, members[0].point.role, len(members), rank_correlation(forecasts, times), pick / min(times) - 1
+            )
+        )
+    return Choices(tuple(found))

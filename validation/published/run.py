@@ -1,0 +1,228 @@
+"""Predict every published forward row and every cycle-level row, and say how far off the forecast is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from tilecast.model.forecast.predict import pipe_shares, predict
+from tilecast.model.kernel.candidates import native_family, published_variant
+from tilecast.model.kernel.variant import Fa4Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.pipeline.build import build_pipeline, loop_shape
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.sm.simulate import steady_state
+from tilecast.validation.published.points import (
+    CyclePoint,
+    Excluded,
+    PublishedPoint,
+    best_per_shape,
+    load_cycles,
+    load_points,
+)
+from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
+
+#: Kernels that exist to teach a language, not to win: reported, but no peers in "best kernel per shape".
+EXAMPLES = ("triton", "gluon", "tlx", "tilelang")
+_BLACKWELL = ("gb200", "gb300", "b200")
+_HOPPER = ("h100-sxm", "h200-sxm")
+Predictor = Callable[[PublishedPoint, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prediction beside its measurement; TFLOP/s in the row's own FLOP convention."""
+
+    point: PublishedPoint
+    tflops: float
+    time_ms: float
+    clock_mhz: float
+    kernel: str
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of throughput."""
+        return self.tflops / self.point.tflops - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRow:
+    """One cycle-level comparison; share differences in points (percent)."""
+
+    point: CyclePoint
+    cycles: float
+    share_differences: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of cycles per tile."""
+        return self.cycles / self.point.cycles - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """GB300 over GB200 for one shape, predicted and measured."""
+
+    workload: Workload
+    dtype: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedReport:
+    """Everything `validate published` shows."""
+
+    regime: str
+    rows: tuple[Row, ...]
+    refused: tuple[Row, ...]
+    excluded: tuple[Excluded, ...]
+    headline: dict[str, ErrorSummary]
+    groups: dict[str, dict[str, ErrorSummary]]
+    speed_ups: tuple[SpeedUp, ...]
+    cycles: tuple[CycleRow, ...]
+    tau: float
+
+
+@lru_cache(maxsize=8192)
+def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Any:
+    chip = load_machine(machine)
+    if not family and (share is None or native_family(chip) != "fa4"):
+        return predict(workload, chip, clock=clock, interval=False)
+    # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
+    variant = published_variant(family or "fa4", workload, chip)
+    if share is not None and isinstance(variant, Fa4Variant):
+        variant = replace(variant, emulated_share=share)
+    return predict(workload, chip, variant, clock=clock, interval=False)
+
+
+def default_predictor(point: PublishedPoint, regime: str) -> Any:
+    """Published variant for the authors' kernels, best legal variant for closed ones.
+
+    A locked clock is a ceiling: the power limit still holds below it.
+    """
+    answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, regime)
+    if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
+        answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, point.clock_mhz)
+    return answer
+
+
+def run_published(
+    regime: str = "sustained", predictor: Predictor = default_predictor, points: list[PublishedPoint] | None = None
+) -> PublishedReport:
+    """Predict all rows at the clock of ``regime`` and summarise."""
+    excluded: list[Excluded] = []
+    if points is None:
+        points, excluded = load_points()
+    rows = [_row(point, regime, predictor) for point in points]
+    usable = tuple(row for row in rows if not row.refused)
+    by_row = {row.point.row: row for row in usable}
+    return PublishedReport(
+        regime=regime,
+        rows=usable,
+        refused=tuple(row for row in rows if row.refused),
+        excluded=tuple(excluded),
+        headline=_headline(points, by_row),
+        groups=_groups(usable),
+        speed_ups=tuple(_speed_ups(points, by_row)),
+        cycles=tuple(_cycle_row(point) for point in load_cycles()),
+        tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
+    )
+
+
+def _row(point: PublishedPoint, regime: str, predictor: Predictor) -> Row:
+    try:
+        answer = predictor(point, regime)
+    except ValueError as error:
+        return Row(point, 0.0, 0.0, 0.0, "", str(error))
+    tflops = point.flop / (answer.time_ms * 1e9)
+    return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name)
+
+
+def headline_points(
+    points: list[PublishedPoint], machines: tuple[str, ...], dtypes: tuple[str, ...]
+) -> list[PublishedPoint]:
+    """Best kernel per shape at seqlen >= 2048, among kernels written to be fast."""
+    long = [p for p in points if p.machine in machines and p.workload.seqlen_q >= 2048 and p.kernel not in EXAMPLES]
+    return [p for p in best_per_shape(long) if p.family != "fa2" and p.dtype_class in dtypes]
+
+
+def _headline(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str, ErrorSummary]:
+    both = ("16 bit", "fp8")
+    sets = {
+        "Blackwell, best kernel per shape, 16 bit and fp8, seqlen >= 2048": headline_points(points, _BLACKWELL, both),
+        **{f"  {m}": headline_points(points, (m,), both) for m in _BLACKWELL},
+        **{f"  {d}": headline_points(points, _BLACKWELL, (d,)) for d in both},
+        "Blackwell, mxfp8 (block scales are not modelled)": headline_points(points, _BLACKWELL, ("mxfp8",)),
+        "H100 and H200, best of peers per shape": headline_points(points, _HOPPER, both),
+        **{f"  {m}": headline_points(points, (m,), both) for m in _HOPPER},
+    }
+    return {name: summarise(by_row[p.row].error for p in chosen if p.row in by_row) for name, chosen in sets.items()}
+
+
+def length_bucket(seqlen: int) -> str:
+    """Powers of four, as text that sorts."""
+    for top in (1024, 4096, 16384, 65536):
+        if seqlen <= top:
+            return f"{top:6d} or less"
+    return " above 65536"
+
+
+def _groups(rows: tuple[Row, ...]) -> dict[str, dict[str, ErrorSummary]]:
+    def error(row: Row) -> float:
+        return row.error
+
+    return {
+        "GPU": grouped(rows, lambda r: r.point.machine, error),
+        "kernel": grouped(rows, lambda r: r.point.kernel, error),
+        "dtype": grouped(rows, lambda r: r.point.dtype_as_written, error),
+        "mask": grouped(rows, lambda r: r.point.workload.mask, error),
+        "head_dim": grouped(rows, lambda r: f"{r.point.workload.head_dim_qk:3d}/{r.point.workload.head_dim_v}", error),
+        "seqlen": grouped(rows, lambda r: length_bucket(r.point.workload.seqlen_q), error),
+    }
+
+
+def _speed_ups(points: list[PublishedPoint], by_row: dict[int, Row]) -> list[SpeedUp]:
+    """Shapes that both machines ran; the same kernel on both where it is the best of either."""
+    new = {(p.dtype_class, p.workload): p for p in headline_points(points, ("gb300",), ("16 bit", "fp8"))}
+    old = {(p.dtype_class, p.workload): p for p in headline_points(points, ("gb200",), ("16 bit", "fp8"))}
+    out = []
+    for key in new.keys() & old.keys():
+        a, b = by_row.get(new[key].row), by_row.get(old[key].row)
+        if a and b:
+            out.append(SpeedUp(key[1], key[0], a.tflops / b.tflops, a.point.tflops / b.point.tflops))
+    return sorted(out, key=lambda s: (s.dtype, s.workload.label()))
+
+
+def share_within(speed_ups: tuple[SpeedUp, ...], points: float) -> float:
+    """Share of shapes whose predicted speed-up lies within ``points`` percentage points of the measured one."""
+    if not speed_ups:
+        return 0.0
+    return sum(abs(s.predicted - s.measured) * 100 <= points for s in speed_ups) / len(speed_ups)
+
+
+def _cycle_row(point: CyclePoint) -> CycleRow:
+    machine = load_machine(point.machine)
+    pipeline = _cycle_pipeline(point, machine)
+    shares = pipe_shares(pipeline, steady_state(pipeline), machine)
+    differences = {k: 100 * shares[k] - v for k, v in point.shares.items()}
+    return CycleRow(point, cycles_of(point, machine), differences)
+
+
+def cycles_of(point: CyclePoint, machine: Machine) -> float:
+    """Predicted cycles of a 128 x 128 tile of the row's kernel on ``machine``."""
+    pipeline = _cycle_pipeline(point, machine)
+    return steady_state(pipeline).ii_cycles / (pipeline.rows_per_cta * pipeline.keys_per_iteration / (128 * 128))
+
+
+def _cycle_pipeline(point: CyclePoint, machine: Machine) -> Pipeline:
+    wide = point.head_dim == 256
+    variant = Fa4Variant(cta_group=2, split="k" if wide else "q", emulated_share=point.emulated_share)
+    workload = loop_shape(
+        Workload(head_dim_qk=point.head_dim, head_dim_v=point.head_dim, mask=point.mask, dtype=point.dtype)
+    )
+    return build_pipeline(workload, variant, machine)

@@ -1,0 +1,148 @@
+"""`PublishedReport` as text, dictionary and picture; no arithmetic beyond formatting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tilecast.validation.published.points import reasons
+from tilecast.validation.published.run import PublishedReport, Row, share_within
+from tilecast.validation.statistics import ErrorSummary
+
+
+def report_text(report: PublishedReport, with_rows: bool = False, other: PublishedReport | None = None) -> str:
+    """The report for people; errors are relative, predicted over measured; ``other`` adds a regime's headline."""
+    lines = [
+        f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
+        f"(locked where the source says so); rank correlation (Kendall) {report.tau:.3f}",
+        "No constant was fitted on these rows.",
+        "",
+    ]
+    for one in (report, other) if other is not None else (report,):
+        lines += [_header(f"Headline, {one.regime} clock")]
+        lines += [_line(name, summary) for name, summary in one.headline.items()]
+        lines.append("")
+    lines.pop()
+    close = share_within(report.speed_ups, 6.0)
+    lines += [
+        "",
+        f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up",
+    ]
+    lines += ["", *_cycles(report)]
+    for title, summaries in report.groups.items():
+        lines += ["", _header(f"All rows by {title}")]
+        lines += [_line(name, summary) for name, summary in summaries.items()]
+    if with_rows:
+        lines += ["", *_rows(report.rows)]
+    lines += ["", f"Not predicted: {len(report.excluded)} rows"]
+    lines += [f"  {count:4d}  {why}" for why, count in reasons(list(report.excluded)).items()]
+    if report.refused:
+        lines += [f"Refused: {len(report.refused)} rows"]
+        sentences: dict[str, int] = {}
+        for row in report.refused:
+            sentences[row.refused] = sentences.get(row.refused, 0) + 1
+        lines += [f"  {count:4d}  {why}" for why, count in sentences.items()]
+    return "\n".join(lines)
+
+
+def _header(title: str) -> str:
+    return f"{title:<66}{'rows':>6}{'mean':>8}{'median':>8}{'p90':>8}{'max':>8}{'bias':>8}"
+
+
+def _line(name: str, s: ErrorSummary) -> str:
+    return f"  {name:<64}{s.count:>6}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
+
+
+def _cycles(report: PublishedReport) -> list[str]:
+    lines = ["In cycles, free of the clock (per 128x128 tile; shares: predicted minus measured, points)"]
+    for row in report.cycles:
+        p = row.point
+        shares = "  ".join(f"{k} {v:+.1f}" for k, v in row.share_differences.items())
+        lines.append(
+            f"  {p.machine} {p.dtype} d{p.head_dim} {p.kernel:<34} measured {p.cycles:6.0f}  "
+            f"predicted {row.cycles:6.0f}  {row.error:+.1%}   {shares}"
+        )
+    return lines
+
+
+def _rows(rows: tuple[Row, ...]) -> list[str]:
+    lines = [
+        "machine   kernel                      dtype  shape                                        measured predicted   error    MHz  as"
+    ]
+    for row in sorted(rows, key=lambda r: (r.point.machine, r.point.kernel, r.point.row)):
+        p, w = row.point, row.point.workload
+        shape = f"b{w.batch} h{w.heads_q}/{w.heads_kv} s{w.seqlen_q} d{w.head_dim_qk}/{w.head_dim_v} {w.mask}"
+        lines.append(
+            f"{p.machine:<9} {p.kernel[:27]:<27} {p.dtype_as_written:<6} {shape:<44} {p.tflops:8.1f} {row.tflops:9.1f} "
+            f"{row.error:+7.1%} {row.clock_mhz:6.0f}  {row.kernel}"
+        )
+    return lines
+
+
+def report_dict(report: PublishedReport) -> dict[str, Any]:
+    """Stable keys for --json."""
+
+    def summary(s: ErrorSummary) -> dict[str, float]:
+        return {"count": s.count, "mean": s.mean, "median": s.median, "p90": s.p90, "max": s.worst, "bias": s.bias}
+
+    return {
+        "regime": report.regime,
+        "kendall_tau": report.tau,
+        "headline": {name.strip(): summary(s) for name, s in report.headline.items()},
+        "groups": {title: {n: summary(s) for n, s in group.items()} for title, group in report.groups.items()},
+        "speed_up_gb300_over_gb200": {
+            "shapes": len(report.speed_ups),
+            "share_within_6_points": share_within(report.speed_ups, 6.0),
+            "rows": [
+                {"workload": s.workload.as_dict(), "dtype": s.dtype, "predicted": s.predicted, "measured": s.measured}
+                for s in report.speed_ups
+            ],
+        },
+        "cycles": [
+            {"machine": r.point.machine, "kernel": r.point.kernel, "dtype": r.point.dtype, "head_dim": r.point.head_dim,
+             "measured": r.point.cycles, "predicted": r.cycles, "error": r.error, "share_differences": r.share_differences}
+            for r in report.cycles
+        ],
+        "rows": [
+            {"row": r.point.row, "machine": r.point.machine, "kernel": r.point.kernel, "dtype": r.point.dtype_as_written,
+             "workload": r.point.workload.as_dict(), "convention": r.point.convention, "measured_tflops": r.point.tflops,
+             "predicted_tflops": r.tflops, "error": r.error, "clock_mhz": r.clock_mhz, "predicted_as": r.kernel}
+            for r in report.rows
+        ],
+        "excluded": reasons(list(report.excluded)),
+        "refused": [{"row": r.point.row, "reason": r.refused} for r in report.refused],
+    }  # fmt: skip
+
+
+def write_scatter(report: PublishedReport, path: str | Path) -> None:
+    """Log-log scatter of predicted over measured TFLOP/s, one colour a GPU (PNG or SVG by the file's ending)."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("--picture needs matplotlib: install tilecast[report]") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 7))
+    machines = sorted({row.point.machine for row in report.rows})
+    for index, machine in enumerate(machines):
+        chosen = [row for row in report.rows if row.point.machine == machine]
+        axes.scatter(
+            [r.point.tflops for r in chosen], [r.tflops for r in chosen], s=12, alpha=0.6, label=f"{machine} ({len(chosen)})",
+            color=f"C{index}", linewidths=0,
+        )  # fmt: skip
+    low = 0.8 * min(min(r.point.tflops, r.tflops) for r in report.rows)
+    high = 1.2 * max(max(r.point.tflops, r.tflops) for r in report.rows)
+    axes.plot([low, high], [low, high], color="black", linewidth=1)
+    for factor, style in ((0.1, "--"), (0.25, ":")):
+        for side in (1 + factor, 1 - factor):
+            axes.plot([low, high], [low * side, high * side], color="grey", linewidth=0.8, linestyle=style)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set_xlabel("measured TFLOP/s (published)")
+    axes.set_ylabel(f"predicted TFLOP/s ({report.regime} clock)")
+    axes.set_title("Every published forward row; dashed 10 %, dotted 25 %")
+    axes.legend(loc="upper left", frameon=False)
+    axes.set_aspect("equal")
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
