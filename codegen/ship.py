@@ -136,7 +136,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 
 Forecast and measured: bf16 TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
 keys to the left).  Measured in turns with the other kernels of the shape, L2 evicted, median of 15
-([`h200_shipped.csv`](../validation/measured/h200_shipped.csv); against other libraries:
+([`h200_shipped.csv`](../data/measured/h200_shipped.csv); against other libraries:
 [docs/kernels.md](../docs/kernels.md)).  Each file's header has the sustained forecast, unit by unit.  The pointer kernels
 are made for an A100 and forecast there; an H200 runs them, but not at that figure.
 

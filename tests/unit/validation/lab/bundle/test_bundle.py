@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.paths import ROOT
 
+from tilecast.base.data import MEASURED
 from tilecast.cli import main
 from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
@@ -34,7 +34,7 @@ from tilecast.validation.lab.measure.gpu_lock import GpuLockError, timing_on
 from tilecast.validation.lab.measure.plan import PlanError, load_plan
 from tilecast.validation.lab.measure.records import append, read
 
-RECORDED = ROOT / "validation" / "measured"
+RECORDED = MEASURED
 PLAN = """
 [[group]]
 kernels = ["cudnn"]

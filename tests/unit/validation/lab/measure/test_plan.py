@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
 
+from tilecast.base.data import MEASURED
 from tilecast.cli import main
 from tilecast.model.kernel.variant import parse_variant, variant_text
 from tilecast.model.kernel.workload import Workload
@@ -126,7 +126,7 @@ def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h200_plan.toml", "h200_sustained.toml"])
 def test_committed_plans_load_and_keep_some_shapes_out_of_sight(name: str) -> None:
-    found = load_plan(ROOT / "validation" / "measured" / name, H200)
+    found = load_plan(MEASURED / name, H200)
     assert len(set(found.items)) == len(found.items) > 10
     by_role: dict[str, set[Workload]] = {}
     for item in found.items:
