@@ -1,9 +1,11 @@
-"""Where the tables that ship with the package lie."""
+"""Where the tables and kernels that ship with the package lie."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "data"
+_PACKAGE = Path(__file__).parents[1]
+DATA = _PACKAGE / "data"
 PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
+SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"

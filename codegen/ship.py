@@ -21,7 +21,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
 LIST = Path(__file__).with_name("shipped.toml")
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[1]
 KERNELS = _ROOT / "kernels"
 MEASURED = _ROOT / "validation" / "measured" / "h200_shipped.csv"
 #: Shapes of the benchmarks of the FlashAttention papers: 16k tokens in all, hidden size 2048 (16 heads where 2048 does

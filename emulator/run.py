@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Array
 from tilecast.emulator.modules import counted, modules
@@ -56,9 +57,7 @@ def kernel_path(file: str | Path) -> Path:
     path = Path(file)
     if path.is_file():
         return path
-    import tilecast.kernels.generated as generated
-
-    shipped = Path(str(generated.__file__)).parent / f"{path.name.removesuffix('.py')}.py"
+    shipped = SHIPPED_KERNELS / f"{path.name.removesuffix('.py')}.py"
     if shipped.is_file() and path.parent == Path("."):
         return shipped
     raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")
