@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import check_writable
+from tilecast.base.files import check_writable
 
 if TYPE_CHECKING:
     from tilecast.validation.lab.bundle.manifest import Manifest

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilecast.output import check_writable, write_text_atomically
+from tilecast.base.files import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
     from tilecast.validation.lab.calibrate.cases import Case

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.files import OutputError, check_writable, write_bytes_atomically
 from tilecast.explore.sweep.api import sweep
 from tilecast.explore.sweep.table import FORMATS, SweepTable
-from tilecast.output import OutputError, check_writable
 
 
 def run_sweep(
@@ -55,9 +55,7 @@ def _need_parquet() -> None:
 
 
 def _write(name: str, table: SweepTable) -> None:
-    from tilecast.validation.lab.bundle.archive import write_atomically
-
-    write_atomically(check_writable(name), table.encoded(Path(name).suffix))
+    write_bytes_atomically(name, table.encoded(Path(name).suffix))
 
 
 class _Screen:

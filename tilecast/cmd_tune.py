@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import OutputError, check_writable, write_text_atomically
+from tilecast.base.files import OutputError, check_writable, write_text_atomically
 
 if TYPE_CHECKING:
     from tilecast.codegen.tune.survey import Tuning

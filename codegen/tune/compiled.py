@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tilecast.base.files import OutputError, write_text_atomically
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
@@ -55,12 +55,6 @@ class Job:
     machine: Machine
     mhz: float
     cache: str
-
-
-def cache_folder() -> Path:
-    """Where compiled candidates are kept: $TILECAST_CACHE, $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("TILECAST_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tilecast" / "tuned-kernels"
 
 
 def target_of(family: str, variant: Variant, machine: Machine) -> str:
@@ -165,10 +159,8 @@ def _keep(path: Path, code: KernelCode | None, facts: CompiledCandidate) -> None
     })  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
+        write_text_atomically(path, text)
+    except (OSError, OutputError):
         return
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tilecast.base.files import cache_folder
 from tilecast.codegen.families import Family, find_family, native_kernel_family
-from tilecast.codegen.tune.compiled import Job, cache_folder, compile_candidates
+from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
 from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
 from tilecast.model.forecast.predict import PredictError, predict
@@ -83,7 +84,7 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
     chosen = tuning.shortlist
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
     mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
-    folder = str(cache_folder())
+    folder = str(cache_folder("tuned-kernels"))
     jobs = [Job(family.name, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
     made = compile_candidates(
         jobs, workers or min(12, os.cpu_count() or 1), lambda done, of: progress("compile", done, of)

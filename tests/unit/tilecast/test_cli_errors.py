@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.base.files import OutputError, check_writable, write_text_atomically
 from tilecast.cli import main
-from tilecast.output import OutputError, check_writable, write_text_atomically
 
 B200 = ("predict", "--machine", "b200")
 #: A machine file that parses but says almost nothing.

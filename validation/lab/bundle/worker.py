@@ -71,7 +71,7 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
 
 def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Run the benchmarks that the store lacks (less those in ``skip``) and write the machine file."""
-    from tilecast.validation.lab.bundle.archive import write_atomically
+    from tilecast.base.files import write_text_atomically
     from tilecast.validation.lab.calibrate.gpu import Gpu
     from tilecast.validation.lab.calibrate.groups import all_cases
     from tilecast.validation.lab.calibrate.report import machine_text
@@ -85,7 +85,7 @@ def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         lambda case, done, count, passed, total: tell(case.label(), passed / max(total, 1e-9)),
     )  # fmt: skip
     text = machine_text(outcome.rows, gpu.identity, request["name"])
-    write_atomically(Path(request["machine"]), text.encode())
+    write_text_atomically(request["machine"], text)
     return {"failed": list(outcome.failed), "measured": outcome.measured, "skipped": outcome.skipped}
 
 
