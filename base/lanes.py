@@ -7,7 +7,7 @@ def ruler(length: float, cells: int, parts: int) -> str:
     """The axis over a row of ``cells`` between two frame characters: ``parts`` marks from 0, and ``length`` at the end."""
     text = [" "] * (cells + 2)
     for n in range(parts):
-        mark = f"{int(length * n / parts + 0.5)}"
+        mark = f"{length * n / parts:.0f}"
         at = 1 + cells * n // parts
         text[at : at + len(mark)] = mark
     end = f"{length:.0f}"
@@ -23,6 +23,8 @@ def draw_bar(
     not fit, as much of ``short`` (default: of it) as does; a bar of one or two cells is made of ``narrow``, and every bar that
     touches the row takes ``least`` cells.
     """
+    if end <= 0 or start >= len(row):
+        return
     first = max(0, round(start))
     last = min(len(row), max(first + least, round(end)))
     size = last - first

@@ -46,7 +46,7 @@ def try_lock(path: Path, *, shared_folder: bool = False, removes: bool = False, 
         handle = _open(path, shared_folder)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             os.close(handle)
             if time.monotonic() >= until:
                 return None

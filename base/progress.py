@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+_Step = TypeVar("_Step")
 
 
 class Progress(Protocol):
@@ -14,3 +17,11 @@ class Progress(Protocol):
 
 def silent(_stage: str, _done: float, _total: float, _detail: str = "", /) -> None:
     """The `Progress` that nobody sees."""
+
+
+def reported(steps: Iterable[_Step], stage: str, total: int, progress: Progress) -> Iterator[_Step]:
+    """``steps`` as they come, ``total`` in all; ``progress`` is told before the first and after each."""
+    progress(stage, 0, total)
+    for done, step in enumerate(steps, start=1):
+        progress(stage, done, total)
+        yield step

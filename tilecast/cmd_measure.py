@@ -140,7 +140,9 @@ def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
     items = load_plan(Path(plan), load_machine(machine)).items
     jobs = [(i.kernel, i.variant, i.workload, i.machine) for i in items if i.kernel not in EXTERNAL]
     codes, failures = profile_all(
-        jobs, workers, lambda done, of: print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True)
+        jobs,
+        workers,
+        lambda _stage, done, of, _detail="": print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True),
     )
     print(file=sys.stderr)
     for line in failures:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tilecast.base.files import OutputError, write_text_atomically
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
@@ -68,22 +69,9 @@ def target_of(family: str, variant: Variant, machine: Machine) -> str:
     return wanted
 
 
-def compile_candidates(
-    jobs: Sequence[Job], workers: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> list[CompiledCandidate]:
-    """The jobs' results in their order; failures are results, not exceptions."""
-    if workers <= 1 or len(jobs) <= 1:
-        out = []
-        for done, job in enumerate(jobs, start=1):
-            out.append(compile_candidate(job))
-            progress(done, len(jobs))
-        return out
-    found = []
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
-        for done, result in enumerate(pool.imap(compile_candidate, jobs, chunksize=1), start=1):
-            found.append(result)
-            progress(done, len(jobs))
-    return found
+def compile_candidates(jobs: Sequence[Job], workers: int, progress: Progress = silent) -> list[CompiledCandidate]:
+    """The jobs' results in their order, by ``workers`` processes (0: one a core); failures are results, not exceptions."""
+    return list(reported(spread(compile_candidate, jobs, workers), "compile", len(jobs), progress))
 
 
 def compile_candidate(job: Job) -> CompiledCandidate:
