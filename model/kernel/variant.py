@@ -6,9 +6,9 @@ Tiles, warp roles, registers and TMEM maps of the published kernels: flash-atten
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
+from tilecast.base.words import nearest
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -165,12 +165,6 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
     variant: Variant = base if base is not None and base.family == family else FAMILIES[family]()
     changes = {key: _knob_value(variant, key, value) for key, value in pairs.items()}
     return replace(variant, **changes)  # type: ignore[arg-type]
-
-
-def nearest(word: str, known: tuple[str, ...]) -> str:
-    """'; did you mean ...' for a word close to a known one, else the list of known ones."""
-    close = difflib.get_close_matches(word, known, 3, 0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
 
 
 def _knob_value(variant: Variant, key: str, text: str) -> object:
