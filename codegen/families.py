@@ -6,11 +6,11 @@ rules (`model.variant.legality`) what the template and Triton's compiler can exp
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.base.words import nearest
 from tilecast.codegen import blackwell_ws, hopper_ws, triton_portable
 from tilecast.model.kernel.variant import LEGAL, VariantError, Verdict, legality
 from tilecast.model.kernel.workload import Workload
@@ -79,9 +79,7 @@ FAMILIES: dict[str, Family] = {
 def find_family(name: str) -> Family:
     """The family called ``name``; VariantError with the nearest names otherwise."""
     if name not in FAMILIES:
-        close = difflib.get_close_matches(name, FAMILIES, 2, 0.3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(FAMILIES)}"
-        raise VariantError(f"--family: unknown kernel family '{name}'; {hint}")
+        raise VariantError(f"--family: unknown kernel family '{name}'{nearest(name, FAMILIES)}")
     return FAMILIES[name]
 
 

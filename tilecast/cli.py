@@ -78,9 +78,9 @@ def predict(
     trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
 ) -> None:
     """Forecast time, TFLOP/s, what binds, and where the time goes."""
+    from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.model.forecast.predict import PredictError
     from tilecast.model.forecast.predict import predict as forecast
-    from tilecast.output import check_writable, write_text_atomically
 
     work = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,

@@ -198,10 +198,10 @@ def asymmetry(
     as_json: opt.AsJson = False,
 ) -> None:
     """Two rates along two axes: what binds and what is reached in every cell, with real GPUs placed on it."""
+    from tilecast.base.files import OutputError, check_writable
     from tilecast.explore_text import map_text
     from tilecast.model.machine.machine import MachineError
     from tilecast.model.whatif.asymmetry import SHOWN, asymmetry_map
-    from tilecast.output import OutputError, check_writable
 
     (work,) = opt.workloads(
         batch=batch, heads=heads, heads_kv=heads_kv, seqlen=seqlen, seqlen_k=seqlen_k, head_dim=head_dim,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import check_writable
+from tilecast.base.files import check_writable
 
 if TYPE_CHECKING:
     from tilecast.validation.lab.bundle.manifest import Manifest
@@ -86,13 +86,13 @@ class _Screen:
         self._bar.start()
         self._bar.update(self._task, total=max(self._total, 1.0))
 
-    def tell(self, stage: Stage, share: float, text: str) -> None:
+    def tell(self, stage: str, done: float, _total: float, detail: str = "", /) -> None:
         """Move the bar by the stages' own estimates."""
-        passed = self._before[stage.name] + share * stage.seconds
+        passed = self._before[stage] + done
         left = _time(self._total - passed)
-        self._bar.update(self._task, completed=passed, stage=stage.name, at=text[:60], left=left)
-        if not self._console.is_terminal and not text:
-            print(f"{stage.name}: {'ended' if share else 'begins'}, about {left} left", file=sys.stderr, flush=True)
+        self._bar.update(self._task, completed=passed, stage=stage, at=detail[:60], left=left)
+        if not self._console.is_terminal and not detail:
+            print(f"{stage}: {'ended' if done else 'begins'}, about {left} left", file=sys.stderr, flush=True)
 
 
 def _time(seconds: float) -> str:

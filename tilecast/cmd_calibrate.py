@@ -5,12 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tilecast.output import check_writable, write_text_atomically
-
-if TYPE_CHECKING:
-    from tilecast.validation.lab.calibrate.cases import Case
+from tilecast.base.files import check_writable, write_text_atomically
 
 
 def run_calibrate(*, output: str, store: str, only: tuple[str, ...], quick: bool) -> str:
@@ -68,9 +64,10 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def tell(self, case: Case, done: int, count: int, passed: float, total: float) -> None:
-        """Before a case: ``passed`` of ``total`` estimated seconds are behind."""
-        self._bar.update(self._task, total=total, completed=passed, at=f"{done}/{count}", description=case.group)
-        if not self._terminal and case.group != self._group:
-            self._group = case.group
-            print(f"calibrate: {case.group} ({done} of {count} done)", file=sys.stderr, flush=True)
+    def tell(self, _stage: str, done: float, total: float, case: str = "", /) -> None:
+        """Before a case: ``done`` of ``total`` estimated seconds are behind."""
+        group = case.partition("/")[0]
+        self._bar.update(self._task, total=total, completed=done, at=case, description=group)
+        if not self._terminal and group not in ("", self._group):
+            self._group = group
+            print(f"calibrate: {group} ({done:.0f} of about {total:.0f} s)", file=sys.stderr, flush=True)

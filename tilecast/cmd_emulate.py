@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilecast.output import check_writable, write_text_atomically
+from tilecast.base.files import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
     from tilecast.emulator.run import Emulation

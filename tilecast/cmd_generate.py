@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import check_writable, write_text_atomically
+from tilecast.base.files import check_writable, write_text_atomically
 
 if TYPE_CHECKING:
     from tilecast.model.kernel.workload import Workload

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import OutputError, check_writable
+from tilecast.base.files import OutputError, check_writable
 
 if TYPE_CHECKING:
     from tilecast.model.kernel.workload import Workload
@@ -130,17 +130,19 @@ def _print_rows(rows) -> None:  # type: ignore[no-untyped-def]
 
 def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
     """Profile the generated kernels of a plan; returns what to print."""
+    from tilecast.base.files import write_text_atomically
     from tilecast.codegen.compiler.profile import profile_all
     from tilecast.model.compiled.code import dump_codes
     from tilecast.model.machine.machine import load_machine
-    from tilecast.output import write_text_atomically
     from tilecast.validation.lab.measure.plan import EXTERNAL, load_plan
 
     check_writable(output)
     items = load_plan(Path(plan), load_machine(machine)).items
     jobs = [(i.kernel, i.variant, i.workload, i.machine) for i in items if i.kernel not in EXTERNAL]
     codes, failures = profile_all(
-        jobs, workers, lambda done, of: print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True)
+        jobs,
+        workers,
+        lambda _stage, done, of, _detail="": print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True),
     )
     print(file=sys.stderr)
     for line in failures:

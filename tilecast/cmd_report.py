@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tilecast.base.files import OutputError, check_writable, write_text_atomically
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import parse_changes
 from tilecast.model.machine.machine import load_machine
-from tilecast.output import OutputError, check_writable, write_text_atomically
 
 
 def run_report(

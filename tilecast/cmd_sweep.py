@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.files import OutputError, check_writable, write_bytes_atomically
 from tilecast.explore.sweep.api import sweep
 from tilecast.explore.sweep.table import FORMATS, SweepTable
-from tilecast.output import OutputError, check_writable
 
 
 def run_sweep(
@@ -30,7 +30,7 @@ def run_sweep(
     try:
         table = sweep(
             spec, store=kept, engine=engine, workers=workers, ray_address=ray_address, run=run,
-            retry_failed=retry_failed, tell=screen.tell, command=command,
+            retry_failed=retry_failed, progress=screen.tell, command=command,
         )  # fmt: skip
     except KeyboardInterrupt:
         screen.close()
@@ -55,9 +55,7 @@ def _need_parquet() -> None:
 
 
 def _write(name: str, table: SweepTable) -> None:
-    from tilecast.validation.lab.bundle.archive import write_atomically
-
-    write_atomically(check_writable(name), table.encoded(Path(name).suffix))
+    write_bytes_atomically(name, table.encoded(Path(name).suffix))
 
 
 class _Screen:
@@ -80,7 +78,7 @@ class _Screen:
             TimeRemainingColumn(), console=console, disable=not self._terminal,
         )  # fmt: skip
 
-    def tell(self, done: int, total: int, what: str) -> None:
+    def tell(self, what: str, done: float, total: float, _detail: str = "", /) -> None:
         """Show that ``done`` of ``total`` are there."""
         now = time.monotonic()
         if what != self._stage:
@@ -91,11 +89,11 @@ class _Screen:
             self._task = self._bar.add_task(what, total=total, rate="")
         rate = done / max(now - self._began, 1e-9)
         if self._terminal:
-            self._bar.update(self._task, completed=done, rate=f"{rate:.3g}/s" if done else "")
+            self._bar.update(self._task, completed=int(done), rate=f"{rate:.3g}/s" if done else "")
         elif done == total or now - self._told >= self._EVERY_S:
             self._told = now
             left = f", about {_time((total - done) / rate)} left" if 0 < done < total else ""
-            print(f"{what}: {done} of {total}, {rate:.3g}/s{left}", file=sys.stderr, flush=True)
+            print(f"{what}: {done:.0f} of {total:.0f}, {rate:.3g}/s{left}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
-from tilecast.output import OutputError, check_writable, write_text_atomically
+from tilecast.base.files import OutputError, check_writable, write_text_atomically
 
 if TYPE_CHECKING:
+    from tilecast.base.progress import Progress
     from tilecast.codegen.tune.survey import Tuning
     from tilecast.model.kernel.workload import Workload
 
@@ -78,16 +79,17 @@ def _source(found: Tuning) -> str:
     return generate(found.workload, found.machine, family, found.winner.variant, __version__, extra).source
 
 
-def _with_progress(run: Callable[[Callable[[str, int, int], None]], Tuning]) -> Tuning:
+def _with_progress(run: Callable[[Progress], Tuning]) -> Tuning:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Bars(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         tasks: dict[str, object] = {}
 
-        def progress(what: str, done: int, of: int) -> None:
+        def progress(what: str, done: float, of: float, _detail: str = "", /) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=of)
             bar.update(tasks[what], completed=done, total=of)  # type: ignore[arg-type]

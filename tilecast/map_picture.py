@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilecast.output import OutputError, check_writable, write_bytes_atomically
+from tilecast.base.files import OutputError, check_writable, write_bytes_atomically
 
 if TYPE_CHECKING:
     from tilecast.model.whatif.asymmetry import AsymmetryMap, MapPoint

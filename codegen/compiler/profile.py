@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
@@ -45,7 +46,7 @@ def profile(family: str, variant: str, work: Workload, machine: str) -> KernelCo
 
 
 def profile_all(
-    jobs: Iterable[Job], workers: int, progress: Callable[[int, int], None] = lambda *_: None
+    jobs: Iterable[Job], workers: int = 0, progress: Progress = silent
 ) -> tuple[list[KernelCode], list[str]]:
     """(profiles, one sentence for each kernel that could not be profiled) of the distinct kernels among ``jobs``."""
     distinct: dict[tuple[object, ...], Job] = {}
@@ -53,13 +54,11 @@ def profile_all(
         family, variant, work, _ = job
         distinct.setdefault((family, variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype), job)
     codes, failures = [], []
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for done, found in enumerate(pool.imap(_try, distinct.values()), start=1):
-            if isinstance(found, str):
-                failures.append(found)
-            else:
-                codes.append(found)
-            progress(done, len(distinct))
+    for found in reported(spread(_try, list(distinct.values()), workers), "compile", len(distinct), progress):
+        if isinstance(found, str):
+            failures.append(found)
+        else:
+            codes.append(found)
     return codes, failures
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tilecast.base.files import OutputError, write_text_atomically
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
@@ -57,12 +58,6 @@ class Job:
     cache: str
 
 
-def cache_folder() -> Path:
-    """Where compiled candidates are kept: $TILECAST_CACHE, $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("TILECAST_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tilecast" / "tuned-kernels"
-
-
 def target_of(family: str, variant: Variant, machine: Machine) -> str:
     """The target of `codegen.compile` for a machine; CompileError where there is none."""
     capability = int(machine["chip.compute_capability"])
@@ -74,22 +69,9 @@ def target_of(family: str, variant: Variant, machine: Machine) -> str:
     return wanted
 
 
-def compile_candidates(
-    jobs: Sequence[Job], workers: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> list[CompiledCandidate]:
-    """The jobs' results in their order; failures are results, not exceptions."""
-    if workers <= 1 or len(jobs) <= 1:
-        out = []
-        for done, job in enumerate(jobs, start=1):
-            out.append(compile_candidate(job))
-            progress(done, len(jobs))
-        return out
-    found = []
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
-        for done, result in enumerate(pool.imap(compile_candidate, jobs, chunksize=1), start=1):
-            found.append(result)
-            progress(done, len(jobs))
-    return found
+def compile_candidates(jobs: Sequence[Job], workers: int, progress: Progress = silent) -> list[CompiledCandidate]:
+    """The jobs' results in their order, by ``workers`` processes (0: one a core); failures are results, not exceptions."""
+    return list(reported(spread(compile_candidate, jobs, workers), "compile", len(jobs), progress))
 
 
 def compile_candidate(job: Job) -> CompiledCandidate:
@@ -165,10 +147,8 @@ def _keep(path: Path, code: KernelCode | None, facts: CompiledCandidate) -> None
     })  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
+        write_text_atomically(path, text)
+    except (OSError, OutputError):
         return
 
 

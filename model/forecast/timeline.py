@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilecast.model.sm.simulate import Event, SmTrace
+from tilecast.base.lanes import draw_bar, ruler
+from tilecast.model.sm.simulate import SmTrace
 
 _GAP = "   "
 
@@ -24,7 +25,9 @@ def timeline(trace: SmTrace, cycles: float, cells: int) -> list[tuple[str, str]]
         row = [" "] * cells
         for event in shown:
             if event.op in ops:
-                _draw(row, event, begin, cycles, oldest)
+                start, end = ((at - begin) * cells / cycles for at in (event.start, event.end))
+                label = f"{event.op}.{event.iteration - oldest}"
+                draw_bar(row, start, end, label, short=event.op, narrow="|", least=0)
         out.append((lane, "".join(row)))
     return out
 
@@ -41,22 +44,6 @@ def _lanes(trace: SmTrace) -> list[tuple[str, set[str]]]:
     return lanes
 
 
-def _draw(row: list[str], event: Event, begin: float, cycles: float, oldest: int) -> None:
-    cells = len(row)
-    start, end = (event.start - begin) * cells / cycles, (event.end - begin) * cells / cycles
-    first, last = max(0, round(start)), min(cells, round(end))
-    size = last - first
-    if size <= 0:
-        return
-    name = f"{event.op}.{event.iteration - oldest}"
-    inner = size - 2
-    if inner <= 0:
-        row[first:last] = list("|" * size)
-        return
-    body = name.center(inner, "=") if inner >= len(name) else event.op[:inner].center(inner, "=")
-    row[first:last] = list(("<" if start < -0.5 else "[") + body + (">" if end > cells + 0.5 else "]"))
-
-
 def side_by_side(left: SmTrace, right: SmTrace, titles: tuple[str, str], width: int = 120) -> list[str]:
     """Two timelines on one time scale in lines of ``width`` characters: equal lengths are equal cycles."""
     names = [lane for lane, _ in _lanes(left)]
@@ -66,19 +53,8 @@ def side_by_side(left: SmTrace, right: SmTrace, titles: tuple[str, str], width: 
     cycles = 1.5 * max(left.ii_cycles, right.ii_cycles)
     rows = [dict(timeline(trace, cycles, cells)) for trace in (left, right)]
     heads = (title[: cells + 2].ljust(cells + 2) for title in titles)
-    lines = [" " * label + _GAP.join(heads), " " * label + _GAP.join([_ruler(cycles, cells)] * 2)]
+    lines = [" " * label + _GAP.join(heads), " " * label + _GAP.join([ruler(cycles, cells, 4)] * 2)]
     for name in names:
         bars = (f"|{part.get(name, '').ljust(cells)}|" for part in rows)
         lines.append(f"{name:<{label}}" + _GAP.join(bars))
     return [line.rstrip() for line in lines]
-
-
-def _ruler(cycles: float, cells: int) -> str:
-    text = [" "] * (cells + 2)
-    for quarter in range(4):
-        mark = f"{cycles * quarter / 4:.0f}"
-        at = 1 + cells * quarter // 4
-        text[at : at + len(mark)] = mark
-    end = f"{cycles:.0f}"
-    text[-len(end) :] = end
-    return "".join(text)

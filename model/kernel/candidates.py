@@ -5,6 +5,7 @@ Tiles and knobs of the published kernels: flash-attention @0251105 as read in fa
 
 from __future__ import annotations
 
+from tilecast.base.words import nearest
 from tilecast.model.kernel.variant import (
     FAMILIES,
     Fa2Variant,
@@ -14,7 +15,6 @@ from tilecast.model.kernel.variant import (
     Variant,
     VariantError,
     legality,
-    nearest,
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

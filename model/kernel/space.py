@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 
+from tilecast.base.words import nearest
 from tilecast.model.kernel.variant import (
     FAMILIES,
     Fa2Variant,
@@ -20,7 +21,6 @@ from tilecast.model.kernel.variant import (
     Variant,
     VariantError,
     legality,
-    nearest,
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

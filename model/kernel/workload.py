@@ -7,9 +7,10 @@ causal), and counts unmasked entries exactly where halving would be wrong (Sq !=
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from tilecast.base.words import did_you_mean
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 1}
 MASKS = ("none", "causal", "window")
@@ -59,10 +60,10 @@ class Workload:
                 raise WorkloadError(f"{name}: expected a multiple of 8 from 16 to 1024, got {value}")
         if self.dtype not in DTYPES:
             raise WorkloadError(
-                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{_near(self.dtype, tuple(DTYPES))}"
+                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{did_you_mean(self.dtype, DTYPES)}"
             )
         if self.mask not in MASKS:
-            raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{_near(self.mask, MASKS)}")
+            raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{did_you_mean(self.mask, MASKS)}")
         if (self.mask == "window") != (self.window is not None):
             raise WorkloadError(f"window: mask '{self.mask}' and window {self.window} do not go together")
         if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
@@ -143,7 +144,7 @@ class Workload:
         known = set(Workload.__dataclass_fields__)
         unknown = sorted(set(values) - known)
         if unknown:
-            raise WorkloadError(f"workload: unknown field '{unknown[0]}'{_near(unknown[0], tuple(known))}")
+            raise WorkloadError(f"workload: unknown field '{unknown[0]}'{did_you_mean(unknown[0], known)}")
         fields = dict(values)
         if fields.get("window") is not None:
             fields["window"] = tuple(fields["window"])
@@ -158,8 +159,3 @@ def _clipped_sum(rows: int, start: int, top: int) -> int:
     count = last - first
     ramp = count * start + (first + last - 1) * count // 2
     return ramp + (rows - last) * top
-
-
-def _near(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(word), known, 2, 0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecast.base.toml_file import read_toml
+from tilecast.base.words import nearest
 from tilecast.model.machine.schema import (
     FAMILIES,
     KEYS,
@@ -19,7 +20,6 @@ from tilecast.model.machine.schema import (
     check_complete,
     check_fact,
     machine_json_schema,
-    nearest,
 )
 
 __all__ = ["Fact", "Machine", "MachineError", "load_machine", "machine_json_schema", "machine_names"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, NamedTuple
+
+from tilecast.base.words import nearest
 
 TENSOR_KINDS = ("tcgen05", "wgmma", "mma_sync")
 FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-consumer")
@@ -167,12 +168,6 @@ KEYS: dict[str, Key] = {
         "share", 0.1, 1, _ALL, "SM clock under matrix load over the set clock, which NVML reports"
     ),
 }
-
-
-def nearest(word: str, known: tuple[str, ...]) -> str:
-    """'; did you mean X or Y?', or the list of what is known."""
-    close = difflib.get_close_matches(word, known, 3, 0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
 
 
 def check_fact(where: str, key: str, entry: Any) -> None:

@@ -6,13 +6,15 @@ print(tuning)
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tilecast.base.files import cache_folder
+from tilecast.base.pool import cores
+from tilecast.base.progress import Progress, silent
 from tilecast.codegen.families import Family, find_family, native_kernel_family
-from tilecast.codegen.tune.compiled import Job, cache_folder, compile_candidates
+from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
 from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
 from tilecast.model.forecast.predict import PredictError, predict
@@ -20,9 +22,6 @@ from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured
-
-#: (what is being done, steps done, of how many).
-Progress = Callable[[str, int, int], None]
 
 
 def tune(
@@ -36,7 +35,7 @@ def tune(
     clock: str | float = "sustained",
     table: str | Path | None = None,
     workers: int = 0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
     command: str = "tilecast.tune",
     version: str = "",
 ) -> Tuning:
@@ -83,11 +82,9 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
     chosen = tuning.shortlist
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
     mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
-    folder = str(cache_folder())
+    folder = str(cache_folder("tuned-kernels"))
     jobs = [Job(family.name, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
-    made = compile_candidates(
-        jobs, workers or min(12, os.cpu_count() or 1), lambda done, of: progress("compile", done, of)
-    )
+    made = compile_candidates(jobs, workers or min(12, cores()), progress)
     return with_machine_code(tuning, list(zip(chosen, made, strict=True)))
 
 

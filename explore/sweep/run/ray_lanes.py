@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from tilecast.base.pool import cores
 from tilecast.explore.sweep.errors import SweepError
-from tilecast.explore.sweep.run.lanes import Lane, Request, cores
+from tilecast.explore.sweep.run.lanes import Lane, Request
 from tilecast.validation.lab.bundle.workers import WorkerError, WorkerLostError
 
 #: The least object store Ray takes: results are a kilobyte each and travel inline.

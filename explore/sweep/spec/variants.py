@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from tilecast.base.words import nearest
 from tilecast.codegen.families import FAMILIES as KERNELS
 from tilecast.codegen.families import Family, find_family, native_kernel_family
 from tilecast.codegen.search import best_expressible, first_obstacle, search_space
 from tilecast.explore.sweep.errors import SpecError
 from tilecast.model.forecast.predict import PredictError
 from tilecast.model.kernel.candidates import native_family, published_variant
-from tilecast.model.kernel.variant import FAMILIES, VariantError, nearest, parse_variant, variant_text
+from tilecast.model.kernel.variant import FAMILIES, VariantError, parse_variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 

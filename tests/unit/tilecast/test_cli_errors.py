@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tilecast.cli import main
-from tilecast.output import OutputError, check_writable, write_text_atomically
 
 B200 = ("predict", "--machine", "b200")
 #: A machine file that parses but says almost nothing.
@@ -119,35 +117,6 @@ def test_a_refused_forecast_leaves_the_old_trace(tmp_path: Path, capsys: pytest.
     refusal([*B200, "--head-dim", "512", "--trace", str(trace)], capsys)
     assert trace.read_text() == "old"
     assert list(tmp_path.iterdir()) == [trace]
-
-
-def test_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "out.json"
-    write_text_atomically(target, "first")
-    assert target.read_text() == "first"
-
-    def full_disk(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OutputError, match=r"out.json: cannot write: No space left on device"):
-        write_text_atomically(target, "second")
-    assert target.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_writing_keeps_the_usual_permissions(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_text("")
-    write_text_atomically(tmp_path / "out", "")
-    assert (tmp_path / "out").stat().st_mode == plain.stat().st_mode
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_no_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="no permission"):
-        check_writable(tmp_path / "out")
 
 
 def test_the_shell_sees_exit_code_2(tmp_path: Path) -> None:

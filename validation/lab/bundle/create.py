@@ -43,8 +43,8 @@ class Screen(Protocol):
     def begin(self, gpu: str, work: Work, todo: tuple[Stage, ...], resumed: bool) -> None:
         """Before the first stage."""
 
-    def tell(self, stage: Stage, share: float, text: str) -> None:
-        """``share`` of a stage is done (0 when it begins, 1 when it ends); ``text`` is at hand."""
+    def tell(self, stage: str, done: float, total: float, detail: str = "", /) -> None:
+        """See `base.progress.Progress`: seconds of a stage by its own estimate; without ``detail`` it begins or ends."""
 
 
 def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker) -> Manifest:
@@ -78,7 +78,7 @@ def _create(asked: Asked, screen: Screen, start: Callable[[Path], Asker], about:
     def tell(stage: Stage, share: float, text: str) -> None:
         if not text:
             folder.log(f"{stage.name}: {'ended' if share else f'{stage.units} to do'}")
-        screen.tell(stage, share, text)
+        screen.tell(stage.name, share * stage.seconds, stage.seconds, text)
 
     run_stages(context, todo, tell)
     manifest = write_bundle(asked.output, _manifest(asked, about, context), folder.members())

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.base.files import write_text_atomically
 from tilecast.model.compiled.code import dump_codes, load_codes
 from tilecast.model.machine.machine import Machine
-from tilecast.validation.lab.bundle.archive import write_atomically
 from tilecast.validation.lab.bundle.folder import WorkFolder
+from tilecast.validation.lab.bundle.manifest import BundleError
 from tilecast.validation.lab.bundle.plans import COMPILE_S, PROFILE_S, START_S, Work, code_key, item_seconds
 from tilecast.validation.lab.bundle.worker import item_from, item_to
 from tilecast.validation.lab.bundle.workers import Asker, WorkerError, WorkerLostError, farm
@@ -186,7 +187,7 @@ def profile(context: Context, tell: Tell) -> None:
         tell(done / len(items), label(item))
     codes = [code for entry in folder.lines("profiles.jsonl") if entry["code"] for code in load_codes(entry["code"])]
     if codes:
-        write_atomically(folder.file("codes.txt"), dump_codes(codes).encode())
+        write_text_atomically(folder.file("codes.txt"), dump_codes(codes), BundleError)
 
 
 # --- timing -----------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def identify(_request: dict[str, Any], _tell: Tell) -> dict[str, Any]:
 
 def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Run the benchmarks that the store lacks (less those in ``skip``) and write the machine file."""
-    from tilecast.validation.lab.bundle.archive import write_atomically
+    from tilecast.base.files import write_text_atomically
     from tilecast.validation.lab.calibrate.gpu import Gpu
     from tilecast.validation.lab.calibrate.groups import all_cases
     from tilecast.validation.lab.calibrate.report import machine_text
@@ -80,12 +80,14 @@ def calibrate(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
     gpu = Gpu()
     cases = chosen(all_cases(()), gpu.identity.compute_capability, request["quick"], gpu.identity.smem_per_cta)
     cases = [case for case in cases if case.label() not in request["skip"]] if request["measure"] else []
-    outcome = run_cases(
-        gpu, cases, request["store"], request["command"],
-        lambda case, done, count, passed, total: tell(case.label(), passed / max(total, 1e-9)),
-    )  # fmt: skip
+
+    def told(_stage: str, done: float, total: float, case: str = "", /) -> None:
+        if case:  # the run takes the last name it heard for the benchmark that a crash came from
+            tell(case, done / max(total, 1e-9))
+
+    outcome = run_cases(gpu, cases, request["store"], request["command"], told)
     text = machine_text(outcome.rows, gpu.identity, request["name"])
-    write_atomically(Path(request["machine"]), text.encode())
+    write_text_atomically(request["machine"], text)
     return {"failed": list(outcome.failed), "measured": outcome.measured, "skipped": outcome.skipped}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.base.files import OutputError
 from tilecast.cli import main
 from tilecast.explore_text import break_evens_text, map_text, sensitivities_text
 from tilecast.map_picture import COLOURS, cell_style, write_map
@@ -22,7 +23,6 @@ from tilecast.model.search.quick import quick
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
-from tilecast.output import OutputError
 from tilecast.validation.experiments.run import (
     EXPERIMENTS,
     FORECASTS,

@@ -278,8 +278,8 @@ def test_a_worker_reports_errors_and_dies_when_silent_or_orphaned(tmp_path: Path
 
 def test_a_run_killed_among_the_checks_checks_only_the_rest(tmp_path: Path) -> None:
     class Watched(Silent):
-        def tell(self, stage: Any, share: float, _text: str) -> None:
-            if stage.name == "check" and share > 0.4:
+        def tell(self, stage: str, done: float, total: float, _detail: str = "", /) -> None:
+            if stage == "check" and done > 0.4 * total:
                 raise Killed
 
     want = asked(tmp_path)
