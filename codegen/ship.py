@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.codegen.render import format_source
+from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -78,7 +78,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     for kernel in read_list():
         family = find_family(kernel.family)
         machine = load_machine(kernel.machine)
-        variant = parse_variant(f"family={family.model_family},{kernel.variant}")
+        variant = parse_variant(f"family={family.name},{kernel.variant}")
         made = generate(kernel.workload, machine, family, variant, version)
         yield Path("generated") / f"{kernel.module}.py", made.source
         index.append(

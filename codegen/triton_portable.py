@@ -5,7 +5,8 @@ Python decides here, `templates/triton.py.j2` only writes.  The kernels run from
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 

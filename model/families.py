@@ -14,7 +14,7 @@ from typing import Any
 from tilecast.base.words import nearest
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants import fa2, fa3, fa4, unfused
-from tilecast.model.kernel.verdict import Verdict, VariantError
+from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa2 as fa2_pipeline
@@ -54,6 +54,10 @@ class Family:
     fused: bool = True
 
 
+def _first_unfused(workload: Workload, variant: Any, machine: Machine) -> Pipeline:
+    return unfused_pipeline.kernels(workload, variant, machine)[0].pipeline
+
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
@@ -67,7 +71,7 @@ FAMILIES: dict[str, Family] = {
                fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
                fa2.structure, fa2.structure, fa2.plainness, "triton"),
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
-               unfused.UnfusedVariant, unfused_pipeline.build, unfused.legality, unfused.writable, unfused.space,
+               unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
                unfused.published, unfused.structure, unfused.structure, unfused.plainness, fused=False),
     )
 }  # fmt: skip
@@ -125,6 +129,21 @@ def writable(variant: Variant, workload: Workload, machine: Machine) -> Verdict:
     family = family_of(variant)
     verdict = family.legality(variant, workload, machine)
     return family.writable(variant, workload, machine) if verdict.legal else verdict
+
+
+def published_variant(family: str, workload: Workload, machine: Machine) -> Variant:
+    """The variant the family's authors ship for this shape; VariantError for unknown families."""
+    return find_family(family).published(workload, machine)
+
+
+def knob_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """Every variant of the space of ``family``, legal or not; VariantError for unknown families."""
+    return tuple(find_family(family).space(workload, machine))
+
+
+def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """The legal variants of `knob_space`; empty where the family cannot run at all."""
+    return tuple(v for v in knob_space(family, workload, machine) if legality(v, workload, machine).legal)
 
 
 def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:

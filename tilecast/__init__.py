@@ -18,7 +18,7 @@ _HOME = {
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
     "predict": "tilecast.model.forecast.predict",
-    "best_variant": "tilecast.model.forecast.predict",
+    "best": "tilecast.model.search.best",
     "Prediction": "tilecast.model.forecast.predict",
     "PredictError": "tilecast.model.forecast.predict",
     "Workload": "tilecast.model.kernel.workload",
@@ -54,10 +54,12 @@ if TYPE_CHECKING:
     from tilecast.explore.sweep.table import SweepTable
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
-    from tilecast.model.forecast.predict import PredictError, Prediction, best_variant, predict
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.families import parse_variant
+    from tilecast.model.forecast.predict import Prediction, predict
     from tilecast.model.kernel.presets import preset, preset_names
     from tilecast.model.kernel.shapes_csv import read_shapes
-    from tilecast.model.kernel.variant import VariantError, parse_variant
+    from tilecast.model.kernel.verdict import VariantError
     from tilecast.model.kernel.workload import Workload, WorkloadError
     from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
     from tilecast.model.whatif.asymmetry import asymmetry_map

@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.base.words import nearest
-from tilecast.model.forecast.predict import evaluate_seconds, refuse_unknown
-from tilecast.model.kernel.variant import Fa2Variant, legality
+from tilecast.model.chip.evaluate import evaluate_seconds, refuse_unknown
+from tilecast.model.families import legality
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine, load_machine
 

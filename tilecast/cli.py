@@ -46,14 +46,13 @@ def _root(
 
 
 def _machine_and_variant(machine: str, variant: str | None) -> tuple[Machine, Variant | None]:
-    from tilecast.model.kernel.candidates import native_family
-    from tilecast.model.kernel.variant import FAMILIES, parse_variant
+    from tilecast.model.families import native_family, parse_variant
     from tilecast.model.machine.machine import load_machine
 
     chip = load_machine(machine)
     if not variant:
         return chip, None
-    return chip, parse_variant(variant, FAMILIES[native_family(chip)]())
+    return chip, parse_variant(variant, native_family(chip).variant())
 
 
 @app.command()
@@ -79,7 +78,7 @@ def predict(
 ) -> None:
     """Forecast time, TFLOP/s, what binds, and where the time goes."""
     from tilecast.base.files import check_writable, write_text_atomically
-    from tilecast.model.forecast.predict import PredictError
+    from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.forecast.predict import predict as forecast
 
     work = opt.workloads(
@@ -157,10 +156,8 @@ def schedule(
 ) -> None:
     """Lower bounds and the proven-optimal modulo schedule of the kernel's loop."""
     from tilecast.cmd_schedule import run_schedule
-    from tilecast.model.forecast.predict import PredictError
-    from tilecast.model.kernel.candidates import native_family, published_variant
-    from tilecast.model.kernel.variant import legality
-    from tilecast.model.pipeline.build import build_pipeline, loop_shape
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.families import build_pipeline, legality, loop_shape, native_family, published_variant
 
     # Also refuses NaN, which compares with nothing.
     if not time_limit > 0:
@@ -180,7 +177,7 @@ def schedule(
     )
     chip, knobs = _machine_and_variant(machine, variant)
     if knobs is None:
-        knobs = published_variant(native_family(chip), work, chip)
+        knobs = published_variant(native_family(chip).name, work, chip)
     verdict = legality(knobs, work, chip)
     if not verdict.legal:
         raise PredictError(f"{knobs.family} cannot run {work.label()} on {chip.name}: {verdict.sentence()}")

@@ -29,14 +29,13 @@ def _asked(
     machine: str, variant: str | None, set_: list[str] | None, scale: list[str] | None
 ) -> tuple[Machine, Variant | None, dict[str, float], dict[str, float]]:
     """The machine, the kernel before (None: the best) and the changes."""
-    from tilecast.model.kernel.candidates import native_family
-    from tilecast.model.kernel.variant import FAMILIES, parse_variant
+    from tilecast.model.families import native_family, parse_variant
     from tilecast.model.machine.changes import parse_changes
     from tilecast.model.machine.machine import load_machine
 
     chip = load_machine(machine)
     changes, scales = parse_changes("--set", set_ or []), parse_changes("--scale", scale or [])
-    knobs = parse_variant(variant, FAMILIES[native_family(chip)]()) if variant else None
+    knobs = parse_variant(variant, native_family(chip).variant()) if variant else None
     return chip, knobs, changes, scales
 
 

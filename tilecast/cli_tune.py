@@ -15,7 +15,7 @@ app = typer.Typer()
 def tune(
     machine: opt.MachineName,
     family: Annotated[
-        str | None, typer.Option("--family", help="triton, hopper_ws or blackwell_ws (default: the machine's own).")
+        str | None, typer.Option("--family", help="fa2, fa3 or fa4 (default: the machine's own).")
     ] = None,
     budget: Annotated[int, typer.Option("--budget", min=0, max=1000, help="Kernels to time on the GPU here.")] = 5,
     compile: Annotated[

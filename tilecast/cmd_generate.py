@@ -14,51 +14,50 @@ if TYPE_CHECKING:
 
 def run_generate(work: Workload, machine: str, family: str | None, variant: str | None, output: str | None) -> str:
     """Write the kernel to ``output`` (None: return its source); returns what to print."""
-    from tilecast.codegen.families import find_family, native_kernel_family
+    from tilecast.codegen.families import template_of
     from tilecast.codegen.generate import generate
-    from tilecast.codegen.search import best_expressible
-    from tilecast.model.kernel.variant import parse_variant
+    from tilecast.model.families import find_family, native_family, parse_variant
     from tilecast.model.machine.machine import load_machine
+    from tilecast.model.search.best import best
 
     if output is not None:
         check_writable(output)
     chip = load_machine(machine)
-    chosen = find_family(family or native_kernel_family(chip))
+    chosen = find_family(family) if family else native_family(chip)
     knobs = None
     if variant:
-        text = variant if "family=" in variant else f"family={chosen.model_family},{variant}"
         # Knobs that are not named come from the variant that would be chosen, not from the class's defaults.
-        base = best_expressible(chosen, work, chip)
-        knobs = parse_variant(text, base if f"family={chosen.model_family}" in text else None)
+        knobs = parse_variant(variant, best(work, chip, chosen.name).variant)
     made = generate(work, chip, chosen, knobs, __version__)
     if output is None:
         return made.source.rstrip("\n")
     write_text_atomically(output, made.source)
     forecast = made.prediction
-    targets = chosen.targets(made.variant, chip)
+    targets = template_of(chosen).targets(made.variant, chip)
     return (
         f"{output}: {chosen.name} for {work.label()} on {chip.name}\n"
         f"  variant   {made.header['variant']}\n"
         f"  forecast  {forecast.tflops:.0f} TFLOP/s, {forecast.time_ms:.4g} ms at {forecast.clock_mhz:.0f} MHz (sustained), "
-        f"bound by {forecast.binding['name']}\n"
+        f"bound by {forecast.binding.as_dict()['name']}\n"
         f"  targets   {', '.join(targets)}: tilecast inspect {output} --arch {targets[0]}"
     )
 
 
 def run_variants(work: Workload, machine: str, family: str | None) -> str:
     """Every expressible variant of a family, one a line, with its forecast, fastest first."""
-    from tilecast.codegen.families import find_family, native_kernel_family
-    from tilecast.codegen.search import first_obstacle, search_space
-    from tilecast.model.forecast.predict import PredictError, predict
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.families import find_family, native_family
+    from tilecast.model.forecast.predict import predict
     from tilecast.model.kernel.variant import variant_text
     from tilecast.model.machine.machine import load_machine
+    from tilecast.model.search.best import search_space
 
     chip = load_machine(machine)
-    chosen = find_family(family or native_kernel_family(chip))
-    space = search_space(chosen, work, chip)
-    if not space:
-        reason = first_obstacle(chosen, work, chip).sentence()
-        raise PredictError(f"{chosen.name} cannot be written for {work.label()} on {chip.name}: {reason}")
+    chosen = find_family(family) if family else native_family(chip)
+    found = search_space(work, chip, chosen.name)
+    if not found.written:
+        raise PredictError(f"{chosen.name} cannot be written for {work.label()} on {chip.name}: {found.refusal}")
+    space = found.variants
     ranked = sorted(
         ((predict(work, chip, variant, interval=False).tflops, variant_text(variant)) for variant in space), reverse=True
     )  # fmt: skip

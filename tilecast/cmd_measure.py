@@ -65,9 +65,9 @@ def run_measure(
 def _items(
     plan: str | None, work: Workload, chip: Machine, kernels: list[str], variants: list[str], role: str | None
 ) -> tuple[list[Item], tuple[str, ...]]:
-    from tilecast.codegen.families import find_family, native_kernel_family
-    from tilecast.codegen.search import best_expressible
-    from tilecast.model.kernel.variant import parse_variant, variant_text
+    from tilecast.model.families import find_family, native_family, parse_variant
+    from tilecast.model.kernel.variant import variant_text
+    from tilecast.model.search.best import best
     from tilecast.validation.lab.measure.plan import EXTERNAL, Item, PlanError, load_plan
 
     if plan is not None and not plan.endswith(".py"):
@@ -80,18 +80,15 @@ def _items(
     for text in variants:
         name, _, knobs = text.partition(":")
         family = find_family(name)
-        variant = (
-            parse_variant(f"family={family.model_family},{knobs}") if knobs else best_expressible(family, work, chip)
-        )
-        items.append(Item(name, variant_text(variant), work, chip.name))
+        variant = parse_variant(f"family={family.name},{knobs}") if knobs else best(work, chip, family.name).variant
+        items.append(Item(family.template, variant_text(variant), work, chip.name))
     for name in kernels:
         if name not in EXTERNAL:
             raise PlanError(f"--kernel takes {', '.join(EXTERNAL)}, got '{name}'")
         items.append(Item(name, "", work, chip.name))
     if not items:
-        name = native_kernel_family(chip)
-        variant = best_expressible(find_family(name), work, chip)
-        items.append(Item(name, variant_text(variant), work, chip.name))
+        family = native_family(chip)
+        items.append(Item(family.template, variant_text(best(work, chip, family.name).variant), work, chip.name))
     return [replace(item) for item in items], ()
 
 

@@ -25,13 +25,12 @@ def run_report(
     date: str,
 ) -> str:
     """Write the page or the Markdown twin (or both); returns what to print.  ValueError with one sentence."""
-    from tilecast.model.kernel.candidates import native_family
-    from tilecast.model.kernel.variant import FAMILIES, parse_variant
+    from tilecast.model.families import native_family, parse_variant
 
     target, folder = _targets(output, markdown)
     changes, scales = parse_changes("--whatif", whatif), parse_changes("--scale", scale)
     chip = load_machine(machine)
-    knobs = parse_variant(variant, FAMILIES[native_family(chip)]()) if variant else None
+    knobs = parse_variant(variant, native_family(chip).variant()) if variant else None
 
     from rich.console import Console
 

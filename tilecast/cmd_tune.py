@@ -66,8 +66,8 @@ def run_tune(
 
 def _source(found: Tuning) -> str:
     """The winner's file; its header says how it was chosen."""
-    from tilecast.codegen.families import find_family
     from tilecast.codegen.generate import generate
+    from tilecast.model.families import find_family
 
     counts = found.counts()
     chosen: dict[str, object] = {"by": found.by, "of": len(found.candidates), "budget": found.budget, "fates": counts}

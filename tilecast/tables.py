@@ -40,7 +40,7 @@ def shapes_table(answers: Sequence[Prediction]) -> str:
         w = a.workload
         rows.append(
             [w.label(), f"{a.time_ms:.4g}", f"{a.tflops:.0f}", f"{a.tflops_interval[0]:.0f}-{a.tflops_interval[1]:.0f}",
-             f"{a.clock_mhz:.0f}", str(a.binding["name"]), a.pipeline.name]
+             f"{a.clock_mhz:.0f}", str(a.binding.as_dict()["name"]), a.pipeline.name]
         )  # fmt: skip
     return table(["shape", "time ms", "TFLOP/s", "interval", "MHz", "bound by", "kernel"], rows)
 
@@ -89,12 +89,11 @@ def presets_table() -> str:
 
 def variants_table(machine: Machine) -> str:
     """Knobs of every family with their defaults; the machine's own family is marked."""
-    from tilecast.model.kernel.candidates import native_family
-    from tilecast.model.kernel.variant import FAMILIES
+    from tilecast.model.families import FAMILIES, native_family
 
     rows = []
-    for family, kind in FAMILIES.items():
-        mark = f"{family} (own family of {machine.name})" if family == native_family(machine) else family
-        default = kind()
-        rows += [[mark, f.name, str(getattr(default, f.name)).lower()] for f in fields(kind) if f.name != "family"]
+    for family, record in FAMILIES.items():
+        mark = f"{family} (own family of {machine.name})" if family == native_family(machine).name else family
+        default = record.variant()
+        rows += [[mark, f.name, str(getattr(default, f.name)).lower()] for f in fields(default) if f.name != "family"]
     return table(["family", "knob", "default"], rows)

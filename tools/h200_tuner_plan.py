@@ -10,8 +10,8 @@ from __future__ import annotations
 from tilecast.codegen.families import FAMILIES, Family
 from tilecast.codegen.ship import read_list
 from tilecast.codegen.tune.structure import sample
-from tilecast.model.kernel.space import legal_space
-from tilecast.model.kernel.variant import Variant, parse_variant, variant_text
+from tilecast.model.families import legal_space, parse_variant
+from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 

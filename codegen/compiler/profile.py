@@ -12,10 +12,10 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.families import find_family, parse_variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 

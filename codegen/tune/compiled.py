@@ -21,11 +21,13 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
 from tilecast.codegen.compiler.sass import resources
-from tilecast.codegen.families import find_family
+from tilecast.codegen.families import template_of
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.kernel.variant import Variant, VariantError, variant_text
+from tilecast.model.families import find_family
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -63,7 +65,7 @@ def target_of(family: str, variant: Variant, machine: Machine) -> str:
     capability = int(machine["chip.compute_capability"])
     suffix = "a" if capability >= 90 else ""
     wanted = f"sm_{capability}{suffix}"
-    able = find_family(family).targets(variant, machine)
+    able = template_of(find_family(family)).targets(variant, machine)
     if wanted not in able:
         raise CompileError(f"{family} is compiled for {', '.join(able)}, not for {machine.name} (sm_{capability})")
     return wanted

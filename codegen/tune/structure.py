@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from math import hypot
 from typing import TypeVar
 
-from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, variant_text
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 
 T = TypeVar("T")
 

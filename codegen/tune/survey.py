@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from tilecast.codegen.families import Family
 from tilecast.codegen.tune.compiled import CompiledCandidate
 from tilecast.codegen.tune.structure import structure, tile
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.space import knob_space
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import Family, knob_space, legality, writable
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.search.best import Best, best
 from tilecast.model.search.rank import Ranked, rank
 
 #: What can become of a candidate, in the order in which it can happen.
@@ -124,25 +126,27 @@ def survey(
     Raises PredictError, with the first obstacle, where nothing can be written.
     """
     out: list[Candidate] = []
-    writable: list[Candidate] = []
-    for order, variant in enumerate(knob_space(family.model_family, workload, machine)):
+    ready: list[Candidate] = []
+    for order, variant in enumerate(knob_space(family.name, workload, machine)):
         verdict = legality(variant, workload, machine)
         fate = "illegal"
         if verdict.legal:
-            verdict, fate = family.expressible(variant, workload, machine), "not writable"
+            verdict, fate = writable(variant, workload, machine), "not writable"
         if verdict.legal:
-            writable.append(Candidate(variant, order, "", ""))
+            ready.append(Candidate(variant, order, "", ""))
         else:
             out.append(Candidate(variant, order, fate, verdict.sentence()))
-    if not writable:
+    if not ready:
         first = min(out, key=lambda c: (FATES.index(c.fate) < 1, c.order))
         raise PredictError(f"{family.name} cannot be written for {workload.label()} on {machine.name}: {first.reason}")
-    deepest, shallower = _deepest(writable)
+    deepest, shallower = _deepest(ready)
     ranking = rank(
         [c.variant for c in deepest], workload, machine, clock=clock, keep=keep, group=structure, per_group=per_structure
     )  # fmt: skip
-    leader, last = ranking.best[0].seconds, ranking.best[-1].seconds
-    assert leader is not None and last is not None
+    # The kernel that `predict` names, whatever the depth of its ring: the search is the same one.
+    chosen = best(workload, machine, family.name, clock)
+    leader, last = chosen.seconds, ranking.best[-1].seconds
+    assert last is not None
 
     def known(entry: Ranked, fate: str, reason: str) -> Candidate:
         return replace(
@@ -162,11 +166,25 @@ def survey(
         text = f"takes at least {1e3 * entry.floor_seconds:.4g} ms: {entry.floor_seconds / leader - 1:.1%} above the leader"
         out.append(known(entry, "floor", f"{text}, and the last that could be kept is faster"))
     found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *shallower]))
-    return choose(found, [deepest[entry.order].order for entry in ranking.best])
+    return choose(_with_chosen(found, chosen), [_order_of(found, chosen.variant)])
+
+
+def _order_of(tuning: Tuning, variant: Variant) -> int:
+    """Position of ``variant`` in the space, or behind it for one whose share was refined between the space's steps."""
+    return next((c.order for c in tuning.candidates if c.variant == variant), len(tuning.candidates))
+
+
+def _with_chosen(tuning: Tuning, chosen: Best) -> Tuning:
+    """The search's own choice among those that go on."""
+    order = _order_of(tuning, chosen.variant)
+    first = Candidate(chosen.variant, order, "forecast", "", kept=True, forecast_s=chosen.seconds)
+    others = tuple(c for c in tuning.candidates if c.order != order)
+    return replace(tuning, candidates=_in_order([*others, first]))
 
 
 def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """(candidates with the deepest K/V ring of those alike, the others): more slots of the same ring cost nothing."""
+    """(candidates with the deepest K/V ring of those alike, the others): on the GPU a deeper ring rides out late copies, which
+    the forecast does not know; the search's own choice goes on besides."""
     best: dict[Variant, Candidate] = {}
     for c in candidates:
         if not isinstance(c.variant, Fa3Variant | Fa4Variant):
@@ -177,7 +195,7 @@ def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Can
             best[kind] = c
     kept = {c.order for c in best.values()}
     shallower = [
-        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots fits as well")
+        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots goes on")
         for c in candidates
         if c.order not in kept
     ]

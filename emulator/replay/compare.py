@@ -8,10 +8,9 @@ from typing import Any
 
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
 from tilecast.emulator.replay.trace import ProgramTrace
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.sm.simulate import steady_state
 
 #: Differences up to here need no reason.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,12 +24,11 @@ from tilecast.explore.review.content.judgement import Evidence, peak_share, ques
 from tilecast.explore.review.content.nearby import regions
 from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
+from tilecast.model.families import native_family
 from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.candidates import native_family
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
-from tilecast.model.search.reoptimise import reoptimise
 from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
@@ -98,15 +96,7 @@ def _forecast(
     changed: WhatIf | None,
 ) -> Prediction:
     """The forecast with its interval, of the kernel given or of the best that the search of a what-if finds."""
-    best = variant
-    if changed is not None:
-        best = changed.before.variant
-    elif best is None:
-        # Refuses what cannot run with the sentence of `predict`, before the search.
-        predict(workload, chip, family=family, clock=clock, interval=False)
-        best = reoptimise(workload, chip, family or native_family(chip), clock).variant
-    p = predict(workload, chip, best, clock=clock)
-    return p if variant is not None else replace(p, variant_chosen=True)
+    return predict(workload, chip, variant, family=family, clock=clock)
 
 
 def _regimes(p: Prediction) -> tuple[Regime, ...]:
@@ -194,7 +184,7 @@ def _command(
     ]
     if variant is not None:
         words += ["--variant", variant_text(variant)]
-    elif p.variant.family != native_family(p.machine):
+    elif p.variant.family != native_family(p.machine).name:
         words += ["--family", p.variant.family]
     for option, values in (("--whatif", changes), ("--scale", scales)):
         for fact, value in (values or {}).items():

@@ -25,7 +25,7 @@ _MOST_PLAYED = 1536
 #: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
 _SHARED_L2 = 0.5
 #: Schedulers under which CTAs live on from tile to tile, as against one CTA a tile.
-LASTING = ("persistent", "work-stealing", "paired")
+PERSISTENT_SCHEDULERS = ("persistent", "work-stealing", "paired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,20 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
-    lasting = variant.scheduler in LASTING
+    persistent = variant.scheduler in PERSISTENT_SCHEDULERS
     start, finish = tile_edges(pipeline, machine)
-    gap = _gap(pipeline, machine, trace)
+    gap = _tile_turnaround(pipeline, machine, trace)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
-    per_tile = loop + (gap if lasting else start + finish)
+    per_tile = loop + (gap if persistent else start + finish)
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
-    once = start + finish if lasting else 0.0
+    once = start + finish if persistent else 0.0
     makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
     count = tiles.count * heads
     share = tiles.weight * heads / slots
     mean = float(per_tile.sum()) * share + once
-    inside = mean - once if lasting else float(loop.sum()) * share
+    inside = mean - once if persistent else float(loop.sum()) * share
     steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
     mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
@@ -118,7 +118,7 @@ def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
     return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
 
 
-def _gap(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
     """Cycles between the tiles of a CTA that lives on."""
     # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
     # that exceeds one iteration of overlap between neighbouring tiles.

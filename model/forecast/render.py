@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
 
+from tilecast.model.forecast.answer import Forecast
 from tilecast.model.kernel.variant import variant_text
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
 
 _BAR = 24
 
 
-def as_dict(p: Prediction) -> dict[str, object]:
+def as_dict(p: Forecast) -> dict[str, object]:
     """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
     return {
         "machine": p.machine.name,
         "workload": p.workload.as_dict(),
         "variant": variant_text(p.variant),
-        "variant_chosen": p.variant_chosen,
+        "variant_chosen": p.variant_origin != "as given",
+        "variant_origin": p.variant_origin,
         "pipeline": p.pipeline.name,
         "regime": p.regime,
         "time_ms": p.time_ms,
@@ -32,7 +30,7 @@ def as_dict(p: Prediction) -> dict[str, object]:
             {"regime": name, "time_ms": ms, "tflops": tflops, "clock_mhz": mhz}
             for name, ms, tflops, mhz in p.other_regimes
         ],
-        "binding": p.binding,
+        "binding": p.binding.as_dict(),
         "units": p.units,
         "pipes": p.pipes,
         "ii_cycles": p.ii_cycles,
@@ -58,19 +56,18 @@ def as_dict(p: Prediction) -> dict[str, object]:
     }
 
 
-def as_text(p: Prediction) -> str:
+def as_text(p: Forecast) -> str:
     """The report `tilecast predict` prints; every number is computed, and says in which unit."""
     return "\n".join((*_headline(p), "", *_why(p), "", *_units(p), "", *_waterfall(p), "", *_footing(p)))
 
 
-def _headline(p: Prediction) -> list[str]:
+def _headline(p: Forecast) -> list[str]:
     low, high = p.tflops_interval
     bound = {
         "power": f"held by the {p.clock.limit_w:.0f} W limit",
         "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
         "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W",
     }[p.clock.bound]
-    how = "best legal variant of its family" if p.variant_chosen else "as given"
     lines = [
         f"{p.machine.title}: {p.workload.label()}",
         f"  {p.time_ms:.4g} ms   {p.tflops:.0f} TFLOP/s   (interval {low:.0f} to {high:.0f})   {p.regime} clock",
@@ -79,11 +76,11 @@ def _headline(p: Prediction) -> list[str]:
     lines += [
         f"  {name:<10} {ms:.4g} ms   {tflops:.0f} TFLOP/s at {mhz:.0f} MHz" for name, ms, tflops, mhz in p.other_regimes
     ]
-    lines += [f"  kernel     {p.pipeline.name}  ({how})", f"  variant    {variant_text(p.variant)}"]
+    lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {variant_text(p.variant)}"]
     return lines
 
 
-def _why(p: Prediction) -> list[str]:
+def _why(p: Forecast) -> list[str]:
     answer = p.binding
     lines = [
         "What it waits for",
@@ -91,7 +88,7 @@ def _why(p: Prediction) -> list[str]:
         f"{p.pipeline.keys_per_iteration} keys; lower bounds: {p.bounds.res.unit} {p.bounds.res.cycles:.0f} (ResMII), "
         f"recurrence {p.bounds.rec.cycles:.0f} (RecMII)",
     ]
-    kind, name = answer["kind"], answer["name"]
+    kind, name = answer.kind, answer.name
     if kind == "unit":
         lines.append(f"  bound by the {name} unit")
     elif kind == "memory":
@@ -106,7 +103,7 @@ def _why(p: Prediction) -> list[str]:
     return lines
 
 
-def _units(p: Prediction) -> list[str]:
+def _units(p: Forecast) -> list[str]:
     lines = ["Busy share of each unit in the loop (slack is what is left)"]
     for unit, share in sorted(p.units.items(), key=lambda item: -item[1]):
         filled = round(min(1.0, share) * _BAR)
@@ -117,7 +114,7 @@ def _units(p: Prediction) -> list[str]:
     return lines
 
 
-def _waterfall(p: Prediction) -> list[str]:
+def _waterfall(p: Forecast) -> list[str]:
     lines = ["From peak to achieved (cycles per SM at the predicted clock, share of the time)"]
     for step in p.waterfall:
         if abs(step.share) < 0.0005:
@@ -127,7 +124,7 @@ def _waterfall(p: Prediction) -> list[str]:
     return lines
 
 
-def _footing(p: Prediction) -> list[str]:
+def _footing(p: Forecast) -> list[str]:
     lines = ["Rests on"]
     lines += [f"  {text}" for text in p.assumed_facts] or ["  measured and specified facts only"]
     if p.outside_calibrated_range:
@@ -135,7 +132,7 @@ def _footing(p: Prediction) -> list[str]:
     return lines
 
 
-def as_html(p: Prediction) -> str:
+def as_html(p: Forecast) -> str:
     """The text report in a frame a notebook shows as is."""
     return (
         '<pre style="font-family:ui-monospace,monospace;line-height:1.25;font-size:12px">'

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilecast.base.chrome_trace import (
     Event,
     Lane,
@@ -14,14 +12,12 @@ from tilecast.base.chrome_trace import (
     process_name,
     trace_text,
 )
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
+from tilecast.model.forecast.answer import Forecast
 
 _ROLES, _UNITS = 1, 2
 
 
-def trace_json(p: Prediction) -> str:
+def trace_json(p: Forecast) -> str:
     """The simulated window of the prediction's tile as a JSON string."""
     events: list[Event] = [
         process_name(_ROLES, f"roles: {p.pipeline.name} on {p.machine.name}"),

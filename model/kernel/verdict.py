@@ -30,6 +30,4 @@ LEGAL = Verdict()
 
 def over_limit(resource: str, demand: float, limit: float, unit: str, lever: str) -> Verdict:
     """A resource of which ``demand`` is needed and ``limit`` is there."""
-    return Verdict(
-        f"{resource} needs {demand:g} {unit} but the limit is {limit:g} (over by {demand - limit:g})", lever
-    )
+    return Verdict(f"{resource} needs {demand:g} {unit} but the limit is {limit:g} (over by {demand - limit:g})", lever)

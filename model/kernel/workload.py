@@ -7,7 +7,7 @@ causal), and counts unmasked entries exactly where halving would be wrong (Sq !=
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tilecast.base.words import did_you_mean
@@ -123,6 +123,20 @@ class Workload:
     def flops_exact(self) -> float:
         """Forward FLOP of the unmasked entries (cudnn-frontend's convention)."""
         return 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v) * self.exact_pairs()
+
+    def reduced(self) -> Workload:
+        """The same problem with the plainest mask that hides the same keys."""
+        left, right = self._limits()
+        # The first row sees the fewest keys to the right, the last row the fewest to the left.
+        if right >= self.seqlen_q - 1:
+            right = -1
+        if left >= self.seqlen_k - 1:
+            left = -1
+        if left < 0 and right <= 0:
+            plain = "none" if right < 0 else "causal"
+            return self if self.mask == plain else replace(self, mask=plain, window=None)
+        window = (left, right)
+        return self if window == self.window else replace(self, mask="window", window=window)
 
     def label(self) -> str:
         """Short text for headlines."""

@@ -6,7 +6,7 @@ streams that share the units.  Within a stream everything is in order: overlap c
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa2Variant, fa2_ctas_per_sm
+from tilecast.model.kernel.variants.fa2 import Fa2Variant, ctas_per_sm
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -19,7 +19,7 @@ _MMA_FLOP = 2 * 16 * 8 * 16
 
 def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    ctas = fa2_ctas_per_sm(variant, workload, machine)
+    ctas = ctas_per_sm(variant, workload, machine)
     streams = ctas * variant.warps // 4
     rows = variant.tile_m * 4 // variant.warps
     ops: list[Op] = []

@@ -9,7 +9,7 @@ layout puts a row on four threads, so each row reduction ends in two shuffles.
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa3Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common

@@ -8,7 +8,8 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa4Variant, fa4_smem_bytes
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common

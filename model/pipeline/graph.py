@@ -134,6 +134,8 @@ class Pipeline:
     #: Whether a persistent CTA's other roles finish a tile under the next one's loop; False where the warps that multiply
     #: also write the output.
     tiles_overlap: bool = True
+    #: Whether its products run on mma.sync, below the rate of a machine that has wgmma or tcgen05.
+    legacy_matrix_path: bool = False
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)

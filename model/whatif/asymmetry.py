@@ -15,16 +15,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality, variant_text
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import legality, native_family
+from tilecast.model.forecast.brief import Brief, brief
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.search.quick import Quick, quick
-from tilecast.model.search.rank import floor_seconds
-from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.search.best import best
+from tilecast.model.search.floor import floor_seconds
 
 #: Machines a map shows unless told: the data-centre line the question is about.
 SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
@@ -50,7 +52,7 @@ class MapPoint:
 class AsymmetryMap:
     """Grid data: row ``j``, column ``i`` belongs to ``y[j]`` and ``x[i]`` (geometric steps, both ascending).
 
-    ``bound_by`` and ``lap`` as in `Quick`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
+    ``bound_by`` and ``lap`` as in `Brief`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
     in the cells, ``emulated_share`` their shares of exponentials on the FMA pipe (0 where the family has no such knob);
     ``variant`` is the machine's own.  ``levels`` are throughputs for iso-performance lines:
     multiples of what the machine itself reaches (``base_tflops``).
@@ -111,16 +113,16 @@ def asymmetry_map(
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
     base = _base(workload, chip, variant, start)
-    own = quick(workload, chip, base, start)
+    own = brief(workload, chip, base, start)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
-        base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
+        base = best(workload, chip, base.family, held).variant
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
     kernels = (_with_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
-    cells: list[list[tuple[Quick, Variant]]] = []
+    cells: list[list[tuple[Brief, Variant]]] = []
     for y in ys:
-        row: list[tuple[Quick, Variant]] = []
+        row: list[tuple[Brief, Variant]] = []
         for i, x in enumerate(xs):
             hint = cells[-1][i][1] if cells else row[-1][1] if row else kernels[0]
             row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint))
@@ -130,7 +132,7 @@ def asymmetry_map(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
         tuple(tuple(cell.bound_by for cell, _ in row) for row in cells),
-        tuple(tuple(cell.lap for cell, _ in row) for row in cells),
+        tuple(tuple(cell.critical_unit for cell, _ in row) for row in cells),
         tuple(tuple(float(getattr(kernel, "emulated_share", 0.0)) for _, kernel in row) for row in cells),
         tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
@@ -140,7 +142,7 @@ def asymmetry_map(
 
 def _base(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Variant:
     if variant is None:
-        return reoptimise(workload, machine, native_family(machine), clock).variant
+        return best(workload, machine, native_family(machine).name, clock).variant
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
@@ -172,21 +174,21 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
 
 def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
     """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
-    found = [reoptimise(workload, machine, base.family, clock, starts=(base,)).variant for machine in corners]
+    found = [best(workload, machine, base.family, clock).variant for machine in corners]
     return tuple(dict.fromkeys(_with_share(variant, 0.0) for variant in (base, *found)))
 
 
 def _cell(
     workload: Workload, machine: Machine, kernels: tuple[Variant, ...], clock: str | float, hint: Variant
-) -> tuple[Quick, Variant]:
+) -> tuple[Brief, Variant]:
     """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
     then the other kernels; what its floor shows cannot win is not simulated."""
-    found, best = quick(workload, machine, hint, clock), hint
+    found, best = brief(workload, machine, hint, clock), hint
 
-    def better(variant: Variant, margin: float) -> Quick | None:
+    def better(variant: Variant, margin: float) -> Brief | None:
         if floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
             return None
-        tried = quick(workload, machine, variant, clock)
+        tried = brief(workload, machine, variant, clock)
         return tried if tried.seconds < found.seconds * margin else None
 
     # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.

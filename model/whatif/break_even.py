@@ -15,18 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.launch import run_chip
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family
-from tilecast.model.kernel.variant import Variant, legality
+from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
+from tilecast.model.forecast.binding import loop_bound
+from tilecast.model.forecast.brief import brief
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.quick import loop_bound, quick
-from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.search.best import best
 from tilecast.model.sm.simulate import steady_state
 
 #: Facts asked about when none is named, where the machine has them; the matrix rate of the workload's dtype is first.
@@ -116,7 +116,7 @@ def break_evens(
 ) -> tuple[BreakEven, ...]:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
 
-    ``variant`` is the kernel (default: the best that `reoptimise` finds) and stays.  Raises MachineError for unknown
+    ``variant`` is the kernel (default: the best of its family) and stays.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -128,7 +128,7 @@ def break_evens(
         if not (is_rate(key) or is_latency(key)):
             raise MachineError(f"break-even: {key} is neither a rate nor a latency, it has unit {KEYS[key].unit}")
     if variant is None:
-        variant = reoptimise(workload, chip, native_family(chip), clock).variant
+        variant = best(workload, chip, native_family(chip).name, clock).variant
     verdict = legality(variant, workload, chip)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {chip.name}: {verdict.sentence()}")
@@ -157,12 +157,12 @@ class _Asked:
     def bound(self, x: float) -> str:
         """What holds the kernel at ``x``: a unit, dependences, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
-            return quick(self.workload, self.at(x), self.variant, self.clock).bound_by
+            return brief(self.workload, self.at(x), self.variant, self.clock).bound_by
         pipeline = self.pipeline(x)
         return loop_bound(pipeline, steady_state(pipeline).ii_cycles, self.workload, self.at(x))
 
     def seconds(self, x: float) -> float:
-        return quick(self.workload, self.at(x), self.variant, self.clock).seconds
+        return brief(self.workload, self.at(x), self.variant, self.clock).seconds
 
 
 def _one(asked: _Asked) -> BreakEven:
@@ -292,7 +292,7 @@ def _solve_memory(asked: _Asked) -> Solved | None:
         run = run_chip(asked.workload, asked.variant, asked.pipeline(x), asked.at(x))
         if name == "HBM":
             # The clock of the forecast while the SMs bind: with all the bandwidth there could be.
-            rate = quick(asked.workload, asked.at(asked.high), asked.variant, asked.clock).clock_mhz * 1e6
+            rate = brief(asked.workload, asked.at(asked.high), asked.variant, asked.clock).clock_mhz * 1e6
             need, have = run.hbm_bytes / 1e12, run.makespan_cycles / rate
             equation = f"{need * 1e6:.6g} MB / (x TB/s) = {have * 1e6:.6g} us"
         else:

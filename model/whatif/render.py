@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
+from tilecast.model.forecast.binding import critical_unit
 from tilecast.model.forecast.render import as_dict as prediction_dict
 from tilecast.model.forecast.timeline import side_by_side
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.search.quick import lap_unit, loop_bound
 
 if TYPE_CHECKING:
     from tilecast.model.forecast.predict import Prediction
@@ -67,10 +67,8 @@ def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
 
 
 def binding_word(p: Prediction) -> str:
-    """What binds, in a word: a unit, memory, or dependences."""
-    if p.binding["kind"] == "memory":
-        return str(p.binding["name"]).split()[0]
-    return loop_bound(p.pipeline, p.ii_cycles, p.workload, p.machine)
+    """What binds, in a word: a unit, memory, or a recurrence."""
+    return p.binding.name
 
 
 def _table(w: WhatIf) -> list[str]:
@@ -86,7 +84,7 @@ def _table(w: WhatIf) -> list[str]:
         row(f"SM clock, MHz ({w.before.regime})", [f"{p.clock_mhz:.0f}" for _, p in columns]),
         row("clock held by", [p.clock.bound for _, p in columns]),
         row("bound by", [binding_word(p) for _, p in columns]),
-        row("  most of the critical lap", [lap_unit(p.trace) or "-" for _, p in columns]),
+        row("  most of the critical lap", [critical_unit(p.trace) or "-" for _, p in columns]),
         row("cycles per iteration", [f"{p.ii_cycles:.0f}" for _, p in columns]),
         row("  of rows x keys", [f"{p.pipeline.rows_per_cta} x {p.pipeline.keys_per_iteration}" for _, p in columns]),
         row("  busiest unit (ResMII)", [f"{p.bounds.res.unit} {p.bounds.res.cycles:.0f}" for _, p in columns]),

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from tilecast.model.families import legality, native_family
+from tilecast.model.forecast.brief import brief
 from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.candidates import candidates, native_family
-from tilecast.model.kernel.variant import Variant, legality
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import Change, change_machine
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.search.quick import quick
-from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.search.best import best
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,44 +108,28 @@ def what_if(
 ) -> WhatIf:
     """Forecast ``workload`` before and after ``changes`` (fact: value) and ``scales`` (fact or section: factor).
 
-    ``variant`` is the kernel before (default: the best that `reoptimise` finds); the kernel after is always chosen
+    ``variant`` is the kernel before (default: the best of its family); the kernel after is always chosen
     again.  ``clock`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     changed, moved = change_machine(chip, changes, scales)
-    name = variant.family if variant is not None else family or native_family(chip)
-    # Refuses unknown dtypes, clocks and illegal variants with the sentence of `predict`, before any search.
-    first = variant or next(iter(candidates(name, workload, chip)), None)
-    predict(workload, chip, first, family=name, clock=clock, interval=False)
-    simulated = skipped = 0
+    name = variant.family if variant is not None else family or native_family(chip).name
+    before = predict(workload, chip, variant, family=name, clock=clock, interval=interval)
+    work, old = before.workload, before.variant
+    found = best(work, changed, name, clock)
+    again = found.variant
+    verdict = legality(old, work, changed)
+    kept = None
+    if verdict.legal:
+        kept = predict(work, changed, old, clock=clock, interval=interval)
+        # A kernel given by hand may lie outside the space that the search covers.
+        if brief(work, changed, old, clock).seconds < found.seconds:
+            again = old
+    after = predict(work, changed, again, clock=clock, interval=interval)
+    after = replace(after, variant_origin="as given, and faster than the search finds" if again is old != found.variant else found.scope)  # fmt: skip
+    simulated, skipped = found.simulated, found.skipped
     if variant is None:
-        found = reoptimise(workload, chip, name, clock)
-        old, simulated, skipped = found.variant, found.simulated, found.skipped
-    else:
-        old = variant
-    best = reoptimise(workload, changed, name, clock, starts=(old,))
-    simulated, skipped = simulated + best.simulated, skipped + best.skipped
-    if variant is None and _faster(workload, chip, best.variant, old, clock):
-        # The second search found something that the first should have: both sides get it.
-        old = reoptimise(workload, chip, name, clock, starts=(best.variant,)).variant
-        best = reoptimise(workload, changed, name, clock, starts=(best.variant, old))
-    before = _forecast(workload, chip, old, clock, interval, chosen=variant is None)
-    verdict = legality(old, workload, changed)
-    kept = _forecast(workload, changed, old, clock, interval, chosen=False) if verdict.legal else None
-    after = _forecast(workload, changed, best.variant, clock, interval, chosen=True)
-    return WhatIf(workload, chip, changed, moved, before, kept, verdict.sentence(), after, simulated, skipped)
-
-
-def _faster(workload: Workload, machine: Machine, one: Variant, other: Variant, clock: str | float) -> bool:
-    """Whether ``one`` is legal on ``machine`` and faster there than ``other``."""
-    if not legality(one, workload, machine).legal:
-        return False
-    return quick(workload, machine, one, clock).seconds < quick(workload, machine, other, clock).seconds
-
-
-def _forecast(
-    workload: Workload, machine: Machine, variant: Variant, clock: str | float, interval: bool, chosen: bool
-) -> Prediction:
-    answer = predict(workload, machine, variant, clock=clock, interval=interval)
-    return replace(answer, variant_chosen=chosen)
+        first = best(work, chip, name, clock)
+        simulated, skipped = simulated + first.simulated, skipped + first.skipped
+    return WhatIf(work, chip, changed, moved, before, kept, verdict.sentence(), after, simulated, skipped)

@@ -13,11 +13,12 @@ from pathlib import Path
 from tilecast.base.files import cache_folder
 from tilecast.base.pool import cores
 from tilecast.base.progress import Progress, silent
-from tilecast.codegen.families import Family, find_family, native_kernel_family
 from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
 from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
-from tilecast.model.forecast.predict import PredictError, predict
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import Family, find_family, native_family
+from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
@@ -46,7 +47,7 @@ def tune(
     Raises PredictError, VariantError, MachineError, WorkloadError or PlanError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
-    kernel = find_family(family or native_kernel_family(chip))
+    kernel = find_family(family) if family else native_family(chip)
     if budget < 0 or candidates < 1:
         raise PredictError(f"tune: budget takes 0 or more and candidates 1 or more, got {budget} and {candidates}")
     if budget > candidates:
@@ -83,7 +84,7 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
     mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
     folder = str(cache_folder("tuned-kernels"))
-    jobs = [Job(family.name, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
+    jobs = [Job(family.template, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
     made = compile_candidates(jobs, workers or min(12, cores()), progress)
     return with_machine_code(tuning, list(zip(chosen, made, strict=True)))
 
@@ -121,7 +122,8 @@ def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, ver
     from tilecast.validation.lab.measure.run import Options, measure_alone
 
     chosen = to_time(tuning, tuning.budget)
-    items = [Item(tuning.family, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
+    kernel = find_family(tuning.family).template
+    items = [Item(kernel, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
     progress("time", 0, len(items))
     failures = measure_alone(items, table, Options(command=command, version=version))
     progress("time", len(items), len(items))
@@ -129,7 +131,7 @@ def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, ver
     rows = {
         row.variant: row
         for row in (read(table) if table.exists() else [])
-        if row.kernel == tuning.family and row.workload() == tuning.workload and row.mode == "short"
+        if row.kernel == kernel and row.workload() == tuning.workload and row.mode == "short"
     }
     timed = [
         (c, rows[item.variant])

@@ -14,10 +14,12 @@ from pathlib import Path
 from tilecast.base.data import MEASURED
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
 from tilecast.validation.measured.levels import BEFORE, COMPILED

@@ -15,10 +15,12 @@ from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner, structure, tile
 from tilecast.codegen.tune.survey import COMPILED, COMPILED_PER_STRUCTURE, TIMED_PER_STRUCTURE, TIMED_PER_TILE
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import Variant, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read

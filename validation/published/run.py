@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tilecast.model.forecast.predict import pipe_shares, predict
-from tilecast.model.kernel.candidates import native_family, published_variant
-from tilecast.model.kernel.variant import Fa4Variant
+from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
+from tilecast.model.forecast.answer import pipe_shares
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
 from tilecast.validation.published.points import (
@@ -91,7 +91,7 @@ class PublishedReport:
 @lru_cache(maxsize=8192)
 def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Any:
     chip = load_machine(machine)
-    if not family and (share is None or native_family(chip) != "fa4"):
+    if not family and (share is None or native_family(chip).name != "fa4"):
         return predict(workload, chip, clock=clock, interval=False)
     # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
     variant = published_variant(family or "fa4", workload, chip)

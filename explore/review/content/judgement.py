@@ -169,7 +169,7 @@ def _about_facts(e: Evidence) -> Iterator[Risk]:
 
 def _about_the_loop(e: Evidence) -> Iterator[Risk]:
     p = e.forecast
-    bound = p.binding
+    bound = p.binding.as_dict()
     gap = p.ii_cycles / p.bounds.res.cycles - 1.0 if p.bounds.res.cycles else 0.0
     if bound["kind"] == "recurrence":
         yield Risk(

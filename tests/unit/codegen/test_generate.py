@@ -20,11 +20,13 @@ from tilecast.codegen.generate import generate, header_text
 from tilecast.codegen.hopper_ws import context, issue_order, pieces
 from tilecast.codegen.render import RenderError, format_source, render
 from tilecast.codegen.search import best_expressible, search_space
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import Fa3Variant, VariantError, legality, parse_variant
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import build_pipeline, legality, parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 
 H200, A100, B200 = load_machine("h200-sxm"), load_machine("a100"), load_machine("b200")
 HOPPER = FAMILIES["hopper_ws"]

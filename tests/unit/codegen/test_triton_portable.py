@@ -25,7 +25,8 @@ import pytest
 
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_portable import LOADS, TEMPLATE, context
-from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 

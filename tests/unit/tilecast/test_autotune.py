@@ -8,8 +8,8 @@ import pytest
 
 import tilecast
 from tilecast.autotune import AutotuneError
-from tilecast.model.forecast.predict import evaluate_seconds
-from tilecast.model.kernel.variant import Fa2Variant
+from tilecast.model.chip.evaluate import evaluate_seconds
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -56,7 +56,7 @@ def test_the_best_by_forecast_are_left_to_time() -> None:
         variant = Fa2Variant("fa2", meta["BLOCK_M"], meta["BLOCK_N"], c.num_warps, c.num_stages, "longest-first")
         return evaluate_seconds(work, A100, variant)
 
-    from tilecast.model.kernel.variant import legality
+    from tilecast.model.families import legality
 
     legal = [
         c

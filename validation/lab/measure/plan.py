@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.toml_file import read_toml
+from tilecast.model.families import parse_variant
 from tilecast.model.kernel.shapes_csv import parse_window
-from tilecast.model.kernel.variant import VariantError, parse_variant, variant_text
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
 
@@ -126,7 +128,7 @@ def _workload(shape: dict[str, Any]) -> Workload:
 
 
 def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machine) -> Iterator[Item | str]:
-    from tilecast.codegen.families import find_family
+    from tilecast.model.families import find_family, writable
 
     role = group.get("role", "build")
     for name in group.get("kernels", []):
@@ -137,12 +139,10 @@ def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machi
         name, _, knobs = text.partition(":")
         try:
             family = find_family(name)
-            variant = parse_variant(
-                f"family={family.model_family},{knobs}" if knobs else f"family={family.model_family}"
-            )
+            variant = parse_variant(f"family={family.name},{knobs}" if knobs else f"family={family.name}")
         except VariantError as error:
             raise PlanError(f"{where}: variant '{text}': {error}") from None
-        verdict = family.expressible(variant, workload, machine)
+        verdict = writable(variant, workload, machine)
         if verdict.legal:
             yield Item(name, variant_text(variant), workload, machine.name, role)
         else:

@@ -49,13 +49,12 @@ def subject(item: Item, version: str) -> Subject:
         return _from_file(Path(item.variant), item.kernel, item.variant)
     if item.kernel in EXTERNAL:
         return _external(item.kernel)
-    from tilecast.codegen.families import find_family
     from tilecast.codegen.generate import generate
-    from tilecast.model.kernel.variant import parse_variant
+    from tilecast.model.families import find_family, parse_variant
     from tilecast.model.machine.machine import load_machine
 
     family = find_family(item.kernel)
-    variant = parse_variant(f"family={family.model_family},{item.variant.removeprefix('family=' + family.model_family + ',')}")  # fmt: skip
+    variant = parse_variant(f"family={family.name},{item.variant.removeprefix('family=' + family.name + ',')}")  # fmt: skip
     # The source must not depend on the length, so that one compilation serves all lengths of a shape.
     source = generate(item.workload, load_machine(item.machine), family, variant, version).source
     body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)

@@ -15,9 +15,9 @@ from tilecast.codegen.tune.compiled import CompiledCandidate, Job, compile_candi
 from tilecast.codegen.tune.render import as_csv
 from tilecast.codegen.tune.structure import structure, tile
 from tilecast.codegen.tune.survey import FATES, Tuning, survey, with_machine_code
-from tilecast.model.forecast.predict import PredictError, evaluate_seconds
-from tilecast.model.kernel.space import knob_space
-from tilecast.model.kernel.variant import legality, variant_text
+from tilecast.model.chip.evaluate import PredictError, evaluate_seconds
+from tilecast.model.families import knob_space, legality
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab import tuning as subject

@@ -14,9 +14,8 @@ from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, chrome_trace,
 from tilecast.emulator.replay.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 
 BLOCKS = 16
 

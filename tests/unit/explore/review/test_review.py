@@ -22,8 +22,8 @@ from tilecast.explore.review.page.document import document
 from tilecast.explore.review.page.drawings import svg
 from tilecast.explore.review.page.plots import lines_of
 from tilecast.explore.review.page.render import html_page
+from tilecast.model.families import legality, parse_variant
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.variant import legality, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.whatif.break_even import break_evens

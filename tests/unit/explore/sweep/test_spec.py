@@ -25,8 +25,9 @@ from tilecast.explore.sweep.spec.items import (
     source_hash,
 )
 from tilecast.explore.sweep.spec.spec import Bench, Plan, load_spec, plan_forecasts, plan_measurements
+from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.variant import parse_variant, variant_text
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 

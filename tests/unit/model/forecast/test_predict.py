@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilecast
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.power import Activity, fixed_clock, power_at, settle_clock
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine, machine_names
 

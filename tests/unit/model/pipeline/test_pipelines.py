@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tilecast.model.forecast.predict import pipe_shares
-from tilecast.model.kernel.candidates import candidates, native_family, published_variant
-from tilecast.model.kernel.variant import (
-    FAMILIES,
-    Fa2Variant,
-    Fa3Variant,
-    Fa4Variant,
-    UnfusedVariant,
-    VariantError,
-    legality,
-    parse_variant,
-    variant_text,
-)
+from tilecast.model.families import FAMILIES, build_pipeline, legality, native_family, parse_variant, published_variant
+from tilecast.model.forecast.answer import pipe_shares
+from tilecast.model.kernel.candidates import candidates
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.unfused import UnfusedVariant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.unfused import kernels
 from tilecast.model.sm.simulate import steady_state
 
@@ -147,7 +142,7 @@ def test_illegal_names_resource_amount_and_lever(
 def test_candidates_are_legal_and_build(machine: str, dims: tuple[int, int], mask: str) -> None:
     chip = load_machine(machine)
     w = Workload(head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask)
-    found = candidates(native_family(chip), w, chip)
+    found = candidates(native_family(chip).name, w, chip)
     assert found
     for variant in found[:3]:
         assert legality(variant, w, chip).legal

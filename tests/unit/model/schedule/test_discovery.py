@@ -171,8 +171,7 @@ def _built(family: str, machine_name: str, **knobs: object) -> Pipeline:
         mask="none",
         dtype="bf16",
     )
-    from tilecast.model.kernel.candidates import published_variant
-    from tilecast.model.pipeline.build import build_pipeline
+    from tilecast.model.families import build_pipeline, published_variant
 
     variant = replace(published_variant(family, workload, machine), **knobs)
     return build_pipeline(workload, variant, machine)

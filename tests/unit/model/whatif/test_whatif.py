@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.cli import main
+from tilecast.model.families import legality
+from tilecast.model.forecast.brief import brief
 from tilecast.model.forecast.predict import predict
 from tilecast.model.forecast.timeline import side_by_side
-from tilecast.model.kernel.variant import Fa4Variant, legality
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine, facts_named, is_latency, is_rate, parse_changes
 from tilecast.model.machine.machine import MachineError, load_machine
-from tilecast.model.search.quick import quick
 from tilecast.model.search.reoptimise import GAIN, MOVES, reoptimise
 from tilecast.model.whatif.what_if import what_if
 
@@ -117,12 +118,12 @@ def test_a_faster_array_that_starves_burns_no_more_power() -> None:
 def test_search_beats_every_single_knob_and_its_start() -> None:
     best = reoptimise(WORK, B200, "fa4", "short")
     start = Fa4Variant(tile_n=64, emulated_share=0.5)
-    assert reoptimise(WORK, B200, "fa4", "short", starts=(start,)).seconds <= quick(WORK, B200, start, "short").seconds
+    assert reoptimise(WORK, B200, "fa4", "short", starts=(start,)).seconds <= brief(WORK, B200, start, "short").seconds
     for knob, values in MOVES["fa4"]:
         for value in values:
             other = replace(best.variant, **{knob: value})  # type: ignore[arg-type]
             if legality(other, WORK, B200).legal:
-                assert quick(WORK, B200, other, "short").seconds >= best.seconds * (1 - GAIN)
+                assert brief(WORK, B200, other, "short").seconds >= best.seconds * (1 - GAIN)
     assert best == reoptimise(WORK, B200, "fa4", "short")
     assert best.variant not in best.near
 
@@ -185,7 +186,7 @@ def test_a_kernel_that_no_longer_fits_is_a_result() -> None:
 
 def test_before_is_as_good_as_anything_the_second_search_finds() -> None:
     found = what_if(replace(WORK, mask="causal"), "h100-sxm", {"mufu.ex2": 32}, clock="short")
-    here = quick(found.workload, found.machine, found.after.variant, "short").seconds
+    here = brief(found.workload, found.machine, found.after.variant, "short").seconds
     assert here >= found.before.time_ms / 1e3 * (1 - 1e-12)
 
 

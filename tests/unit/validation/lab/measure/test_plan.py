@@ -8,7 +8,8 @@ import pytest
 
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
-from tilecast.model.kernel.variant import parse_variant, variant_text
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.detect import match_machine
