@@ -17,9 +17,10 @@ from functools import lru_cache
 
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.sm.fair_share import share_units, unit_use
+from tilecast.model.sm.fluid import EPS_CYCLES as _EPS
+from tilecast.model.sm.fluid import advance
 
-_EPS = 1e-6
-#: Iterations simulated before the steady state is read off; `_settled` asks for more when it has not settled.
+#: Iterations simulated before the steady state is read off; `_steady_loop` asks for more when it has not settled.
 _FIRST_WINDOW = 12
 _LONGEST_WINDOW = 96
 
@@ -280,19 +281,8 @@ class _Run:
                     + ", ".join(f"{name} of block {it}" for name, it in waiting)
                     + " wait for each other"
                 )
-            active, speeds = self.active, self.speeds()
-            step = upcoming - now
-            for entry, speed in zip(active, speeds):  # noqa: B905 (as many speeds as operations; the hot loop)
-                if speed > 0:
-                    alone = entry.left / speed
-                    if alone < step:
-                        step = alone
+            step, ended = advance(self.active, self.speeds(), upcoming - now)
             now += step
-            ended = []
-            for entry, speed in zip(active, speeds):  # noqa: B905
-                entry.left -= step * speed
-                if entry.left <= _EPS:
-                    ended.append(entry)
             if ended:
                 self.active = [entry for entry in self.active if entry.left > _EPS]
                 for entry in ended:
