@@ -48,6 +48,8 @@ class Family:
     structure: Callable[[Any], tuple[object, ...]]
     tile: Callable[[Any], tuple[object, ...]]
     plainness: Callable[[Any], tuple[float, ...]]
+    #: Slots of the K/V ring, where kernels alike but for it differ in nothing else; None where depth costs occupancy.
+    ring_depth: Callable[[Any], float] | None = None
     #: Name of the template that writes it ("": none).
     template: str = ""
     #: Whether it is one fused kernel; the unfused class is three launches.
@@ -63,13 +65,13 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("fa4", ("blackwell_ws", "blackwell"), "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory",
                fa4.Fa4Variant, fa4_pipeline.build, fa4.legality, fa4.writable, fa4.space, fa4.published,
-               fa4.structure, fa4.tile, fa4.plainness, "blackwell_ws"),
+               fa4.structure, fa4.tile, fa4.plainness, fa4.ring_depth, "blackwell_ws"),
         Family("fa3", ("hopper_ws", "hopper"), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups",
                fa3.Fa3Variant, fa3_pipeline.build, fa3.legality, fa3.writable, fa3.space, fa3.published,
-               fa3.structure, fa3.tile, fa3.plainness, "hopper_ws"),
+               fa3.structure, fa3.tile, fa3.plainness, fa3.ring_depth, "hopper_ws"),
         Family("fa2", ("triton", "ampere"), "plain Triton, any GPU from Ampere on",
                fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
-               fa2.structure, fa2.structure, fa2.plainness, "triton"),
+               fa2.structure, fa2.structure, fa2.plainness, None, "triton"),
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
                unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
                unfused.published, unfused.structure, unfused.structure, unfused.plainness, fused=False),

@@ -157,3 +157,8 @@ def plainness(v: Fa3Variant) -> tuple[float, ...]:
     """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
     features = (v.emulated_share > 0, v.ping_pong, v.rescale != "always", v.q_stages > 1)
     return (sum(features), v.kv_stages)
+
+
+def ring_depth(v: Fa3Variant) -> float:
+    """Slots of the K/V ring."""
+    return v.kv_stages

@@ -202,3 +202,8 @@ def plainness(v: Fa4Variant) -> tuple[float, ...]:
     """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
     features = (v.emulated_share > 0, v.cta_group > 1, v.split == "k", v.stats_slots > 1)
     return (sum(features), v.kv_stages)
+
+
+def ring_depth(v: Fa4Variant) -> float:
+    """Slots of the K/V ring; infinite for as many as fit."""
+    return v.kv_stages or float("inf")
