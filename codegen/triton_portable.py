@@ -5,7 +5,7 @@ Python decides here, `templates/triton.py.j2` only writes.  The kernels run from
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -16,10 +16,6 @@ TEMPLATE = "triton.py.j2"
 LOADS = ("pointers", "descriptors")
 #: Smallest extent of a tl.dot operand.
 _SMALLEST_DOT = 16
-#: Rows from which a tl.dot becomes a wgmma, where the machine has it.
-_WGMMA_ROWS = 64
-#: Widest swizzle of a tile in shared memory; narrower rows are swizzled by their own width.
-_SWIZZLE_BYTES = 128
 _MASK_TEXT = {
     "none": "Every query sees every key.",
     "causal": "Query i sees keys up to i + seqlen_k - seqlen_q.",
@@ -54,15 +50,7 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         loads = "descriptors" if machine.tensor_kind in ("wgmma", "tcgen05") else "pointers"
     if loads not in LOADS:
         raise VariantError(f"triton: loads must be {' or '.join(LOADS)}, got '{loads}'")
-    # Without a pipeline the tiles of K and V share one address.  Where their swizzles differ, ptxas 12.8 (Triton 3.6) loses
-    # a wgmma descriptor of one of them: it reads registers that nothing wrote, so scores are wrong or the GPU faults.
-    mixed = machine.tensor_kind == "wgmma" and variant.tile_m >= _WGMMA_ROWS and len(_swizzles(workload)) > 1
-    if mixed and variant.stages == 1:
-        parts = "+".join(map(str, dict.fromkeys((*_widths(workload.head_dim_qk), *_widths(workload.head_dim_v)))))
-        raise VariantError(
-            f"triton: stages must be 2 or more on {machine.name} where tiles of K and V are {parts} wide: Triton 3.6 loses a "
-            "wgmma descriptor of tiles that share an address under different swizzles; got 1: use stages=2, or tile_m=32"
-        )
+    must_pipeline = len(tile_widths(workload.head_dim_v)) > 1 or needs_pipeline(variant, workload, machine)
     limits, visible = _MASK_CODE[workload.mask]
     if loads == "pointers" and workload.mask != "none":
         limits += ", seqlen_k"  # loads of masked blocks must stop at the last key
@@ -80,10 +68,8 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         "tile_n": variant.tile_n,
         "warps": variant.warps,
         "stages": variant.stages,
-        # A loop that runs at most once needs no pipeline, but see `mixed`.
-        "edge_stages": variant.stages
-        if mixed or workload.mask != "none" or len(_parts(workload.head_dim_v)) > 1
-        else 1,
+        # A loop that runs at most once needs no pipeline, unless it has to have one.
+        "edge_stages": 1 if workload.mask == "none" and not must_pipeline else variant.stages,
         "loads": loads,
         "longest_first": variant.scheduler == "longest-first",
         "qk_parts": _parts(workload.head_dim_qk),
@@ -114,23 +100,11 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
     return "\n".join(lines)
 
 
-def _swizzles(workload: Workload) -> set[int]:
-    """Bytes by which Triton swizzles the tiles of K and V in shared memory."""
-    widths = {*_widths(workload.head_dim_qk), *_widths(workload.head_dim_v)}
-    return {min(_SWIZZLE_BYTES, width * workload.dtype_bytes) for width in widths}
-
-
-def _widths(head_dim: int) -> list[int]:
+def _parts(head_dim: int) -> list[dict[str, object]]:
     """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
-    widths = [1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1]
+    widths = tile_widths(head_dim)
     if widths[-1] < _SMALLEST_DOT:
         raise VariantError(f"triton: head_dim must be a multiple of {_SMALLEST_DOT}, got {head_dim}")
-    return widths
-
-
-def _parts(head_dim: int) -> list[dict[str, object]]:
-    """The `_widths` with their place in a row and the suffix of their names."""
-    widths = _widths(head_dim)
     starts = [sum(widths[:i]) for i in range(len(widths))]
     return [
         {

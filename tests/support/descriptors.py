@@ -28,7 +28,8 @@ _NO_RESULT = {
     "ST", "STG", "STS", "STSM", "SYNCS", "BAR", "BRA", "EXIT", "UTMALDG", "UTMASTG", "WARPGROUP", "FENCE", "MEMBAR",
     "UTMACMDFLUSH", "UTMACCTL", "USETMAXREG", "NOP", "WARPSYNC", "BSSY", "BSYNC", "DEPBAR",
 }  # fmt: skip
-#: What a register holds: "unset", "argument", "place" (of the CTA in the grid); nothing for all else.
+#: What a register was made from: "unset", "shared" (the address of shared memory), "argument", "place" (of the CTA in the
+#: grid); constants and what was read from memory add nothing.
 Roots = frozenset[str]
 
 
@@ -44,7 +45,7 @@ class _Step:
 
 
 def lost_descriptors(cubin: Path) -> list[int]:
-    """Addresses of the wgmma instructions whose descriptors come from registers nobody wrote, arguments or CTA numbers."""
+    """Addresses of the wgmma instructions whose descriptors come from registers nobody wrote, or from arguments alone."""
     instructions, labels = disassemble(cubin)
     steps = [_step(index, instruction, labels, len(instructions)) for index, instruction in enumerate(instructions)]
     unset = frozenset({"unset"})
@@ -67,8 +68,13 @@ def lost_descriptors(cubin: Path) -> list[int]:
     return [
         instructions[index].address
         for index, (step, state) in enumerate(zip(steps, states, strict=True))
-        if state is not None and any(state[register] for register in step.descriptor)
+        if state is not None and any(_is_lost(state[register]) for register in step.descriptor)
     ]
+
+
+def _is_lost(roots: Roots) -> bool:
+    # Which slot of a ring a tile lies in may well come from an argument, but then the ring's address is in it too.
+    return "unset" in roots or (bool(roots) and "shared" not in roots)
 
 
 def _step(index: int, instruction: Instruction, labels: dict[str, int], count: int) -> _Step:
@@ -80,7 +86,16 @@ def _step(index: int, instruction: Instruction, labels: dict[str, int], count: i
     found = _REGISTER.fullmatch(operands[place].removesuffix(".reuse"))
     if instruction.opcode not in _NO_RESULT and found:
         wide = any(name.startswith(w) for w in _WIDE) or (instruction.opcode == "CS2R" and ".32" not in name)
-        width = 2 if wide else _hgmma_columns(instruction) // 2 if instruction.opcode == "HGMMA" else 1
+        loads = re.match(r"LD[GSL]?\b.*\.(64|128)", name)
+        width = (
+            int(loads[1]) // 32
+            if loads
+            else 2
+            if wide
+            else _hgmma_columns(instruction) // 2
+            if instruction.opcode == "HGMMA"
+            else 1
+        )
         writes = tuple(f"{found[1]}{int(found[2]) + n}" for n in range(width))
         operands = operands[place + 1 :]
     reads = set()
@@ -91,6 +106,8 @@ def _step(index: int, instruction: Instruction, labels: dict[str, int], count: i
         roots.update({"argument"} if int(offset, 16) >= _ARGUMENTS else ())
     if "SR_CTAID" in text:
         roots.add("place")
+    if "SR_CgaCtaId" in text:
+        roots.add("shared")
     descriptor: tuple[str, ...] = ()
     matrices = re.search(r"gdesc\[UR(\d+)\]", text) if instruction.opcode == "HGMMA" else None
     if matrices:
@@ -118,11 +135,10 @@ def main() -> None:
     """See the module."""
     import triton
 
-    from tilecast.codegen import triton_portable
     from tilecast.codegen.compiler.compile import compile_kernel
-    from tilecast.codegen.families import find_family
     from tilecast.codegen.generate import generate
-    from tilecast.model.kernel.variant import Fa2Variant
+    from tilecast.model.families import find_family
+    from tilecast.model.kernel.variants import fa2
     from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import load_machine
 
@@ -131,9 +147,9 @@ def main() -> None:
         rule, mask, *numbers = line.split()
         dim_qk, dim_v, stages, tile_m, warps, tile_n = map(int, numbers)
         if rule == "unruled":
-            triton_portable._WGMMA_ROWS = 1 << 30
+            fa2._WGMMA_ROWS = 1 << 30
         work = Workload(head_dim_qk=dim_qk, head_dim_v=dim_v, mask=mask)
-        variant = Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, stages=stages, scheduler="grid")
+        variant = fa2.Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, stages=stages, scheduler="grid")
         source = generate(work, load_machine("h200-sxm"), find_family("triton"), variant).source
         with tempfile.TemporaryDirectory() as folder:
             file, cubin = Path(folder) / "kernel.py", Path(folder) / "kernel.cubin"

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
-from tilecast.model.kernel.variant import VariantError, parse_variant, variant_text
+from tilecast.model.families import find_family, parse_variant, writable
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.worker.serve import serve
@@ -89,10 +90,10 @@ def _draw(draw: random.Random, name: str, machine: Machine) -> Case | None:
     )  # fmt: skip
     knobs = [f"{knob}={draw.choice(values)}" for knob, values in KNOBS[name].items()]
     try:
-        variant = parse_variant(",".join([f"family={family.model_family}", *knobs]))
+        variant = parse_variant(",".join([f"family={family.name}", *knobs]))
     except VariantError:
         return None
-    if not family.expressible(variant, work, machine).legal:
+    if not writable(variant, work, machine).legal:
         return None
     return Case(name, variant_text(variant), work, machine.name)
 

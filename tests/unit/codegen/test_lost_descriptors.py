@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from tilecast.codegen.families import find_family
-from tilecast.model.kernel.variant import Fa2Variant
+from tilecast.model.families import writable
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -29,7 +29,7 @@ PLAIN = [(32, 32), (64, 64), (128, 128), (192, 128), (128, 64)]
 def verdict(dims: tuple[int, int], machine: str = "h200-sxm", mask: str = "causal", tile_m: int = 64, stages: int = 1):
     work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask, window=(9, 0) if mask == "window" else None)
     variant = Fa2Variant(tile_m=tile_m, tile_n=32, warps=8 if tile_m > 32 else 4, stages=stages, scheduler="grid")
-    return find_family("triton").expressible(variant, work, load_machine(machine))
+    return writable(variant, work, load_machine(machine))
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
