@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tilecast.codegen.compiler.compile import CompileError, tool
 
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)(.*?);")
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)(.*?);")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 
@@ -30,12 +30,13 @@ _PIPE = {opcode: pipe for pipe, opcodes in PIPE_OF.items() for opcode in opcodes
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: byte address, opcode, modifiers."""
+    """One machine instruction: byte address, opcode, modifiers, operands, and the predicate it is under ("@!P0" or "")."""
 
     address: int
     opcode: str
     modifiers: str
     operands: str
+    predicate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ def disassemble(cubin: Path) -> tuple[tuple[Instruction, ...], dict[str, int]]:
             continue
         found = _INSTRUCTION.match(line)
         if found:
-            address, opcode, modifiers, operands = found.groups()
-            instructions.append(Instruction(int(address, 16), opcode, modifiers, operands))
+            address, predicate, opcode, modifiers, operands = found.groups()
+            instructions.append(Instruction(int(address, 16), opcode, modifiers, operands, (predicate or "").strip()))
     if not instructions:
         raise CompileError(f"{cubin}: nvdisasm printed no instructions")
     return tuple(instructions), labels

@@ -117,15 +117,15 @@ def _shipped() -> tuple[str, ...]:
 
 def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, version: str) -> Tuning:
     """Time the few best in turns and choose among them by the stated rule."""
-    from tilecast.validation.lab.measure.plan import Item
+    from tilecast.validation.lab.measure.plan import Item, Options
     from tilecast.validation.lab.measure.records import read
-    from tilecast.validation.lab.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import measure
 
     chosen = to_time(tuning, tuning.budget)
     kernel = find_family(tuning.family).template
     items = [Item(kernel, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
     progress("time", 0, len(items))
-    failures = measure_alone(items, table, Options(command=command, version=version))
+    failures = measure(items, table, Options(command=command, version=version))
     progress("time", len(items), len(items))
     broken = {failure.item.variant: failure.reason for failure in failures}
     rows = {

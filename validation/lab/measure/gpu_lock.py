@@ -42,14 +42,14 @@ def try_lock(uuid: str, folder: Path | None = None) -> int | None:
 
 
 @contextmanager
-def timing_on(uuid: str, folder: Path | None = None) -> Iterator[None]:
-    """Hold the lock of a GPU; GpuLockError when another tilecast does."""
+def timing_on(uuid: str, folder: Path | None = None) -> Iterator[int]:
+    """Hold the lock of a GPU, and its file descriptor for those who share it; GpuLockError when another tilecast does."""
     handle = try_lock(uuid, folder)
     if handle is None:
         raise GpuLockError(
             f"another tilecast is timing on {uuid}: wait for it to end, as both would measure each other"
         )
     try:
-        yield
+        yield handle
     finally:
         os.close(handle)

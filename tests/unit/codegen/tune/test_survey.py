@@ -117,7 +117,7 @@ def measured(monkeypatch, cycles: list[float], failing: int | None = None) -> li
     asked: list[list[str]] = []
     sample = read(TABLE)[1]
 
-    def measure(items, table, options, progress=None):
+    def measure(items, table, options):
         asked.append([item.variant for item in items])
         rows, failures = [], []
         for n, item in enumerate(items):
