@@ -28,7 +28,6 @@ ROOMS = [room for room in MAY if room != "tools"]
 _MAY_NEED_TORCH = ("kernels", "validation", "explore", "tools", "codegen/compiler/compile.py", "emulator/verify.py")
 #: Circles that still stand, to be cut: nothing else may be in one, and what is no longer one must go from here.
 CIRCLES_LEFT: list[tuple[str, ...]] = [
-    ("tilecast.model.forecast.predict", "tilecast.model.forecast.render", "tilecast.model.forecast.trace"),
     ("tilecast.model.whatif.render", "tilecast.model.whatif.what_if"),
 ]
 #: Modules a folder of `model` may hold, `__init__` not counted.
