@@ -15,7 +15,9 @@ from tilecast.base.pool import cores
 from tilecast.base.progress import Progress, silent
 from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
-from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.trail import Candidate
+from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, find_family, native_family
 from tilecast.model.forecast.predict import predict
