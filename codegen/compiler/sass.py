@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,12 @@ def inner_loops(instructions: tuple[Instruction, ...], labels: dict[str, int]) -
 _MASKING_SELECTS, _MASKING_LENGTH = 16, 48
 
 
+def hides_scores(opcodes: Sequence[str]) -> bool:
+    """Whether a stretch of code masks scores and does nothing else: many selects and no exponential."""
+    selects = sum(opcode in ("FSEL", "SEL") for opcode in opcodes)
+    return len(opcodes) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and "MUFU" not in opcodes
+
+
 def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: dict[str, int]) -> Loop:
     """The loop [begin, end] without the masking code that its branches jump over."""
     left_out: set[int] = set()
@@ -127,12 +134,7 @@ def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: d
         target = _BRANCH.search(instructions[index].operands) if instructions[index].opcode == "BRA" else None
         after = labels.get(target.group(1), 0) if target else 0
         stretch = range(index + 1, min(after, end))
-        selects = sum(instructions[i].opcode in ("FSEL", "SEL") for i in stretch)
-        if (
-            len(stretch) >= _MASKING_LENGTH
-            and selects >= _MASKING_SELECTS
-            and not any(instructions[i].opcode == "MUFU" for i in stretch)
-        ):
+        if hides_scores([instructions[i].opcode for i in stretch]):
             left_out.update(stretch)
     kept = tuple(instructions[i] for i in range(begin, end + 1) if i not in left_out)
     return Loop(begin, end, kept, len(left_out))
