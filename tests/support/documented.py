@@ -33,6 +33,7 @@ COLUMNS = 120
 VARYING = (
     (re.compile(r"\d+(\.\d+)? s \(\d+(\.\d+)?/s\)"), "<seconds> s (<rate>/s)"),
     (re.compile(r"\d+(\.\d+)? s\b(?= (of|on|for)\b)"), "<seconds> s"),
+    (re.compile(r"solved in \d+ ms"), "solved in <time>"),
     (re.compile(r"\b\d+(\.\d+)? (MB|kB)(?=, opens offline)"), "<size>"),
     (re.compile(r"tilecast \d+\.\d+\.\d+"), "tilecast <version>"),
     (re.compile(r"\bwithin \d\S*e-\d+"), "within <rounding>"),
