@@ -19,14 +19,16 @@ _WIDTH = 150
 def test_files_that_a_page_names_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     named = {span for span in re.findall(r"`([^`\n]+)`", text) if _FILE.fullmatch(span)}
-    linked = {link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)}
+    linked = set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text))
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [link for link in linked if not (page.parent / link).exists()]
     assert sorted(missing) == []
 
 
 def test_every_page_is_in_the_site() -> None:
-    listed = set(re.findall(r"^(?:.*<)?([\w/-]+)>?$", (ROOT / "docs" / "index.md").read_text("utf-8"), flags=re.MULTILINE))
+    listed = set(
+        re.findall(r"^(?:.*<)?([\w/-]+)>?$", (ROOT / "docs" / "index.md").read_text("utf-8"), flags=re.MULTILINE)
+    )
     pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES if page.name != "README.md"}
     assert pages - {"index"} == listed
 
