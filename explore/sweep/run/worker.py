@@ -46,12 +46,13 @@ def gpus(_request: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
 
 def compile_ahead(request: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
     """Compile a measured item's kernel for ``target`` into Triton's cache on disk; touches no GPU."""
+    from tilecast.base.files import cache_folder
     from tilecast.codegen.compiler.compile import compile_kernel
-    from tilecast.validation.lab.measure.subjects import cache_folder, subject
+    from tilecast.validation.lab.measure.subjects import CACHE, subject
 
     item = item_from(json.loads(request["item"]))
     kernel = subject(item, request["version"])
-    source = cache_folder() / f"{item.kernel}_{kernel.source_sha}.py"
+    source = cache_folder(CACHE) / f"{item.kernel}_{kernel.source_sha}.py"
     compile_kernel(source, request["target"], item.workload.dtype, shape=item.workload.as_dict())
     return {"compiled": kernel.source_sha}
 
