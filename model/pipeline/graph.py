@@ -139,6 +139,7 @@ class Pipeline:
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)
+    _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         index = {op.name: op for op in self.ops}
@@ -163,6 +164,12 @@ class Pipeline:
         if sorted(programmed) != sorted(index):
             raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
         object.__setattr__(self, "_index", index)
+
+    def __hash__(self) -> int:
+        # A pipeline is a key of many caches and holds hundreds of values: hash it once.
+        if not self._hash:
+            object.__setattr__(self, "_hash", hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)))
+        return self._hash
 
     def op(self, name: str) -> Op:
         """The operation called ``name``; KeyError when there is none."""

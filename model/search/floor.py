@@ -20,8 +20,8 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.bounds import held_cycles, rec_mii
 
-#: A forecast reads the period off a finite window, where it may lie this far under the recurrence.
-_RECURRENCE_MARGIN = 0.98
+#: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
+_RECURRENCE_MARGIN = 0.9995
 
 
 def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
