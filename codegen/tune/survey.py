@@ -13,10 +13,8 @@ from dataclasses import dataclass, fields, replace
 from tilecast.codegen.tune.compiled import CompiledCandidate
 from tilecast.codegen.tune.structure import structure, tile
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import Family, knob_space, legality, writable
+from tilecast.model.families import Family, family_of, knob_space, legality, writable
 from tilecast.model.kernel.variant import Variant
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import Best, best
@@ -187,11 +185,9 @@ def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Can
     the forecast does not know; the search's own choice goes on besides."""
     best: dict[Variant, Candidate] = {}
     for c in candidates:
-        if not isinstance(c.variant, Fa3Variant | Fa4Variant):
-            best[c.variant] = c  # fa2: more stages may mean fewer CTAs on an SM
-            continue
-        kind = replace(c.variant, kv_stages=0)
-        if kind not in best or _depth(c.variant) > _depth(best[kind].variant):
+        depth = family_of(c.variant).ring_depth
+        kind: Variant = replace(c.variant, kv_stages=0) if depth else c.variant  # type: ignore[arg-type]
+        if kind not in best or (depth and depth(c.variant) > depth(best[kind].variant)):
             best[kind] = c
     kept = {c.order for c in best.values()}
     shallower = [
@@ -200,12 +196,6 @@ def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Can
         if c.order not in kept
     ]
     return [c for c in candidates if c.order in kept], shallower
-
-
-def _depth(variant: Variant) -> float:
-    if isinstance(variant, Fa4Variant):
-        return variant.kv_stages or float("inf")  # 0: as many as fit
-    return variant.kv_stages if isinstance(variant, Fa3Variant) else 0
 
 
 def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, CompiledCandidate]]) -> Tuning:

@@ -33,10 +33,11 @@ from tilecast.emulator.replay.trace import (
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Op
 from tilecast.model.sm.fair_share import fair_speeds
+from tilecast.model.sm.fluid import EPS_CYCLES as _EPS
+from tilecast.model.sm.fluid import advance
 
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY = "rescale", "copy latency"
-_EPS = 1e-6
 _NEVER = float("inf")
 _LAP = 4
 
@@ -252,17 +253,10 @@ class _Replay:
             key = tuple(id(entry.op) for entry in self.active)
             if key not in self.speeds:
                 self.speeds[key] = fair_speeds(tuple(entry.op for entry in self.active))
-            speeds = self.speeds[key]
-            step = upcoming - now
-            for entry, speed in zip(self.active, speeds, strict=True):
-                if speed > 0:
-                    step = min(step, entry.left / speed)
+            step, ended = advance(self.active, self.speeds[key], upcoming - now)
             if step == _NEVER:
                 raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
             now += step
-            for entry, speed in zip(self.active, speeds, strict=True):
-                entry.left -= step * speed
-            ended = [entry for entry in self.active if entry.left <= _EPS]
             self.active = [entry for entry in self.active if entry.left > _EPS]
             for entry in ended:
                 self.finish(entry, now)

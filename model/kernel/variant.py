@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -16,6 +16,16 @@ def variant_text(variant: Variant) -> str:
     """The variant as --variant takes it: family first, then every knob."""
     knobs = (f"{f.name}={_plain(getattr(variant, f.name))}" for f in fields(variant))
     return ",".join(knobs)
+
+
+def emulated_share(variant: Variant) -> float | None:
+    """Share of the exponentials that run on the FMA pipe; None for a class without that knob."""
+    return variant.emulated_share if isinstance(variant, Fa4Variant | Fa3Variant) else None
+
+
+def with_emulated_share(variant: Variant, share: float) -> Variant:
+    """The variant with another share; itself where its class has no such knob."""
+    return replace(variant, emulated_share=share) if isinstance(variant, Fa4Variant | Fa3Variant) else variant
 
 
 def short_text(variant: Variant) -> str:

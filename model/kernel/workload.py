@@ -110,6 +110,14 @@ class Workload:
         return highs - lows
 
     @property
+    def tensor_bytes(self) -> int:
+        """Bytes of Q, K, V and O; O is 16 bit whatever the inputs are."""
+        queries = self.batch * self.heads_q * self.seqlen_q
+        keys = self.batch * self.heads_kv * self.seqlen_k
+        inputs = queries * self.head_dim_qk + keys * (self.head_dim_qk + self.head_dim_v)
+        return inputs * self.dtype_bytes + queries * self.head_dim_v * 2
+
+    @property
     def flops(self) -> float:
         """Forward FLOP as the FlashAttention papers count them (see the module docstring)."""
         pair = 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v)

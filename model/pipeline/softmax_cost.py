@@ -173,18 +173,3 @@ def ramp_latency(machine: Machine) -> float:
 def load_cycles(machine: Machine, size_bytes: float) -> float:
     """Cycles the bulk copy engine of one SM is busy with ``size_bytes``."""
     return size_bytes / machine["tma.bytes_per_clk"]
-
-
-def store_cycles(machine: Machine, size_bytes: float) -> float:
-    """Cycles one SM takes to write ``size_bytes`` while all others write too."""
-    return size_bytes / _bytes_per_clk(machine, machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]))
-
-
-def first_read_cycles(machine: Machine, size_bytes: float) -> float:
-    """Cycles one SM takes to read ``size_bytes`` from memory while all others read too."""
-    return size_bytes / _bytes_per_clk(machine, machine["hbm.tbps_achieved"])
-
-
-def _bytes_per_clk(machine: Machine, tbps: float) -> float:
-    mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
-    return tbps * 1e6 / (machine["chip.sm_count"] * mhz)

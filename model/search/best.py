@@ -8,12 +8,12 @@ to 1/64.  Equal forecasts go to the earlier variant of the space.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from tilecast.model.chip.evaluate import PredictError, evaluate_seconds, refuse_unknown
+from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
 from tilecast.model.families import find_family, loop_shape
-from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.floor import floor_seconds
@@ -94,6 +94,7 @@ def best(workload: Workload, machine: Machine, family: str, clock: str | float =
     """
     work = workload.reduced()
     refuse_unknown(work, machine)
+    check_clock(clock, machine)
     space = search_space(work, machine, family)
     ranking = rank(space.variants, work, machine, clock=clock, keep=1)
     times = {entry.variant: entry.seconds for entry in (*ranking.best, *ranking.behind) if entry.seconds is not None}
@@ -106,7 +107,8 @@ def _refine_share(
     variant: Variant, times: dict[Variant, float], workload: Workload, machine: Machine, space: Space, clock: str | float
 ) -> Variant:  # fmt: skip
     """Hill-climb the share of emulated exponentials in ever finer steps, within what the space allows."""
-    if not hasattr(variant, "emulated_share"):
+    share = emulated_share(variant)
+    if share is None:
         return variant
     record = find_family(variant.family)
     rules = (record.legality, record.writable) if space.written else (record.legality,)
@@ -114,17 +116,17 @@ def _refine_share(
         moved = True
         while moved:
             moved = False
-            for share in (variant.emulated_share - step, variant.emulated_share + step):
-                if not 0.0 <= share <= 1.0:
+            for tried in (share - step, share + step):
+                if not 0.0 <= tried <= 1.0:
                     continue
-                other: Variant = replace(variant, emulated_share=share)  # type: ignore[arg-type]
+                other = with_emulated_share(variant, tried)
                 if other in times or not all(rule(other, workload, machine).legal for rule in rules):
                     continue
                 if round(floor_seconds(workload, machine, other, clock), DIGITS) >= times[variant]:
                     continue
                 times[other] = round(evaluate_seconds(workload, machine, other, clock), DIGITS)
                 if times[other] < times[variant]:
-                    variant, moved = other, True
+                    variant, share, moved = other, tried, True
                     break
     return variant
 

@@ -16,8 +16,8 @@ from operator import attrgetter, mul
 
 from tilecast.model.pipeline.graph import Op, Pipeline, PipelineError
 from tilecast.model.sm.fair_share import speed_of_each, use_of
+from tilecast.model.sm.fluid import EPS_CYCLES as EPS
 
-EPS = 1e-6
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
 #: How an operation runs: it holds its role, it runs beside others, or it queues for an engine (the number of the queue).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from typing import Any
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import Brief, brief
-from tilecast.model.kernel.variant import Variant, variant_text
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variant import Variant, emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
@@ -119,7 +117,7 @@ def asymmetry_map(
         # Without the power limit another kernel may be the best one.
         base = best(workload, chip, base.family, held).variant
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
-    kernels = (_with_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
+    kernels = (with_emulated_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
     cells: list[list[tuple[Brief, Variant]]] = []
     for y in ys:
         row: list[tuple[Brief, Variant]] = []
@@ -133,7 +131,7 @@ def asymmetry_map(
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
         tuple(tuple(cell.bound_by for cell, _ in row) for row in cells),
         tuple(tuple(cell.critical_unit for cell, _ in row) for row in cells),
-        tuple(tuple(float(getattr(kernel, "emulated_share", 0.0)) for _, kernel in row) for row in cells),
+        tuple(tuple(emulated_share(kernel) or 0.0 for _, kernel in row) for row in cells),
         tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
         tuple(reached * level for level in _LEVELS), points,
@@ -175,7 +173,7 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
 def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
     """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
     found = [best(workload, machine, base.family, clock).variant for machine in corners]
-    return tuple(dict.fromkeys(_with_share(variant, 0.0) for variant in (base, *found)))
+    return tuple(dict.fromkeys(with_emulated_share(variant, 0.0) for variant in (base, *found)))
 
 
 def _cell(
@@ -194,12 +192,12 @@ def _cell(
     # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.
     for direction, margin in ((-1, 1 + _GAIN), (1, 1 - _GAIN)):
         while (share := _step(best, direction)) is not None:
-            tried = better(_with_share(best, share), margin)
+            tried = better(with_emulated_share(best, share), margin)
             if tried is None:
                 break
-            found, best = tried, _with_share(best, share)
+            found, best = tried, with_emulated_share(best, share)
     for kernel in kernels:
-        variant = _with_share(kernel, float(getattr(best, "emulated_share", 0.0)))
+        variant = with_emulated_share(kernel, emulated_share(best) or 0.0)
         tried = better(variant, 1 - _GAIN) if variant != best else None
         if tried is not None:
             found, best = tried, variant
@@ -208,16 +206,11 @@ def _cell(
 
 def _step(variant: Variant, direction: int) -> float | None:
     """The next share of emulation in ``direction``; None beyond the last, or where the family has none."""
-    if not isinstance(variant, Fa3Variant | Fa4Variant):
+    share = emulated_share(variant)
+    if share is None:
         return None
-    at = _SHARES.index(variant.emulated_share) + direction
+    at = _SHARES.index(share) + direction
     return _SHARES[at] if 0 <= at < len(_SHARES) else None
-
-
-def _with_share(variant: Variant, share: float) -> Variant:
-    if isinstance(variant, Fa3Variant | Fa4Variant):
-        return replace(variant, emulated_share=share)
-    return variant
 
 
 def _points(

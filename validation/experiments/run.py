@@ -15,8 +15,7 @@ from statistics import median
 
 from tilecast.model.families import native_family, published_variant
 from tilecast.model.forecast.brief import brief
-from tilecast.model.kernel.variant import Variant
-from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variant import Variant, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.search.best import best
@@ -276,8 +275,8 @@ def _variant(workload: Workload, machine: Machine, family: str, share: float | N
     if not family and share is None:
         return best(workload, machine, native_family(machine).name, clock).variant
     variant = published_variant(family or native_family(machine).name, workload, machine)
-    if share is not None and isinstance(variant, Fa4Variant):
-        variant = replace(variant, emulated_share=share)
+    if share is not None:
+        variant = with_emulated_share(variant, share)
     return variant
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
 from tilecast.model.forecast.answer import pipe_shares
 from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variant import with_emulated_share
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
@@ -95,8 +96,8 @@ def _forecast(workload: Workload, machine: str, family: str, share: float | None
         return predict(workload, chip, clock=clock, interval=False)
     # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
     variant = published_variant(family or "fa4", workload, chip)
-    if share is not None and isinstance(variant, Fa4Variant):
-        variant = replace(variant, emulated_share=share)
+    if share is not None:
+        variant = with_emulated_share(variant, share)
     return predict(workload, chip, variant, clock=clock, interval=False)
 
 

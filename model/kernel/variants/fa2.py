@@ -13,6 +13,16 @@ from tilecast.model.machine.machine import Machine
 SCHEDULERS = ("grid", "longest-first")
 #: Smallest extent of a tl.dot operand.
 _SMALLEST_DOT = 16
+#: Knobs that leave a loop's demand, its operations and their waiting alone (stages decide how many CTAs fit an SM).
+SAME_DEMAND: dict[str, object] = {"scheduler": "grid"}
+LEAST_WAITING = SAME_DEMAND
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("tile_m", "tile_n", "warps", "stages", "scheduler")
+#: Knobs that leave a loop's demand, its operations and their waiting alone (stages decide how many CTAs fit an SM).
+SAME_DEMAND: dict[str, object] = {"scheduler": "grid"}
+LEAST_WAITING = SAME_DEMAND
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("tile_m", "tile_n", "warps", "stages", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,18 @@ _WRITTEN_TILES = (32, 64, 128, 256)
 #: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
 _TILES = (128, 64, 32, 48, 80, 96, 112, 144, 160, 176, 192, 256)
 _SHARES = (0.0, 0.125, 0.25)
+#: Knobs that leave the demand of a loop on every unit alone, at values with which a tile starts soonest.
+SAME_DEMAND: dict[str, object] = {"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"}
+#: Knobs that leave its operations and their order alone, at values with which they wait least for each other.
+LEAST_WAITING: dict[str, object] = {"kv_stages": 32, "q_stages": 1, "scheduler": "grid"}
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler")
+#: Knobs that leave the demand of a loop on every unit alone, at values with which a tile starts soonest.
+SAME_DEMAND: dict[str, object] = {"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"}
+#: Knobs that leave its operations and their order alone, at values with which they wait least for each other.
+LEAST_WAITING: dict[str, object] = {"kv_stages": 32, "q_stages": 1, "scheduler": "grid"}
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +169,8 @@ def plainness(v: Fa3Variant) -> tuple[float, ...]:
     """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
     features = (v.emulated_share > 0, v.ping_pong, v.rescale != "always", v.q_stages > 1)
     return (sum(features), v.kv_stages)
+
+
+def ring_depth(v: Fa3Variant) -> float:
+    """Slots of the K/V ring."""
+    return v.kv_stages

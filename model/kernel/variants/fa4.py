@@ -27,6 +27,18 @@ _O_COLUMNS = 32
 _TILES = (128, 64, 96, 160, 192, 256)
 #: Share of exponentials on the FMA pipe: what FlashAttention-4 ships lies between 1/16 and 0.3 (FA4C).
 _SHARES = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375)
+#: Knobs that leave the demand of a loop on every unit alone, at values with which a tile starts soonest.
+SAME_DEMAND: dict[str, object] = {"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"}
+#: Knobs that leave its operations and their order alone, at values with which they wait least for each other.
+LEAST_WAITING: dict[str, object] = {"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"}
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p", "stats_slots", "load_max", "scheduler")  # fmt: skip
+#: Knobs that leave the demand of a loop on every unit alone, at values with which a tile starts soonest.
+SAME_DEMAND: dict[str, object] = {"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"}
+#: Knobs that leave its operations and their order alone, at values with which they wait least for each other.
+LEAST_WAITING: dict[str, object] = {"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"}
+#: Knobs that `legality` and `writable` read.
+FIT_KNOBS = ("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p", "stats_slots", "load_max", "scheduler")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,8 @@ def legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
         return Verdict(f"{machine.name} has no fp8 matrix rate", "use bf16 or fp16")
     if variant.tile_m != 128:
         return Verdict(f"the query tile is 128 rows, got tile_m={variant.tile_m}", "use tile_m=128: a softmax role owns 128 rows")  # fmt: skip
+    if variant.cta_group > machine["chip.sm_count"]:
+        return Verdict(f"a pair of CTAs takes two SMs, {machine.name} has {machine['chip.sm_count']:g}", "use cta_group=1")
     if workload.head_dim_qk % 16 or workload.head_dim_v % 16:
         return Verdict("head_dim is not a multiple of 16", "pad head_dim to a multiple of 16")
     tiles_o = variant.stages if variant.split == "q" else 1
@@ -202,3 +216,8 @@ def plainness(v: Fa4Variant) -> tuple[float, ...]:
     """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
     features = (v.emulated_share > 0, v.cta_group > 1, v.split == "k", v.stats_slots > 1)
     return (sum(features), v.kv_stages)
+
+
+def ring_depth(v: Fa4Variant) -> float:
+    """Slots of the K/V ring; infinite for as many as fit."""
+    return v.kv_stages or float("inf")

@@ -104,16 +104,16 @@ def test_window_is_cheaper_than_causal() -> None:
 def test_unfused_is_bound_by_memory_and_far_slower() -> None:
     unfused = predict(W, "b200", family="unfused")
     fused = predict(W, "b200")
-    assert unfused.binding["kind"] == "memory"
+    assert unfused.binding.kind == "memory"
     assert unfused.time_ms > 2.5 * fused.time_ms
 
 
 def test_given_variant_is_used_and_marked() -> None:
     p = predict(W, "b200", Fa4Variant(emulated_share=0.25))
-    assert not p.variant_chosen
+    assert p.variant_origin == "as given"
     assert p.variant == Fa4Variant(emulated_share=0.25)
     best = predict(W, "b200", clock=1500.0)
-    assert best.variant_chosen
+    assert best.variant_origin.startswith("best of the ")
     assert best.time_ms <= predict(W, "b200", Fa4Variant(emulated_share=0.25), clock=1500.0).time_ms
 
 

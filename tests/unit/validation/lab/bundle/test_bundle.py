@@ -18,10 +18,9 @@ import pytest
 
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import dump_codes, load_codes
-from tilecast.model.families import parse_variant
+from tilecast.model.families import find_family, parse_variant
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.bundle.compare import compare
 from tilecast.validation.lab.bundle.archive import read_bundle, write_bundle
