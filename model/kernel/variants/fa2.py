@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -13,16 +14,11 @@ from tilecast.model.machine.machine import Machine
 SCHEDULERS = ("grid", "longest-first")
 #: Smallest extent of a tl.dot operand.
 _SMALLEST_DOT = 16
-#: Knobs that leave a loop's demand, its operations and their waiting alone (stages decide how many CTAs fit an SM).
-SAME_DEMAND: dict[str, object] = {"scheduler": "grid"}
-LEAST_WAITING = SAME_DEMAND
-#: Knobs that `legality` and `writable` read.
-FIT_KNOBS = ("tile_m", "tile_n", "warps", "stages", "scheduler")
-#: Knobs that leave a loop's demand, its operations and their waiting alone (stages decide how many CTAs fit an SM).
-SAME_DEMAND: dict[str, object] = {"scheduler": "grid"}
-LEAST_WAITING = SAME_DEMAND
-#: Knobs that `legality` and `writable` read.
-FIT_KNOBS = ("tile_m", "tile_n", "warps", "stages", "scheduler")
+#: Stages are missing: they decide how many CTAs fit an SM.
+ALIKE = Alike(
+    same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
+    fit=("tile_m", "tile_n", "warps", "stages", "scheduler"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
