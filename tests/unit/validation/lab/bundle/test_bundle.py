@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from support import json_keys
+
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
 from tilecast.codegen.generate import generate
