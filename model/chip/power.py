@@ -131,7 +131,11 @@ def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str
 
 
 def settled_mhz(
-    machine: Machine, activity: Activity, busy_cycles: NDArray[np.float64], hbm_seconds: NDArray[np.float64], regime: str
+    machine: Machine,
+    activity: Activity,
+    busy_cycles: NDArray[np.float64],
+    hbm_seconds: NDArray[np.float64],
+    regime: str,
 ) -> NDArray[np.float64]:
     """Clocks of `settle_clock` for many kernels at once: the numbers of ``activity`` are arrays too."""
     limit, low, high = _range(machine, regime)
