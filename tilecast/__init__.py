@@ -35,7 +35,7 @@ _HOME = {
     "parse_variant": "tilecast.model.kernel.variant",
     "VariantError": "tilecast.model.kernel.variant",
     "tune": "tilecast.validation.lab.tuning",
-    "prune_configs_by": "tilecast.autotune",
+    "prune_configs_by": "tilecast.explore.autotune",
     "preset": "tilecast.model.kernel.presets",
     "preset_names": "tilecast.model.kernel.presets",
     "read_shapes": "tilecast.model.kernel.shapes_csv",
@@ -47,7 +47,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from tilecast.autotune import prune_configs_by
+    from tilecast.explore.autotune import prune_configs_by
     from tilecast.explore.review.build import report
     from tilecast.explore.sweep.api import sweep
     from tilecast.explore.sweep.errors import SweepError

@@ -136,7 +136,7 @@ def test_gantt_shows_every_lane_and_fits() -> None:
 
 
 def test_report_and_networkx() -> None:
-    from tilecast.cmd_schedule import run_schedule
+    from tilecast.model.schedule.report import run_schedule
     from tilecast.model.pipeline.export import to_networkx
 
     text = run_schedule(loops.blackwell(2), 10.0)

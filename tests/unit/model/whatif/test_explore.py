@@ -12,8 +12,8 @@ import pytest
 
 from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.explore_text import break_evens_text, map_text, sensitivities_text
-from tilecast.map_picture import COLOURS, cell_style, write_map
+from tilecast.model.whatif.render_rows import break_evens_text, map_text, sensitivities_text
+from tilecast.explore.map_picture import COLOURS, cell_style, write_map
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, loop_shape
 from tilecast.model.forecast.brief import brief
