@@ -7,7 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilecast.model.kernel.variant import variant_text
+from tilecast.base.html_table import html_table
+from tilecast.model.kernel.variant import short_text, variant_text
 
 if TYPE_CHECKING:
     from tilecast.codegen.tune.survey import Candidate, Tuning
@@ -110,3 +111,13 @@ def _row(c: Candidate) -> dict[str, object]:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{1e3 * seconds:.6g}")
+
+
+def as_html(tuning: Tuning) -> str:
+    """The shortlist as a small table, for notebooks."""
+    title = f"{tuning.family} for {tuning.workload.label()} on {tuning.machine.title}: best of {len(tuning.candidates)} variants by {_BY[tuning.by]}"
+    rows = [
+        (short_text(c.variant), _ms(c.forecast_s), _ms(c.compiled_s), _ms(c.measured_s), _number(c.registers), _number(c.spill_bytes))
+        for c in tuning.shortlist[:_SHOWN]
+    ]  # fmt: skip
+    return html_table(title, ("variant", "forecast, ms", "from code, ms", "measured, ms", "registers", "spill bytes"), rows)

@@ -7,14 +7,14 @@ measured (`validation.tuning`), chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from tilecast.codegen.tune.compiled import CompiledCandidate
 from tilecast.codegen.tune.structure import structure, tile
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, family_of, knob_space, legality, writable
-from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variant import Variant, short_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import Best, best
@@ -70,7 +70,7 @@ class Candidate:
         return next((s for s in known if s is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tuning:
     """The audit trail of one tuning run; ``candidates`` in the order of the space."""
 
@@ -114,18 +114,34 @@ class Tuning:
     def __str__(self) -> str:
         return self.text()
 
+    def __repr__(self) -> str:
+        return (
+            f"Tuning({self.family} for {self.workload.label()} on {self.machine.name}: {short_text(self.winner.variant)} "
+            f"of {len(self.candidates)} variants, by {self.by})"
+        )
+
+    def _repr_html_(self) -> str:
+        from tilecast.codegen.tune.render import as_html
+
+        return as_html(self)
+
 
 def survey(
     workload: Workload, machine: Machine, family: Family, *, clock: str | float = "sustained", keep: int = COMPILED,
-    per_structure: int = COMPILED_PER_STRUCTURE,
+    per_structure: int = COMPILED_PER_STRUCTURE, fixed: Mapping[str, object] | None = None,
 ) -> Tuning:  # fmt: skip
     """The whole space by forecast: who is illegal, cannot be written, cannot win, and the ``keep`` that go on.
+
+    ``fixed`` are knobs with the one value that all candidates have.
 
     Raises PredictError, with the first obstacle, where nothing can be written.
     """
     out: list[Candidate] = []
     ready: list[Candidate] = []
-    for order, variant in enumerate(knob_space(family.name, workload, machine)):
+    space = knob_space(family.name, workload, machine)
+    if fixed:
+        space = tuple(dict.fromkeys(replace(v, **fixed) for v in space))  # type: ignore[arg-type]
+    for order, variant in enumerate(space):
         verdict = legality(variant, workload, machine)
         fate = "illegal"
         if verdict.legal:
@@ -143,6 +159,10 @@ def survey(
     )  # fmt: skip
     # The kernel that `predict` names, whatever the depth of its ring: the search is the same one.
     chosen = best(workload, machine, family.name, clock)
+    if fixed:
+        first = rank([c.variant for c in ready], workload, machine, clock=clock, keep=1).best[0]
+        assert first.seconds is not None
+        chosen = Best(first.variant, first.seconds, "best with the knobs that are fixed", 0, 0, ())
     leader, last = chosen.seconds, ranking.best[-1].seconds
     assert last is not None
 

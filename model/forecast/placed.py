@@ -56,6 +56,11 @@ class Placed:
     def text(self) -> str:
         """What `tilecast predict --measured` adds to the forecast."""
         p = self.forecast
+        if self.peak_share > 1.0:
+            return (
+                f"Your {self.time_ms:.4g} ms: {self.tflops:.0f} TFLOP/s, {self.peak_share:.0%} of what the tensor cores can do at the top "
+                "clock\n  no kernel is that fast: check the time, its unit, the shape and the mask"
+            )
         side = "slower" if self.ratio >= 1 else "faster"
         where = "inside" if self.inside_interval else "outside"
         lines = [

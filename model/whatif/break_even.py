@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.launch import run_chip
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
@@ -28,6 +29,7 @@ from tilecast.model.machine.schema import KEYS
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.search.best import best
 from tilecast.model.sm.simulate import steady_state
+from tilecast.model.whatif.rows import Rows
 
 #: Facts asked about when none is named, where the machine has them; the matrix rate of the workload's dtype is first.
 MAIN = (
@@ -106,20 +108,43 @@ class BreakEven:
         return out
 
 
+class BreakEvens(Rows[BreakEven]):
+    """Break-even points of some facts for one machine, workload, kernel and clock."""
+
+    def text(self, width: int = 120) -> str:
+        """What `tilecast breakeven` prints."""
+        from tilecast.model.whatif.render_rows import break_evens_text
+
+        return break_evens_text(self, self.machine, self.workload, self.clock_words(), width)
+
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows of a small table."""
+        header = ("fact", "value", "unit", "bound by now", "busiest until", "binds until", "useful until", "saves at most")
+        return header, [
+            (r.fact, f"{r.value:g}", r.unit, r.bound_now, f"{r.solved.value:.5g}" if r.solved else "-",
+             f"{r.simulated.value:.5g}" if r.simulated else "-",
+             "-" if r.useful_until is None else f"{r.useful_until:.5g}", f"{r.at_most_percent:.1f} %")
+            for r in self
+        ]  # fmt: skip
+
+
 def break_evens(
     workload: Workload,
     machine: Machine | str,
     variant: Variant | None = None,
     *,
     facts: tuple[str, ...] | None = None,
+    family: str | None = None,
     clock: str | float = "sustained",
-) -> tuple[BreakEven, ...]:
+    progress: Progress = silent,
+) -> BreakEvens:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
 
-    ``variant`` is the kernel (default: the best of its family) and stays.  Raises MachineError for unknown
+    ``variant`` is the kernel (default: the best of ``family``, or of the machine's own) and stays.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    workload = workload.reduced()
     if facts is None:
         names = tuple(key for key in (f"tensor.{workload.dtype}_flop_per_clk", *MAIN) if chip.has(key))
     else:
@@ -128,11 +153,12 @@ def break_evens(
         if not (is_rate(key) or is_latency(key)):
             raise MachineError(f"break-even: {key} is neither a rate nor a latency, it has unit {KEYS[key].unit}")
     if variant is None:
-        variant = best(workload, chip, native_family(chip).name, clock).variant
+        variant = best(workload, chip, family or native_family(chip).name, clock).variant
     verdict = legality(variant, workload, chip)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {chip.name}: {verdict.sentence()}")
-    return tuple(_one(_Asked(workload, chip, variant, key, clock)) for key in names)
+    asked = (_Asked(workload, chip, variant, key, clock) for key in names)
+    return BreakEvens(map(_one, reported(asked, "facts", len(names), progress)), chip, workload, variant, clock)
 
 
 class _Asked:
@@ -155,7 +181,7 @@ class _Asked:
         return self.pipeline(x).demand()
 
     def bound(self, x: float) -> str:
-        """What holds the kernel at ``x``: a unit, dependences, or memory."""
+        """What holds the kernel at ``x``: a unit, the recurrence, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
             return brief(self.workload, self.at(x), self.variant, self.clock).bound_by
         pipeline = self.pipeline(x)
@@ -182,8 +208,8 @@ def _one(asked: _Asked) -> BreakEven:
 def _own_names(key: str, unit: str) -> tuple[str, ...]:
     """What `_Asked.bound` says where the fact itself binds."""
     if key.startswith("hbm."):
-        return ("HBM",)
-    return ("L2",) if key.startswith("l2.") else (unit,)
+        return ("HBM bandwidth",)
+    return ("L2 bandwidth",) if key.startswith("l2.") else (unit,)
 
 
 # --- closed form ----------------------------------------------------------------------------------------------

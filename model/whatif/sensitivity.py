@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
@@ -20,6 +21,7 @@ from tilecast.model.machine.machine import Fact, Machine, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.search.best import Best, best
 from tilecast.model.search.floor import floor_seconds
+from tilecast.model.whatif.rows import Rows
 
 #: Capacities, switches and identity: a percent of these means nothing.
 _WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
@@ -66,38 +68,59 @@ class Sensitivity:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+class Sensitivities(Rows[Sensitivity]):
+    """Every fact that matters, largest first, for one machine, workload, kernel and clock."""
+
+    def text(self, width: int = 120) -> str:
+        """The table with bars, as `tilecast sensitivity` prints it."""
+        from tilecast.model.whatif.render_rows import sensitivities_text
+
+        return sensitivities_text(self, self.machine, self.workload, self.clock_words(), width)
+
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows of a small table."""
+        header = ("fact", "value", "unit", "kernel kept", "chosen again")
+        return header, [(r.fact, f"{r.value:g}", r.unit, f"{r.fixed:+.3f}", f"{r.reoptimised:+.3f}") for r in self]
+
+
 def sensitivities(
     workload: Workload,
     machine: Machine | str,
     variant: Variant | None = None,
     *,
+    family: str | None = None,
     clock: str | float = "sustained",
     step: float = 0.05,
     reoptimised: bool = True,
-) -> tuple[Sensitivity, ...]:
+    progress: Progress = silent,
+) -> Sensitivities:
     """Every fact the forecast moves with, and the main units even where it does not, largest first.
 
-    ``variant`` is the kernel kept (default: the best of its family).  ``reoptimised=False`` skips choosing
+    ``variant`` is the kernel kept (default: the best of ``family``, or of the machine's own).  ``reoptimised=False`` skips choosing
     again, which then repeats the fixed value.  Raises PredictError or MachineError with one sentence.
     """
     if not 0.0 < step <= 0.5:
         raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
     chip = load_machine(machine) if isinstance(machine, str) else machine
-    found = _optimum(workload, chip, variant, clock)
+    workload = workload.reduced()
+    found = _optimum(workload, chip, variant, family, clock)
     base = brief(workload, chip, found.variant, clock).seconds
     rows = []
-    for key in chip:
+    for key in reported(list(chip), "facts", len(chip.facts), progress):
         if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
             row = _row(workload, chip, found, key, clock, step, base, reoptimised)
             if row is not None:
                 rows.append(row)
-    return tuple(sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact)))
+    ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
+    return Sensitivities(ordered, chip, workload, found.variant, clock)
 
 
-def _optimum(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Best:
+def _optimum(
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> Best:
     """The kernel asked about, with the variants that could overtake it."""
     if variant is None:
-        return best(workload, machine, native_family(machine).name, clock)
+        return best(workload, machine, family or native_family(machine).name, clock)
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")

@@ -35,7 +35,7 @@ class KnobChange:
     after: object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WhatIf:
     """The answer: machine and forecast before and after; ``kept`` is None when the old variant is not legal any more.
 
@@ -52,6 +52,13 @@ class WhatIf:
     after: Prediction
     simulated: int
     skipped: int
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{c.fact} {c.before:g} -> {c.after:g}" for c in self.changes)
+        return (
+            f"WhatIf({self.machine.name}, {self.workload.label()}: {facts}: {self.before.time_ms:.4g} -> "
+            f"{self.after.time_ms:.4g} ms, {self.speedup:.3f}x)"
+        )
 
     @property
     def speedup(self) -> float:

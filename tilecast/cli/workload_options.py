@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON with documented, stab
 OPTION_OF = {
     "batch": "--batch", "heads": "--heads", "heads_q": "--heads", "heads_kv": "--heads-kv", "seqlen_q": "--seqlen",
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
-    "window": "--window", "clock": "--clock", "step": "--step", "mode": "--mode",
+    "window": "--window", "clock": "--clock", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
 }  # fmt: skip
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 

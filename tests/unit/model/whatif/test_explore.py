@@ -231,7 +231,7 @@ def test_picture_is_written_whole_and_says_everything(small_map, tmp_path: Path)
 
 
 def test_every_look_of_a_cell_is_its_own_colour() -> None:
-    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("dependences", unit) for unit in COLOURS]
+    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("recurrence", unit) for unit in COLOURS]
     assert len({colour for _, colour in styles}) == len({label for label, _ in styles}) == 2 * len(COLOURS)
 
 
