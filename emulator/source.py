@@ -63,7 +63,7 @@ class Source:
 
     def workload(self) -> Workload:
         """The workload that the header says the kernel was written for; UnsupportedError where it says none."""
-        written = self.header().get("workload")
+        written: Any = self.header().get("workload")
         try:
             return Workload.from_dict(written)
         except (TypeError, ValueError) as error:

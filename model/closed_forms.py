@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tilecast.base.words import folded
+
 if TYPE_CHECKING:
-    from tilecast.base.words import folded
-from tilecast.model.kernel.workload import Workload
+    from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import Machine
 
 _NAMES = "M N U d v b F E W L A f k T_R T_W"

@@ -120,4 +120,6 @@ def as_html(tuning: Tuning) -> str:
         (short_text(c.variant), _ms(c.forecast_s), _ms(c.compiled_s), _ms(c.measured_s), _number(c.registers), _number(c.spill_bytes))
         for c in tuning.shortlist[:_SHOWN]
     ]  # fmt: skip
-    return html_table(title, ("variant", "forecast, ms", "from code, ms", "measured, ms", "registers", "spill bytes"), rows)
+    return html_table(
+        title, ("variant", "forecast, ms", "from code, ms", "measured, ms", "registers", "spill bytes"), rows
+    )

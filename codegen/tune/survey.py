@@ -18,7 +18,7 @@ from tilecast.model.kernel.variant import Variant, short_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import Best, best
-from tilecast.model.search.rank import Ranked, rank
+from tilecast.model.search.rank import DIGITS, Ranked, rank
 
 #: What can become of a candidate, in the order in which it can happen.
 FATES = (
@@ -160,9 +160,9 @@ def survey(
     # The kernel that `predict` names, whatever the depth of its ring: the search is the same one.
     chosen = best(workload, machine, family.name, clock)
     if fixed:
-        first = rank([c.variant for c in ready], workload, machine, clock=clock, keep=1).best[0]
-        assert first.seconds is not None
-        chosen = Best(first.variant, first.seconds, "best with the knobs that are fixed", 0, 0, ())
+        top = rank([c.variant for c in ready], workload, machine, clock=clock, keep=1).best[0]
+        assert top.seconds is not None
+        chosen = Best(top.variant, top.seconds, "best with the knobs that are fixed", 0, 0, ())
     leader, last = chosen.seconds, ranking.best[-1].seconds
     assert last is not None
 
@@ -294,7 +294,9 @@ def _behind(seconds: float | None, leader: float, whom: str) -> str:
 
 
 def _by_guess(c: Candidate) -> tuple[float, int]:
-    return (c.best_guess_s if c.best_guess_s is not None else float("inf"), c.order)
+    guess = c.best_guess_s
+    # Rounded as the search compares times, so that equals go by their order in the space here too.
+    return (float("inf") if guess is None else round(guess, DIGITS), c.order)
 
 
 def _in_order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -72,7 +72,9 @@ class Placed:
             if abs(step.share) < 0.0005:
                 continue
             micros = step.share * self.time_ms * 1e3
-            lines.append(f"  {step.cause:<58}{micros:12.1f}  {step.share:6.1%}  {'█' * max(0, round(step.share * _BAR))}".rstrip())
+            lines.append(
+                f"  {step.cause:<58}{micros:12.1f}  {step.share:6.1%}  {'█' * max(0, round(step.share * _BAR))}".rstrip()
+            )
         lines.append("  what else takes about as long, by the same model")
         lines += [f"  {s.time_ms:>9.4g} ms  {s.what}" for s in self.suspects]
         return "\n".join(lines)
@@ -81,7 +83,9 @@ class Placed:
 def parse_measured(text: str, flops: float) -> float:
     """Seconds from "0.95ms", "950us" or "600TFLOP/s" (of ``flops``); PredictError for anything else."""
     found = _MEASURED.fullmatch(text)
-    refusal = PredictError(f"--measured: expected a time or a throughput with its unit (0.95ms, 950us, 600TFLOP/s), got '{text}'")
+    refusal = PredictError(
+        f"--measured: expected a time or a throughput with its unit (0.95ms, 950us, 600TFLOP/s), got '{text}'"
+    )
     if found is None:
         raise refusal
     try:
@@ -105,7 +109,12 @@ def placed(forecast: Forecast, seconds: float) -> Placed:
     """
     p = forecast
     total = seconds * 1e3
-    peak = p.machine[f"tensor.{p.workload.dtype}_flop_per_clk"] * p.machine["chip.sm_count"] * p.machine["chip.clock_max_mhz"] * 1e6
+    peak = (
+        p.machine[f"tensor.{p.workload.dtype}_flop_per_clk"]
+        * p.machine["chip.sm_count"]
+        * p.machine["chip.clock_max_mhz"]
+        * 1e6
+    )
     scale = p.time_ms / total
     steps = [WaterfallStep(s.cause, s.cycles, s.share * scale) for s in p.waterfall]
     rest = (total - p.time_ms) * 1e-3 * p.clock_mhz * 1e6

@@ -42,7 +42,9 @@ def read_shapes(path: str | Path) -> list[Workload]:
             unknown = [name for name in header if name not in COLUMNS]
             twice = [name for i, name in enumerate(header) if name in header[:i]]
             if not header or twice or unknown:
-                got = f"unknown column '{unknown[0]}'" if unknown else f"'{twice[0]}' twice" if twice else "an empty file"
+                got = (
+                    f"unknown column '{unknown[0]}'" if unknown else f"'{twice[0]}' twice" if twice else "an empty file"
+                )
                 raise WorkloadError(f"{file.name}: row 1: expected columns out of {', '.join(COLUMNS)}, got {got}")
             out = []
             for row in reader:
@@ -134,5 +136,7 @@ def parse_window(text: str, causal: bool) -> tuple[int, int] | None:
     if len(numbers) != 2 or min(numbers) < -1:
         raise WorkloadError(f"window: expected two numbers of at least -1, got '{text}'")
     if causal and numbers[1] > 0:
-        raise WorkloadError(f"window: causal attention sees no key after the diagonal: expected '{numbers[0]},0', got '{text}'")
+        raise WorkloadError(
+            f"window: causal attention sees no key after the diagonal: expected '{numbers[0]},0', got '{text}'"
+        )
     return numbers[0], 0 if causal else numbers[1]

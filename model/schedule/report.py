@@ -73,18 +73,28 @@ def schedule_kernel(
 
     ``time_limit_s`` is for each of the two.  Raises PredictError for a kernel that cannot run.
     """
-    work, origin = workload.reduced(), "as given"
+    work = workload.reduced()
+    chosen, origin = _kernel(work, machine, variant, family, clock)
+    pipeline = build_pipeline(loop_shape(work), chosen, machine)
+    return ScheduledKernel(work, machine, chosen, origin, pipeline, *solve_both(pipeline, time_limit_s, progress))
+
+
+def _kernel(
+    work: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> tuple[Variant, str]:
+    """The kernel whose loop is scheduled, and how it was found."""
     if variant is None:
         found = best(work, machine, family or native_family(machine).name, clock)
-        variant, origin = found.variant, found.scope
+        return found.variant, found.scope
     verdict = legality(variant, work, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {work.label()} on {machine.name}: {verdict.sentence()}")
-    pipeline = build_pipeline(loop_shape(work), variant, machine)
-    return ScheduledKernel(work, machine, variant, origin, pipeline, *solve_both(pipeline, time_limit_s, progress))
+    return variant, "as given"
 
 
-def solve_both(pipeline: Pipeline, time_limit_s: float = 10.0, progress: Progress = silent) -> tuple[Schedule, Schedule]:
+def solve_both(
+    pipeline: Pipeline, time_limit_s: float = 10.0, progress: Progress = silent
+) -> tuple[Schedule, Schedule]:
     """(best order, the kernel's own order), both checked.
 
     Raises PipelineError for a deadlocked pipeline and RuntimeError when the independent checker rejects what the solver

@@ -119,7 +119,16 @@ class BreakEvens(Rows[BreakEven]):
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""
-        header = ("fact", "value", "unit", "bound by now", "busiest until", "binds until", "useful until", "saves at most")
+        header = (
+            "fact",
+            "value",
+            "unit",
+            "bound by now",
+            "busiest until",
+            "binds until",
+            "useful until",
+            "saves at most",
+        )
         return header, [
             (r.fact, f"{r.value:g}", r.unit, r.bound_now, f"{r.solved.value:.5g}" if r.solved else "-",
              f"{r.simulated.value:.5g}" if r.simulated else "-",

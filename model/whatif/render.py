@@ -139,7 +139,11 @@ def _waterfall(w: WhatIf, width: int) -> list[str]:
         cells = [part.get(cause, 0.0) for part in times]
         if max(abs(cell) for cell in cells) < 5e-4 * w.before.time_ms * 1e3:
             continue
-        lines.append(f"  {_shortened(cause, wide):<{wide}}" + "".join(f"{c:12.1f}" for c in cells) + f"{cells[-1] - cells[0]:+14.1f}")
+        lines.append(
+            f"  {_shortened(cause, wide):<{wide}}"
+            + "".join(f"{c:12.1f}" for c in cells)
+            + f"{cells[-1] - cells[0]:+14.1f}"
+        )
     totals = [p.time_ms * 1e3 for _, p in columns]
     lines.append(f"  {'time':<{wide}}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
     return lines

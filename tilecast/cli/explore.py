@@ -30,7 +30,7 @@ def whatif(
 ) -> None:
     """Change facts of a machine, choose the kernel again, and compare: time, binding unit, waterfall, timelines."""
     from tilecast.cli.progress import Screen
-    from tilecast.cli.tables import show, table, width
+    from tilecast.cli.tables import shape_name, show, table, width
     from tilecast.model.whatif.what_if import what_if
 
     family, variant = kernel.on(machine)
@@ -46,7 +46,7 @@ def whatif(
         show(found[0].text(columns or width()), found[0].to_dict(), as_json)
         return
     rows = [
-        [w.workload.label(), f"{w.before.time_ms:.4g}", f"{w.after.time_ms:.4g}", f"{w.speedup:.3f}x",
+        [shape_name(w.workload), f"{w.before.time_ms:.4g}", f"{w.after.time_ms:.4g}", f"{w.speedup:.3f}x",
          f"{w.speedup_kept:.3f}x" if w.kept is not None else "-", w.before.binding.name, w.after.binding.name]
         for w in found
     ]  # fmt: skip
@@ -72,7 +72,9 @@ def sensitivity(
 
     family, variant = kernel.on(machine)
     with Screen() as screen:
-        rows = sensitivities(work, changes.of(machine), variant, family=family, clock=clock.value, step=step, progress=screen)
+        rows = sensitivities(
+            work, changes.of(machine), variant, family=family, clock=clock.value, step=step, progress=screen
+        )
     show(rows.text(width()), rows.to_dict(), as_json)
 
 
@@ -97,7 +99,9 @@ def breakeven(
     family, variant = kernel.on(machine)
     facts = tuple(fact) if fact else None
     with Screen() as screen:
-        rows = break_evens(work, changes.of(machine), variant, facts=facts, family=family, clock=clock.value, progress=screen)
+        rows = break_evens(
+            work, changes.of(machine), variant, facts=facts, family=family, clock=clock.value, progress=screen
+        )
     show(rows.text(width()), rows.to_dict(), as_json)
 
 

@@ -37,7 +37,7 @@ def predict(
     """Forecast time, TFLOP/s, what binds, and where the time goes; several machines (a,b,c) make one table."""
     from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.cli.progress import Screen
-    from tilecast.cli.tables import predictions_table, show
+    from tilecast.cli.tables import predictions_table, shape_name, show
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.forecast.placed import parse_measured, placed
     from tilecast.model.forecast.predict import predict as forecast
@@ -45,7 +45,9 @@ def predict(
     one = len(work.works) == len(machine) == 1
     for option, value in (("--trace", trace), ("--measured", measured)):
         if value is not None and not one:
-            raise PredictError(f"{option} goes with one shape and one machine, got {len(work.works) * len(machine)} forecasts")
+            raise PredictError(
+                f"{option} goes with one shape and one machine, got {len(work.works) * len(machine)} forecasts"
+            )
     if trace is not None:
         check_writable(trace)
     seconds = parse_measured(measured, work.works[0].flops) if measured is not None else None
@@ -69,7 +71,7 @@ def predict(
     if trace is not None and not isinstance(first, str):
         write_text_atomically(trace, first.trace_json())
     if work.listed or len(machine) > 1:
-        names = [" ".join(filter(None, (chip.name if len(machine) > 1 else "", w.label() if work.listed else "")))
+        names = [" ".join(filter(None, (chip.name if len(machine) > 1 else "", shape_name(w) if work.listed else "")))
                  for chip, w in questions]  # fmt: skip
         data = [{"machine": chip.name, "workload": w.as_dict(), "refused": a} if isinstance(a, str) else a.to_dict()
                 for (chip, w), a in zip(questions, answers, strict=True)]  # fmt: skip
@@ -83,7 +85,10 @@ def predict(
     show(text, one_answer, as_json)
 
 
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast report b200 --seqlen 8192 --causal --set mufu.ex2=32 -o review.html")
+@app.command(
+    rich_help_panel=_PANEL,
+    epilog="Example: tilecast report b200 --seqlen 8192 --causal --set mufu.ex2=32 -o review.html",
+)
 @takes_workload
 def report(
     work: Workload,
@@ -137,7 +142,9 @@ def _review_targets(output: str, markdown: str | None) -> tuple[Path, Path | Non
 
     target = Path(output)
     if target.suffix not in (".html", ".md"):
-        raise OutputError(f"-o: expected a name that ends in .html (one page) or .md (Markdown with SVGs), got '{output}'")
+        raise OutputError(
+            f"-o: expected a name that ends in .html (one page) or .md (Markdown with SVGs), got '{output}'"
+        )
     if target.suffix == ".md" and markdown is not None:
         raise OutputError(
             f"--markdown {markdown}: {output} is Markdown already, with its charts beside it: give one of the two"
@@ -216,9 +223,7 @@ def _sweep_exports(names: list[str]) -> list[str]:
         check_writable(name)
         missing = [p for p in ("pandas", "pyarrow") if Path(name).suffix == ".parquet" and find_spec(p) is None]
         if missing:
-            raise OutputError(
-                f"--export: Parquet needs {missing[0]}: pip install 'tilecast[report]', or export .csv"
-            )
+            raise OutputError(f"--export: Parquet needs {missing[0]}: pip install 'tilecast[report]', or export .csv")
     return names
 
 

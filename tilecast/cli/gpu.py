@@ -35,7 +35,9 @@ def _gpu_machine(name: str | None) -> Machine:
     return machine_here()
 
 
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast measure --variant fa3 --kernel cudnn --seqlen 8192 --causal")
+@app.command(
+    rich_help_panel=_PANEL, epilog="Example: tilecast measure --variant fa3 --kernel cudnn --seqlen 8192 --causal"
+)
 @takes_workload
 def measure(
     work: Workload,
@@ -221,7 +223,9 @@ def profile(
     for line in failures:
         print(f"failed: {line}", file=sys.stderr)
     if not codes:
-        raise OutputError(f"{output}: nothing was profiled: {failures[0] if failures else f'{plan} has no kernels of ours'}")
+        raise OutputError(
+            f"{output}: nothing was profiled: {failures[0] if failures else f'{plan} has no kernels of ours'}"
+        )
     write_text_atomically(output, dump_codes(codes))
     typer.echo(f"{output}: {len(codes)} kernels, {len(failures)} failed")
 
@@ -274,7 +278,8 @@ def bundle(
 
     target = check_writable(output)
     folder = Path(resume) if resume is not None else target.with_name(target.name + ".work")
-    with StagesScreen() as screen:
+    screen = StagesScreen()
+    with screen:
         manifest = create(Asked(target, folder, quick, plan, command_line(), __version__), screen)
     size = target.stat().st_size / 1024
     lines = [f"{target}: {size:.0f} KB, {', '.join(manifest.files)}; {sum(manifest.seconds.values()):.0f} s"]

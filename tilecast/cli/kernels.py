@@ -48,7 +48,9 @@ def generate(
     name, variant = kernel.on(machine)
     if list_variants:
         if output is not None or variant is not None:
-            raise OutputError(f"--list lists the variants of {name}: drop {'-o' if output is not None else '--variant'}")
+            raise OutputError(
+                f"--list lists the variants of {name}: drop {'-o' if output is not None else '--variant'}"
+            )
         _list_variants(work, machine, name, clock, top, as_json)
         return
     family = find_family(name)
@@ -121,7 +123,7 @@ def tune(
     from tilecast.base.files import OutputError, check_writable, write_text_atomically
     from tilecast.cli.forecast import command_line
     from tilecast.cli.progress import Screen
-    from tilecast.cli.tables import show, table
+    from tilecast.cli.tables import shape_name, show, table
     from tilecast.codegen.tune.render import as_csv
     from tilecast.model.kernel.variant import short_text
     from tilecast.validation.lab.tuning import tune as choose
@@ -145,7 +147,7 @@ def tune(
             )  # fmt: skip
     if work.listed:
         lines = [
-            [t.workload.label(), f"{1e3 * (t.winner.best_guess_s or 0.0):.4g}",
+            [shape_name(t.workload), f"{1e3 * (t.winner.best_guess_s or 0.0):.4g}",
              f"{t.workload.flops / (t.winner.best_guess_s or 1.0) / 1e12:.0f}", t.by, short_text(t.winner.variant)]
             for t in found
         ]  # fmt: skip
@@ -154,7 +156,9 @@ def tune(
     one = found[0]
     source = _tuned_source(one) if output is not None else ""
     if audit is not None:
-        write_text_atomically(audit, as_csv(one) if audit.endswith(".csv") else json.dumps(one.to_dict(), indent=1) + "\n")
+        write_text_atomically(
+            audit, as_csv(one) if audit.endswith(".csv") else json.dumps(one.to_dict(), indent=1) + "\n"
+        )
     if output is not None:
         write_text_atomically(output, source)
     written = [f"{path}: {what}" for path, what in ((output, "the kernel"), (audit, "the audit trail")) if path]
@@ -174,7 +178,9 @@ def _tuned_source(found: Tuning) -> str:
     if measured is not None:
         chosen["measured_ms"] = float(f"{1e3 * measured:.4g}")
     extra = {"chosen": {**chosen, "reason": found.winner.reason}}
-    return write(found.workload, found.machine, find_family(found.family), found.winner.variant, __version__, extra).source
+    return write(
+        found.workload, found.machine, find_family(found.family), found.winner.variant, __version__, extra
+    ).source
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.py --arch sm_90a")

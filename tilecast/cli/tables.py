@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from tilecast.model.forecast.predict import Prediction
+    from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import Machine
 
 #: Columns where the output is no terminal, so that what is written to files and documents is the same everywhere.
@@ -43,7 +44,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | N
     for row in rows:
         out.add_row(*row)
     page = io.StringIO()
-    Console(file=page, width=columns or width(), highlight=False, markup=False, emoji=False, color_system=None).print(out)
+    Console(file=page, width=columns or width(), highlight=False, markup=False, emoji=False, color_system=None).print(
+        out
+    )
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
@@ -58,6 +61,15 @@ def _is_number(text: str) -> bool:
 def significant(value: float) -> str:
     """Three digits, or the whole number where it has more."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def shape_name(w: Workload) -> str:
+    """A workload in one short column: dtype, mask, batch, heads, lengths, head dimensions."""
+    heads = f"{w.heads_q}" if w.heads_q == w.heads_kv else f"{w.heads_q}/{w.heads_kv}"
+    length = f"{w.seqlen_q}" if w.seqlen_q == w.seqlen_k else f"{w.seqlen_q}x{w.seqlen_k}"
+    dims = f"{w.head_dim_qk}" if w.head_dim_qk == w.head_dim_v else f"{w.head_dim_qk}/{w.head_dim_v}"
+    mask = {"none": "full", "causal": "causal"}.get(w.mask) or "window {},{}".format(*(w.window or ()))
+    return f"{w.dtype} {mask} b{w.batch} h{heads} s{length} d{dims}"
 
 
 def predictions_table(answers: Sequence[Prediction | str], names: Sequence[str]) -> str:

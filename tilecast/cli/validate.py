@@ -53,7 +53,9 @@ def validate_published(
             write_scatter(report, picture)
         text = ""
         if not as_json:
-            text = report_text(report, rows, run_published("short" if clock == "sustained" else "sustained", progress=screen))
+            text = report_text(
+                report, rows, run_published("short" if clock == "sustained" else "sustained", progress=screen)
+            )
     show(text, report_dict(report) if as_json else None, as_json)
 
 
@@ -71,7 +73,11 @@ def validate_measured(
     _check_picture(picture)
     with Screen() as screen:
         report = run_measured(
-            Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, None if table else SUSTAINED, screen
+            Path(table) if table else TABLE,
+            Path(codes) if codes else CODES,
+            machine,
+            None if table else SUSTAINED,
+            screen,
         )
     if picture is not None:
         write_scatter(report, picture)

@@ -271,7 +271,9 @@ _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
 }
 
 
-def takes_workload(verb: Callable[..., Any] | None = None, *, machine: str | None = None, clock: str | None = "sustained") -> Any:  # fmt: skip
+def takes_workload(
+    verb: Callable[..., Any] | None = None, *, machine: str | None = None, clock: str | None = "sustained"
+) -> Callable[..., Any]:
     """Decorator: options in place of the parameters whose types are above; ``machine`` and ``clock`` are defaults."""
     if verb is None:
         return lambda function: takes_workload(function, machine=machine, clock=clock)

@@ -256,7 +256,10 @@ class ReviewContent:
         return f"ReviewContent({self.title}: {' '.join(self.verdict)})"
 
     def _repr_html_(self) -> str:
-        rows = [(r.name, f"{r.time_ms:.4g}", f"{r.tflops:.0f}", f"{r.low:.0f} to {r.high:.0f}", f"{r.clock_mhz:.0f}") for r in self.regimes]
+        rows = [
+            (r.name, f"{r.time_ms:.4g}", f"{r.tflops:.0f}", f"{r.low:.0f} to {r.high:.0f}", f"{r.clock_mhz:.0f}")
+            for r in self.regimes
+        ]
         head = html_table(self.title, ("clock", "time, ms", "TFLOP/s", "interval", "MHz"), rows)
         return head + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict)
 

@@ -12,7 +12,6 @@ import pytest
 
 from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.model.whatif.render_rows import break_evens_text, map_text, sensitivities_text
 from tilecast.explore.map_picture import COLOURS, cell_style, write_map
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, loop_shape
@@ -22,6 +21,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import MachineError, load_machine
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
+from tilecast.model.whatif.render_rows import break_evens_text, map_text, sensitivities_text
 from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.validation.experiments.run import (
     EXPERIMENTS,
