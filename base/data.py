@@ -8,4 +8,6 @@ _PACKAGE = Path(__file__).parents[1]
 DATA = _PACKAGE / "data"
 PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
+#: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
+MODEL_ERROR = DATA / "model_error.csv"
 SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"

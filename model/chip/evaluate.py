@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.model.chip.launch import ChipRun, run_chip
-from tilecast.model.chip.power import Activity, Clock, fixed_clock, settle_clock
+from tilecast.model.chip.power import Activity, Clock, Length, fixed, length, settle
 from tilecast.model.families import build_pipeline, loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants.unfused import UnfusedVariant
@@ -34,6 +34,8 @@ class Evaluation:
     pipeline: Pipeline
     trace: SmTrace
     launch_seconds: float
+    #: Seconds in which memory traffic, not the SMs, sets the pace.
+    memory_seconds: float
 
 
 @lru_cache(maxsize=65536)
@@ -47,16 +49,26 @@ def evaluate(
     chip = run_chip(workload, variant, pipeline, machine, masks)
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
-    settled = _settle(machine, activity, cycles, chip.hbm_seconds, clock)
+    settled = _settle(machine, activity, length(cycles, chip.hbm_seconds), clock)
     launch = machine["launch.kernel_us"] * 1e-6
-    seconds = max(cycles / (settled.mhz * 1e6), chip.hbm_seconds) + launch
-    return Evaluation(seconds, workload.flops / seconds / 1e12, settled, chip, pipeline, steady_state(pipeline), launch)
+    on_sms = cycles / (settled.mhz * 1e6)
+    seconds = max(on_sms, chip.hbm_seconds) + launch
+    memory = chip.hbm_seconds if chip.hbm_seconds > on_sms else 0.0
+    return Evaluation(
+        seconds, workload.flops / seconds / 1e12, settled, chip, pipeline, steady_state(pipeline), launch, memory
+    )
 
 
-def _settle(machine: Machine, activity: Activity, cycles: float, hbm_seconds: float, clock: str | float) -> Clock:
-    if isinstance(clock, str):
-        return settle_clock(machine, activity, cycles, hbm_seconds, clock)
-    return fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
+def _settle(machine: Machine, activity: Activity, seconds_at: Length, clock: str | float) -> Clock:
+    if not isinstance(clock, str):
+        return fixed(machine, activity, seconds_at, float(clock))
+    settled = settle(machine, activity, seconds_at, clock)
+    if settled.power_w > settled.limit_w * 1.0001:
+        raise PredictError(
+            f"{machine.name} draws {settled.power_w:.0f} W even at {settled.mhz:.0f} MHz, above its limit of "
+            f"{settled.limit_w:.0f} W: no clock keeps within it"
+        )
+    return settled
 
 
 def evaluate_seconds(
@@ -74,13 +86,10 @@ def launch_activity(
     # A CTA that shares its SM with others is one of ctas_per_sm in the pipeline's demand.
     share = iterations / pipeline.ctas_per_sm
     pair = float(pipeline.cta_group)
-    if pipeline.legacy_matrix_path:
-        # The legacy path of wgmma and tcgen05 machines: its energy is not known, so it is charged as a busy matrix unit.
-        flop = demand.get("tensor", 0.0) * share * pair * machine[f"tensor.{workload.dtype}_flop_per_clk"]
-    else:
-        # Not the unit's time: an array that waits for its operands multiplies nothing.
-        scores = pipeline.rows_per_cta * pair * pipeline.keys_per_iteration * iterations
-        flop = 2.0 * scores * (workload.head_dim_qk + workload.head_dim_v)
+    # Not the unit's time: an array that waits for its operands multiplies nothing.  The energy of mma.sync beside tcgen05 is
+    # not known; a FLOP of it is charged as any other.
+    scores = pipeline.rows_per_cta * pair * pipeline.keys_per_iteration * iterations
+    flop = 2.0 * scores * (workload.head_dim_qk + workload.head_dim_v)
     units = tuple((unit, cycles * share * pair) for unit, cycles in demand.items())
     return Activity(flop, workload.dtype, units, l2_bytes, hbm_bytes)
 
@@ -99,23 +108,48 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVari
         for unit, cycles in part.pipeline.demand().items():
             units[unit] = units.get(unit, 0.0) + cycles * part.iterations
     activity = Activity(flop, workload.dtype, tuple(units.items()), read, read)
-    settled = _settle(machine, activity, sum(loops), sum(hbm), clock)
-    hertz = settled.mhz * 1e6
-    spent = [max(c / hertz, s) for c, s in zip(loops, hbm, strict=True)]
+
+    def spend(ghz: float) -> list[float]:
+        return [max(c / (ghz * 1e9), s) for c, s in zip(loops, hbm, strict=True)]
+
+    settled = _settle(machine, activity, lambda ghz: sum(spend(ghz)), clock)
+    spent = spend(settled.mhz / 1e3)
+    memory = sum(s for s, took in zip(hbm, spent, strict=True) if s == took)
     launch = len(parts) * machine["launch.kernel_us"] * 1e-6
     longest = max(range(len(parts)), key=lambda i: spent[i])
     run = ChipRun(
         makespan_cycles=sum(loops), mean_cycles=sum(loops), loop_cycles=sum(loops), mask_cycles=0.0, fill_cycles=0.0,
         edge_cycles=0.0, tiles=int(parts[longest].iterations), slots=int(sms),
         iterations=parts[longest].iterations, l2_bytes=read, hbm_bytes=read, l2_floor_cycles=0.0,
-        hbm_seconds=sum(spent),
+        hbm_seconds=sum(hbm),
     )  # fmt: skip
     seconds = sum(spent) + launch
     pipeline = parts[longest].pipeline
-    return Evaluation(seconds, workload.flops / seconds / 1e12, settled, run, pipeline, steady_state(pipeline), launch)
+    return Evaluation(
+        seconds, workload.flops / seconds / 1e12, settled, run, pipeline, steady_state(pipeline), launch, memory
+    )
+
+
+def check_clock(clock: str | float, machine: Machine) -> None:
+    """PredictError unless ``clock`` is a regime or a frequency (MHz) at which the machine can execute."""
+    if isinstance(clock, str):
+        if clock not in REGIMES:
+            raise PredictError(f"clock: expected sustained, short or a number of MHz, got '{clock}'")
+        return
+    # Not the clock under matrix work: light kernels execute at nearly all of the set clock.
+    top = machine["chip.clock_max_mhz"]
+    if not 50 <= clock <= top:
+        raise PredictError(f"clock: expected 50 to {top:.0f} MHz, the top clock of {machine.name}, got {clock:g}")
 
 
 def refuse_unknown(workload: Workload, machine: Machine) -> None:
+    """PredictError for what no kernel of ``machine`` can do: an unknown dtype, tensors that its memory cannot hold."""
+    room = machine.get("hbm.capacity_gb", 0.0) * 1e9
+    if room and workload.tensor_bytes > room:
+        raise PredictError(
+            f"Q, K, V and O take {workload.tensor_bytes / 1e9:.4g} GB, the memory of {machine.name} holds "
+            f"{room / 1e9:g} GB: use a smaller batch, fewer heads or shorter sequences"
+        )
     if not machine.has(f"tensor.{workload.dtype}_flop_per_clk"):
         raise PredictError(
             f"{machine.name} has no {workload.dtype} matrix rate in its machine file: "

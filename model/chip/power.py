@@ -63,15 +63,22 @@ def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, floa
     return out
 
 
+#: Seconds of a kernel as a function of the executed clock in GHz.
+Length = Callable[[float], float]
+
+
+def length(busy_cycles: float, hbm_seconds: float) -> Length:
+    """A kernel of ``busy_cycles`` clocks that its memory traffic keeps for at least ``hbm_seconds``."""
+    return lambda ghz: max(busy_cycles / (ghz * 1e9), hbm_seconds)
+
+
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
     """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
-    return _power_curve(machine, activity, busy_cycles, hbm_seconds)(ghz)
+    return _power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz)
 
 
-def _power_curve(
-    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float
-) -> Callable[[float], float]:
-    """`power_at` as a function of the clock alone: what does not depend on it is worked out once."""
+def _power_curve(machine: Machine, activity: Activity, seconds_at: Length) -> Callable[[float], float]:
+    """Board watts as a function of the executed clock in GHz: what does not depend on it is worked out once."""
     exponent = machine["power.energy_exponent"]
     l2_exponent = machine.get("power.l2_energy_exponent", exponent)
     share = machine["power.tensor_clock_share"]
@@ -82,7 +89,7 @@ def _power_curve(
     active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
 
     def watts(ghz: float) -> float:
-        seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+        seconds = max(seconds_at(ghz), 1e-12)
         set_ghz = ghz / share
         tree = active * set_ghz ** (1 + exponent)
         return float(idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds)
@@ -92,11 +99,16 @@ def _power_curve(
 
 def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str) -> Clock:
     """The clock of ``regime`` ("sustained" or "short"): the highest at which power stays within its limit."""
+    return settle(machine, activity, length(busy_cycles, hbm_seconds), regime)
+
+
+def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str) -> Clock:
+    """`settle_clock` for work of any length; at 100 MHz where even that draws more than the limit."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
     top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
     low, high = 100.0, top
     bound = "boost"
-    watts = _power_curve(machine, activity, busy_cycles, hbm_seconds)
+    watts = _power_curve(machine, activity, seconds_at)
     if watts(high / 1e3) > limit:
         bound = "power"
         for _ in range(40):
@@ -105,15 +117,14 @@ def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_s
                 high = middle
             else:
                 low = middle
-    return _clock(machine, activity, busy_cycles, hbm_seconds, high, limit, bound)
+    return Clock(high, watts(high / 1e3), limit, bound)
 
 
 def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:
     """A clock the user locked; the power it would need is reported beside it."""
-    return _clock(machine, activity, busy_cycles, hbm_seconds, mhz, machine["chip.tdp_w"], "fixed")
+    return fixed(machine, activity, length(busy_cycles, hbm_seconds), mhz)
 
 
-def _clock(
-    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float, limit: float, bound: str
-) -> Clock:
-    return Clock(mhz, power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3), limit, bound)
+def fixed(machine: Machine, activity: Activity, seconds_at: Length, mhz: float) -> Clock:
+    """`fixed_clock` for work of any length."""
+    return Clock(mhz, _power_curve(machine, activity, seconds_at)(mhz / 1e3), machine["chip.tdp_w"], "fixed")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
-from tilecast.model.forecast.binding import Binding, binding
+from tilecast.model.forecast.binding import Binding
+from tilecast.model.forecast.model_error import ModelError
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -43,10 +44,16 @@ class Forecast:
     other_regimes: tuple[tuple[str, float, float, float], ...]
     trace: SmTrace
     bounds: Bounds
+    #: What the time sits on.
+    binding: Binding
     critical: tuple[CriticalStep, ...]
     chip: ChipRun
     waterfall: tuple[WaterfallStep, ...]
     assumed_facts: tuple[str, ...]
+    #: How far forecasts like this one were off (`model_error`).
+    model_error: ModelError
+    #: What these kernels leave out that a kernel made for such a shape has.
+    notes: tuple[str, ...]
     outside_calibrated_range: tuple[str, ...]
 
     @property
@@ -70,9 +77,14 @@ class Forecast:
         return pipe_shares(self.pipeline, self.trace, self.machine)
 
     @property
-    def binding(self) -> Binding:
-        """What the time sits on."""
-        return binding(self.workload, self.machine, self.pipeline, self.trace, self.chip, self.time_ms / 1e3)
+    def memory_gbps(self) -> float:
+        """Rate of the memory traffic over the whole time, in GB/s."""
+        return self.chip.hbm_bytes / self.time_ms / 1e6
+
+    @property
+    def flop_per_byte(self) -> float:
+        """Arithmetic intensity: useful FLOP for each byte of memory traffic."""
+        return self.workload.flops / self.chip.hbm_bytes
 
 
 def pipe_shares(pipeline: Pipeline, trace: SmTrace, machine: Machine) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.chip.launch import ChipRun
+from tilecast.model.chip.evaluate import Evaluation
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
@@ -14,17 +14,16 @@ from tilecast.model.sm.simulate import SmTrace, critical_recurrence
 _UNIT_BOUND = 1.02
 #: Matrix time beyond this multiple of the array's own is operand fetch: the shared-memory port binds, not the array.
 _OPERAND_FETCH_MARGIN = 1.02
-#: HBM binds when its time alone is this share of the whole.
-_MEMORY_BOUND = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What the time sits on.
 
-    ``kind`` is "unit", "recurrence" or "memory"; ``name`` the unit of the SM ("smem" also where matrix instructions
-    wait for their operands), "recurrence", "HBM bandwidth" or "L2 bandwidth"; ``chain`` the operations of the
-    recurrence that holds the loop, ``slack`` the idle share (0..1) of every unit.
+    ``kind`` is "unit", "recurrence", "memory", "power" (memory and SMs as slow as each other at the clock the limit allows), or, where the loop is not what the launch spends its time on, "launch",
+    "start" or "occupancy"; ``name`` the unit of the SM ("smem" also where matrix instructions wait for their operands),
+    "recurrence", "HBM bandwidth", "L2 bandwidth", or the kind in words; ``chain`` the operations of the recurrence that
+    holds the loop, ``slack`` the idle share (0..1) of every unit.
     """
 
     kind: str
@@ -38,19 +37,34 @@ class Binding:
         return {"kind": self.kind, "name": name, "slack": dict(self.slack)}
 
 
-def binding(
-    workload: Workload, machine: Machine, pipeline: Pipeline, trace: SmTrace, chip: ChipRun, seconds: float
-) -> Binding:
-    """The binding of a launch of ``seconds``."""
-    if chip.hbm_seconds > _MEMORY_BOUND * seconds:
+#: Share of the time that the SMs need by themselves from which a launch held by memory and power is held by power.
+_POWER_BOUND = 0.8
+#: Kinds of binding that say that the loop hardly matters.
+OUTSIDE_LOOP = ("launch", "start", "occupancy")
+
+
+def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding:
+    """The binding of a launch: of the parts of its time, what the longest sits on."""
+    chip = answer.chip
+    body = answer.seconds - answer.launch_seconds
+    slack = tuple((unit, 1.0 - share) for unit, share in answer.trace.unit_shares().items())
+    if answer.launch_seconds > body:
+        return Binding("launch", "kernel launch", (), slack)
+    on_sms = chip.makespan_cycles / (answer.clock.mhz * 1e6)
+    if answer.clock.bound == "power" and chip.hbm_seconds > 0.5 * body and on_sms > _POWER_BOUND * body:
+        # Memory traffic takes the power that the SMs' clock would need: more bandwidth or faster units meet the same limit.
+        return Binding("power", "power limit", (), slack)
+    if answer.memory_seconds > 0.5 * body:
         return Binding("memory", "HBM bandwidth")
     if chip.l2_floor_cycles > chip.makespan_cycles:
         return Binding("memory", "L2 bandwidth")
-    slack = tuple((unit, 1.0 - share) for unit, share in trace.unit_shares().items())
-    bound = loop_bound(pipeline, trace.ii_cycles, workload, machine)
-    if bound == "recurrence":
-        return Binding("recurrence", bound, tuple(step.op for step in critical_recurrence(trace)), slack)
-    return Binding("unit", bound, (), slack)
+    if chip.edge_cycles + chip.fill_cycles > chip.loop_cycles + chip.mask_cycles:
+        return Binding("start", "start, fill and end of tiles", (), slack)
+    bound = loop_bound(answer.pipeline, answer.trace.ii_cycles, workload, machine)
+    chain = tuple(step.op for step in critical_recurrence(answer.trace)) if bound == "recurrence" else ()
+    if 2 * chip.tiles <= chip.slots:
+        return Binding("occupancy", "idle SMs", chain, slack)
+    return Binding("recurrence" if bound == "recurrence" else "unit", bound, chain, slack)
 
 
 def loop_bound(pipeline: Pipeline, ii_cycles: float, workload: Workload, machine: Machine) -> str:

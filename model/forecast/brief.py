@@ -32,7 +32,7 @@ class Brief:
 def brief(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> Brief:
     """Forecast of a legal ``variant``; the numbers are those of `predict`."""
     answer = evaluate(workload, machine, variant, clock)
-    bound = binding(workload, machine, answer.pipeline, answer.trace, answer.chip, answer.seconds)
+    bound = binding(workload, machine, answer)
     return Brief(
         answer.seconds, answer.tflops, answer.clock.mhz, answer.trace.ii_cycles, bound.name, critical_unit(answer.trace)
     )

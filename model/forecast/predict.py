@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, evaluate, refuse_unknown
+from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, evaluate, refuse_unknown
 from tilecast.model.families import family_of, find_family, legality, native_family
 from tilecast.model.forecast.answer import Forecast
-from tilecast.model.forecast.checked_range import outside_checked_range
+from tilecast.model.forecast.binding import binding
+from tilecast.model.forecast.checked_range import left_out, outside_checked_range
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.forecast.interval import uncertain_facts
+from tilecast.model.forecast.model_error import model_error
 from tilecast.model.forecast.render import as_dict, as_html, as_text
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall
@@ -69,10 +71,7 @@ def predict(
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     work = workload.reduced()
-    if isinstance(clock, str) and clock not in REGIMES:
-        raise PredictError(f"clock: expected sustained, short or a number of MHz, got '{clock}'")
-    if not isinstance(clock, str) and not 50 <= clock <= 5000:
-        raise PredictError(f"clock: expected 50 to 5000 MHz, got {clock:g}")
+    check_clock(clock, chip)
     refuse_unknown(work, chip)
     origin = "as given"
     if variant is None:
@@ -113,7 +112,8 @@ def _explain(
         workload=workload, machine=machine, variant=variant, variant_origin=origin, pipeline=answer.pipeline,
         regime=clock if isinstance(clock, str) else "fixed", time_ms=answer.seconds * 1e3, tflops=answer.tflops,
         tflops_interval=ends, clock=answer.clock, other_regimes=tuple(others), trace=answer.trace,
-        bounds=bounds(answer.pipeline), critical=critical_recurrence(answer.trace), chip=answer.chip,
+        bounds=bounds(answer.pipeline), binding=binding(workload, machine, answer), critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), assumed_facts=assumed,
-        outside_calibrated_range=outside_checked_range(workload, machine),
+        outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine),
+        notes=left_out(workload),
     )  # fmt: skip

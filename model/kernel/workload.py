@@ -1,6 +1,6 @@
 """Workload: the attention problem, without a word about kernels.
 
-FLOP conventions (fa4.md): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
+FLOP conventions (FA4P): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
 cudnn-frontend counts the unmasked entries, S (S + 1) / 2.  `Workload.flops` is the first where it applies (square
 causal), and counts unmasked entries exactly where halving would be wrong (Sq != Sk, windows).
 """
@@ -120,6 +120,14 @@ class Workload:
         lows = _clipped_sum(self.seqlen_q, offset - left, self.seqlen_k) if left >= 0 else 0
         # Where a row's window lies wholly outside the keys both bounds clip to the same value: no correction.
         return highs - lows
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of Q, K, V and O; O is 16 bit whatever the inputs are."""
+        queries = self.batch * self.heads_q * self.seqlen_q
+        keys = self.batch * self.heads_kv * self.seqlen_k
+        inputs = queries * self.head_dim_qk + keys * (self.head_dim_qk + self.head_dim_v)
+        return inputs * self.dtype_bytes + queries * self.head_dim_v * 2
 
     @property
     def flops(self) -> float:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from tilecast.base.words import close_matches
 from tilecast.model.machine.machine import Machine, MachineError
-from tilecast.model.machine.schema import KEYS
+from tilecast.model.machine.schema import KEYS, WHOLE_UNITS
 
-#: Units that only come whole.
-_WHOLE = ("SM", "CTA", "columns", "warps", "registers", "inputs", "flag", "sm")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "clock": ("chip.clock_max_mhz",),
     "sms": ("chip.sm_count",),
@@ -127,7 +125,7 @@ def _put(machine: Machine, values: dict[str, float], keys: Iterable[str], new: I
         if key in values:
             raise MachineError(f"what-if on {machine.name}: {key} is changed twice")
         unit = KEYS[key].unit
-        if unit in _WHOLE and value != int(value):
+        if unit in WHOLE_UNITS and value != int(value):
             raise MachineError(f"what-if on {machine.name}: {key} takes a whole number ({unit}), got {value:g}")
         values[key] = value
 

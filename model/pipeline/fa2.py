@@ -47,11 +47,11 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=ctas,
         prologue_cycles=machine["launch.cta_start_cycles"],
-        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"]
-        + machine["l2.latency_cycles"]
-        + common.store_cycles(machine, o * 2)
-        + common.first_read_cycles(machine, variant.tile_m * workload.head_dim_qk * size),
+        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"] + machine["l2.latency_cycles"],
+        edge_read_bytes=variant.tile_m * workload.head_dim_qk * size,
+        edge_write_bytes=o * 2.0,
         tiles_overlap=False,
+        legacy_matrix_path=machine.tensor_kind == "tcgen05",
         mask_demand=tuple((f"max{s}", common.mask_work(machine, rows * variant.tile_n * 2.0)) for s in range(streams)),
         facts_used=(
             "tensor.mma_latency_cycles",

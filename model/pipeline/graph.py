@@ -122,13 +122,17 @@ class Pipeline:
     rows_per_cta: int
     keys_per_iteration: int
     ctas_per_sm: int
-    #: Cycles before the first operation of a tile can start, and after the last one until the tile is stored.
+    #: Cycles before the first operation of a tile can start, and after the last one until the tile is stored, without
+    #: what the launch's other tiles cost it in memory bandwidth (`edge_read_bytes`, `edge_write_bytes`).
     prologue_cycles: float
     epilogue_cycles: float
     #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
     mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
     facts_used: tuple[str, ...] = ()
+    #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.
+    edge_read_bytes: float = 0.0
+    edge_write_bytes: float = 0.0
     #: CTAs that work on one tile together (2 for tcgen05 CTA pairs), each on its own SM.
     cta_group: int = 1
     #: Whether a persistent CTA's other roles finish a tile under the next one's loop; False where the warps that multiply

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from tilecast.model.chip.evaluate import PredictError, evaluate_seconds, refuse_unknown
+from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
 from tilecast.model.families import find_family, loop_shape
 from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
 from tilecast.model.kernel.workload import Workload
@@ -94,6 +94,7 @@ def best(workload: Workload, machine: Machine, family: str, clock: str | float =
     """
     work = workload.reduced()
     refuse_unknown(work, machine)
+    check_clock(clock, machine)
     space = search_space(work, machine, family)
     ranking = rank(space.variants, work, machine, clock=clock, keep=1)
     times = {entry.variant: entry.seconds for entry in (*ranking.best, *ranking.behind) if entry.seconds is not None}

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import PERSISTENT_SCHEDULERS, makespan_cycles, tile_edges, traffic
+from tilecast.model.chip.launch import (
+    PERSISTENT_SCHEDULERS,
+    edge_memory_cycles,
+    makespan_cycles,
+    tile_edges,
+    traffic,
+)
 from tilecast.model.chip.power import Activity, fixed_clock, settle_clock
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
@@ -143,6 +149,7 @@ def _floor_cycles(
     else:
         # Floors that are alike say nothing about how forecasts that are not would fill the last wave.
         cycles = float(per_tile.sum()) * tiles.weight * heads / slots + once
+    cycles += edge_memory_cycles(pipeline, machine, tiles.count * heads, slots)
     port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     activity = launch_activity(workload, machine, pipeline, tiles.total_iterations * heads, l2, hbm)
     return max(cycles, l2 / port), activity, hbm / (machine["hbm.tbps_achieved"] * 1e12)

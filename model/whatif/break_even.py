@@ -29,7 +29,8 @@ from tilecast.model.machine.schema import KEYS
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.search.best import best
 from tilecast.model.sm.simulate import steady_state
-from tilecast.model.whatif.rows import Rows
+from tilecast.model.whatif.answers import BreakEven, Crossing, Solved
+from tilecast.model.whatif.rows import BreakEvens
 
 #: Facts asked about when none is named, where the machine has them; the matrix rate of the workload's dtype is first.
 MAIN = (
@@ -55,86 +56,6 @@ _UNIT_OF = {
     "cvt.f32x2_to_fp8x2_per_clk": ("cvt", "", ""),
 }
 _FORMS = {unit: form for unit, _, form in _UNIT_OF.values() if form} | {"tensor": "T_MMA"}
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """ResMII, closed form: at ``value`` of the fact, ``unit`` and ``other`` are equally busy.
-
-    ``equation`` has the numbers of this kernel with x the fact, ``formula`` the textbook solution from demand.py
-    (empty where it has none); below ``value`` the loop's busiest unit is ``unit``, above it ``other``.
-    """
-
-    value: float
-    unit: str
-    other: str
-    equation: str
-    formula: str
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Simulation: what holds the loop just below and just above ``value`` (bisection, to 0.1 %)."""
-
-    value: float
-    below: str
-    above: str
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """Break-evens of one fact, the kernel kept; None where there is none between 1/64 and 64 times its value.
-
-    ``useful_until`` is where further improvement of the fact alone stops to be worth 1 % of the time (for a latency:
-    below which less is no use); it equals ``value`` when that is so today already.
-    """
-
-    fact: str
-    meaning: str
-    value: float
-    unit: str
-    bound_now: str
-    solved: Solved | None
-    simulated: Crossing | None
-    useful_until: float | None
-    #: Percent of time that unlimited improvement of the fact alone would save.
-    at_most_percent: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Keys as documented in docs/json.md."""
-        out: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        for name, part in (("solved", self.solved), ("simulated", self.simulated)):
-            out[name] = None if part is None else {key: getattr(part, key) for key in part.__slots__}
-        return out
-
-
-class BreakEvens(Rows[BreakEven]):
-    """Break-even points of some facts for one machine, workload, kernel and clock."""
-
-    def text(self, width: int = 120) -> str:
-        """What `tilecast breakeven` prints."""
-        from tilecast.model.whatif.render_rows import break_evens_text
-
-        return break_evens_text(self, self.machine, self.workload, self.clock_words(), width)
-
-    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows of a small table."""
-        header = (
-            "fact",
-            "value",
-            "unit",
-            "bound by now",
-            "busiest until",
-            "binds until",
-            "useful until",
-            "saves at most",
-        )
-        return header, [
-            (r.fact, f"{r.value:g}", r.unit, r.bound_now, f"{r.solved.value:.5g}" if r.solved else "-",
-             f"{r.simulated.value:.5g}" if r.simulated else "-",
-             "-" if r.useful_until is None else f"{r.useful_until:.5g}", f"{r.at_most_percent:.1f} %")
-            for r in self
-        ]  # fmt: skip
 
 
 def break_evens(

@@ -10,9 +10,8 @@ from tilecast.base.words import folded
 if TYPE_CHECKING:
     from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import Machine
+    from tilecast.model.whatif.answers import BreakEven, Sensitivity
     from tilecast.model.whatif.asymmetry import AsymmetryMap
-    from tilecast.model.whatif.break_even import BreakEven
-    from tilecast.model.whatif.sensitivity import Sensitivity
 
 _BAR = 20
 #: One letter a unit on the map: capital where the unit is full, small where it is most of the loop's critical lap.

@@ -9,6 +9,8 @@ from tilecast.base.html_table import html_table
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.whatif.answers import BreakEven, Sensitivity
+from tilecast.model.whatif.render_rows import break_evens_text, sensitivities_text
 
 _Row = TypeVar("_Row")
 
@@ -61,3 +63,43 @@ class Rows(tuple[_Row, ...]):
     def _repr_html_(self) -> str:
         header, rows = self.columns()
         return html_table(f"{self.machine.title}: {self.workload.label()}, {self.clock_words()} clock", header, rows)
+
+
+class Sensitivities(Rows[Sensitivity]):
+    """Every fact that matters, largest first, for one machine, workload, kernel and clock."""
+
+    def text(self, width: int = 120) -> str:
+        """The table with bars, as `tilecast sensitivity` prints it."""
+        return sensitivities_text(self, self.machine, self.workload, self.clock_words(), width)
+
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows of a small table."""
+        header = ("fact", "value", "unit", "kernel kept", "chosen again")
+        return header, [(r.fact, f"{r.value:g}", r.unit, f"{r.fixed:+.3f}", f"{r.reoptimised:+.3f}") for r in self]
+
+
+class BreakEvens(Rows[BreakEven]):
+    """Break-even points of some facts for one machine, workload, kernel and clock."""
+
+    def text(self, width: int = 120) -> str:
+        """What `tilecast breakeven` prints."""
+        return break_evens_text(self, self.machine, self.workload, self.clock_words(), width)
+
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows of a small table."""
+        header = (
+            "fact",
+            "value",
+            "unit",
+            "bound by now",
+            "busiest until",
+            "binds until",
+            "useful until",
+            "saves at most",
+        )
+        return header, [
+            (r.fact, f"{r.value:g}", r.unit, r.bound_now, f"{r.solved.value:.5g}" if r.solved else "-",
+             f"{r.simulated.value:.5g}" if r.simulated else "-",
+             "-" if r.useful_until is None else f"{r.useful_until:.5g}", f"{r.at_most_percent:.1f} %")
+            for r in self
+        ]  # fmt: skip

@@ -8,7 +8,7 @@ not matter, +1 a latency that is all there is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
@@ -21,7 +21,8 @@ from tilecast.model.machine.machine import Fact, Machine, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.search.best import Best, best
 from tilecast.model.search.floor import floor_seconds
-from tilecast.model.whatif.rows import Rows
+from tilecast.model.whatif.answers import Sensitivity
+from tilecast.model.whatif.rows import Sensitivities
 
 #: Capacities, switches and identity: a percent of these means nothing.
 _WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
@@ -35,52 +36,6 @@ _MAIN = (
 _NOTHING = 5e-4
 #: The kernel is chosen again only for facts that matter at least this much, or rates a choice could come to use.
 _WORTH = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """Percent of time per percent of one fact; negative: more of it is faster.
-
-    ``fixed`` keeps the kernel, ``reoptimised`` chooses it again at both ends.  ``low_ms`` and ``high_ms`` are the times
-    with the fact at ``value * (1 - step)`` and ``value * (1 + step)`` (nearest whole SMs), kernel kept, and
-    ``*_reoptimised_ms`` the kernel chosen again; ``base_ms`` is the time as it is.
-    """
-
-    fact: str
-    meaning: str
-    #: rate, latency, chip (SMs, clock, launch), power.
-    group: str
-    value: float
-    unit: str
-    kind: str
-    fixed: float
-    reoptimised: float
-    base_ms: float
-    low: float
-    high: float
-    low_ms: float
-    high_ms: float
-    low_reoptimised_ms: float
-    high_reoptimised_ms: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Keys as documented in docs/json.md."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-class Sensitivities(Rows[Sensitivity]):
-    """Every fact that matters, largest first, for one machine, workload, kernel and clock."""
-
-    def text(self, width: int = 120) -> str:
-        """The table with bars, as `tilecast sensitivity` prints it."""
-        from tilecast.model.whatif.render_rows import sensitivities_text
-
-        return sensitivities_text(self, self.machine, self.workload, self.clock_words(), width)
-
-    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows of a small table."""
-        header = ("fact", "value", "unit", "kernel kept", "chosen again")
-        return header, [(r.fact, f"{r.value:g}", r.unit, f"{r.fixed:+.3f}", f"{r.reoptimised:+.3f}") for r in self]
 
 
 def sensitivities(

@@ -24,15 +24,15 @@ _PANEL = "On a GPU"
 _MachineHere = Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the GPU here).")]
 
 
-def _gpu_machine(name: str | None) -> Machine:
-    """The machine of ``name``, or of the GPU at hand; PlanError with what to do when there is none."""
+def _gpu_machine(name: str | None, verb: str) -> Machine:
+    """The machine of ``name``, or of the GPU at hand; PlanError for ``verb`` with what to do when there is none."""
     from tilecast.model.machine.machine import load_machine
 
     if name is not None:
         return load_machine(name)
     from tilecast.validation.lab.measure.detect import machine_here
 
-    return machine_here()
+    return machine_here(verb)
 
 
 @app.command(
@@ -65,7 +65,7 @@ def measure(
     from tilecast.cli.forecast import command_line
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.validation.lab.measure.plan import PlanError
+    from tilecast.validation.lab.measure.plan import Options, PlanError
     from tilecast.validation.lab.measure.records import MODES, read
 
     if mode not in MODES:
@@ -74,13 +74,13 @@ def measure(
     if table.exists():
         read(table)  # refuses a file that is something else before the GPU is touched
     check_writable(table)
-    chip = _gpu_machine(machine)
+    chip = _gpu_machine(machine, "tilecast measure")
     items, left_out = _items(plan, work, chip, kernel or [], family, variant or [], role)
-    from tilecast.validation.lab.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import measure as measure_items
 
     options = Options(rounds=rounds, mode=mode, command=command_line(), version=__version__)
     with Screen() as screen:
-        failures = measure_alone(items, table, options, _counted(screen, "measure", len(items)))
+        failures = measure_items(items, table, options, _counted(screen, "measure", len(items)))
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
     for failure in failures:
@@ -241,22 +241,29 @@ def counters(
 ) -> None:
     """Read hardware counters of a plan's kernels with Nsight Compute (ncu)."""
     from tilecast import __version__
-    from tilecast.base.files import check_writable
+    from tilecast.base.files import OutputError, check_writable
     from tilecast.cli.progress import Screen
     from tilecast.validation.lab.counters.collect import collect, write
+    from tilecast.validation.lab.measure.detect import gpu_here
     from tilecast.validation.lab.measure.plan import EXTERNAL, PlanError, load_plan
 
     target = check_writable(output)
-    items = [i for i in load_plan(Path(plan), _gpu_machine(machine)).items if i.kernel not in EXTERNAL]
+    gpu_here("tilecast counters")
+    loaded = load_plan(Path(plan), _gpu_machine(machine, "tilecast counters"))
+    items = [i for i in loaded.items if i.kernel not in EXTERNAL]
     if not items:
         raise PlanError(f"{plan}: has no generated kernels to count")
     # Evenly spread over the plan, so that a few already show every family and shape.
     chosen = items[:: max(1, -(-len(items) // most))]
     with Screen() as screen:
         screen("count", 0, 0, f"{len(chosen)} kernels")
-        rows = collect(chosen, __version__)
+        rows, failures = collect(chosen, __version__)
+    for failure in failures:
+        print(f"failed: {failure.sentence()}", file=sys.stderr)
+    if not rows:
+        raise OutputError(f"{output}: nothing was counted: {failures[0].sentence()}")
     write(target, rows)
-    typer.echo(f"{output}: {len(rows)} counters of {len(chosen)} kernels")
+    typer.echo(f"{output}: {len(rows)} counters of {len(chosen) - len(failures)} kernels, {len(failures)} failed")
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast bundle --quick -o mygpu.zip")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +18,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 if TYPE_CHECKING:
-    from tilecast.codegen.tune.survey import Tuning
+    from tilecast.codegen.tune.tuning import Tuning
 
 app = typer.Typer()
 _PANEL = "Kernels"
@@ -196,10 +199,17 @@ def inspect(
     from tilecast.codegen.compiler.inspection import as_dict, as_text
     from tilecast.codegen.compiler.inspection import inspect as compile_and_read
 
+    atexit.register(_silence)
     with Screen() as screen:
         screen("compile", 0, 0, file)
         report = compile_and_read(file, arch, dtype)
     show(as_text(report), as_dict(report), as_json)
+
+
+def _silence() -> None:
+    """Triton's bindings report their own lost references when the interpreter ends; nobody who reads it can mend them."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random")

@@ -6,14 +6,10 @@ relative (0.05 is 5 %), ``tflops`` is 10^12 FLOP/s counted as the FlashAttention
 
 from __future__ import annotations
 
-import html
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from tilecast.base.html_table import html_table
+from tilecast.model.whatif.answers import BreakEven, Sensitivity
 from tilecast.model.whatif.asymmetry import AsymmetryMap
-from tilecast.model.whatif.break_even import BreakEven
-from tilecast.model.whatif.sensitivity import Sensitivity
 from tilecast.validation.statistics import ErrorSummary
 
 
@@ -221,7 +217,7 @@ class Provenance:
     machine_digest: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class ReviewContent:
     """The whole review; every chart has its numbers here and in a table."""
 
@@ -247,44 +243,3 @@ class ReviewContent:
     risks: tuple[Risk, ...]
     change: Change | None
     provenance: Provenance
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every value of the review by its field's name; keys documented in docs/json.md."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
-
-    def __repr__(self) -> str:
-        return f"ReviewContent({self.title}: {' '.join(self.verdict)})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (r.name, f"{r.time_ms:.4g}", f"{r.tflops:.0f}", f"{r.low:.0f} to {r.high:.0f}", f"{r.clock_mhz:.0f}")
-            for r in self.regimes
-        ]
-        head = html_table(self.title, ("clock", "time, ms", "TFLOP/s", "interval", "MHz"), rows)
-        return head + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.verdict)
-
-    def page(self) -> str:
-        """The review as one HTML file that opens offline."""
-        from tilecast.explore.review.page.render import html_page
-
-        return html_page(self)
-
-    def markdown(self, name: str = "review") -> dict[str, str]:
-        """{file name: text}: ``name``.md and one SVG a chart beside it."""
-        from tilecast.explore.review.page.render import markdown_files
-
-        return markdown_files(self, name)
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON takes it: dataclasses by their fields, or by their own ``to_dict`` or ``as_dict``."""
-    for method in ("to_dict", "as_dict"):
-        if hasattr(value, method) and not isinstance(value, ReviewContent):
-            return plain(getattr(value, method)())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value

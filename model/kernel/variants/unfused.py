@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model.kernel.verdict import LEGAL, Verdict
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -22,8 +22,18 @@ class UnfusedVariant:
 
 
 def legality(variant: UnfusedVariant, workload: Workload, machine: Machine) -> Verdict:
-    """Three plain kernels run anywhere."""
-    del variant, workload, machine
+    """Three plain kernels run wherever the score matrix fits into memory beside the tensors; the softmax is in place."""
+    scores = workload.batch * workload.heads_q * workload.seqlen_q * workload.seqlen_k
+    need = workload.tensor_bytes + scores * (variant.intermediate_bytes or max(2, workload.dtype_bytes))
+    room = machine.get("hbm.capacity_gb", 0.0) * 1e9
+    if room and need > room:
+        return over_limit(
+            "memory (Q, K, V, O and the score matrix)",
+            need / 1e9,
+            room / 1e9,
+            "GB",
+            "use a fused family: fa2, fa3 or fa4",
+        )
     return LEGAL
 
 
