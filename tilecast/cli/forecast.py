@@ -39,7 +39,7 @@ def predict(
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import predictions_table, shape_name, show
     from tilecast.model.chip.evaluate import PredictError
-    from tilecast.model.forecast.placed import parse_measured, placed
+    from tilecast.model.whatif.placed import parse_measured, placed
     from tilecast.model.forecast.predict import predict as forecast
 
     one = len(work.works) == len(machine) == 1
