@@ -6,7 +6,7 @@ Names are those of the FlashAttention generations whose structure the class has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any

@@ -15,6 +15,7 @@ _UNIT_BOUND = 1.02
 #: Matrix time beyond this multiple of the array's own is operand fetch: the shared-memory port binds, not the array.
 _OPERAND_FETCH_MARGIN = 1.02
 
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What the time sits on.

@@ -27,7 +27,9 @@ class ModelError:
         """For people."""
         if not self.rows:
             return f"model error unknown: {self.where}"
-        return f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+.0%} bias over {self.rows} {self.where}"
+        return (
+            f"model error {self.mean:.0%} mean, {self.p90:.0%} p90, {self.bias:+.0%} bias over {self.rows} {self.where}"
+        )
 
 
 def model_error(workload: Workload, machine: Machine) -> ModelError:
@@ -44,7 +46,9 @@ def model_error(workload: Workload, machine: Machine) -> ModelError:
             found = max(rung, key=lambda r: int(r["rows"]))
             numbers = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
             dtype_text = "" if found["dtype"] == "any" else f", {found['dtype']}"
-            return ModelError(int(found["rows"]), *numbers, where=f"{found['kernels']} on {found['machine']}{dtype_text}")
+            return ModelError(
+                int(found["rows"]), *numbers, where=f"{found['kernels']} on {found['machine']}{dtype_text}"
+            )
     return ModelError(0, 0.0, 0.0, 0.0, f"no kernel was checked on a GPU with {machine.name}'s kind of tensor core")
 
 

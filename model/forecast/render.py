@@ -32,8 +32,11 @@ def as_dict(p: Forecast) -> dict[str, object]:
             for name, ms, tflops, mhz in p.other_regimes
         ],
         "model_error": {
-            "rows": p.model_error.rows, "mean": p.model_error.mean, "p90": p.model_error.p90,
-            "bias": p.model_error.bias, "where": p.model_error.where,
+            "rows": p.model_error.rows,
+            "mean": p.model_error.mean,
+            "p90": p.model_error.p90,
+            "bias": p.model_error.bias,
+            "where": p.model_error.where,
         },
         "binding": p.binding.as_dict(),
         "units": p.units,
@@ -85,7 +88,8 @@ def _headline(p: Forecast) -> list[str]:
         f"  SM clock   {p.clock_mhz:.0f} MHz, {bound}",
     ]
     lines += [
-        f"  {name:<10} {ms:.4g} ms   {_speed(tflops)} TFLOP/s at {mhz:.0f} MHz" for name, ms, tflops, mhz in p.other_regimes
+        f"  {name:<10} {ms:.4g} ms   {_speed(tflops)} TFLOP/s at {mhz:.0f} MHz"
+        for name, ms, tflops, mhz in p.other_regimes
     ]
     lines += [f"  memory     {_memory(p)}"]
     lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {variant_text(p.variant)}"]
@@ -129,7 +133,9 @@ def _why(p: Forecast) -> list[str]:
     if kind == "unit":
         lines.append(f"  bound by the {name} unit")
     elif kind in ("memory", "power"):
-        lines.append(f"  bound by {name}" if kind == "memory" else f"  bound by the {p.clock.limit_w:.0f} W power limit")
+        lines.append(
+            f"  bound by {name}" if kind == "memory" else f"  bound by the {p.clock.limit_w:.0f} W power limit"
+        )
     else:
         lines.append("  bound by a recurrence, the loop that each block must close before the next:")
     lines += [

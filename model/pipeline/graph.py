@@ -172,7 +172,11 @@ class Pipeline:
     def __hash__(self) -> int:
         # A pipeline is a key of many caches and holds hundreds of values: hash it once.
         if not self._hash:
-            object.__setattr__(self, "_hash", hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)))
+            object.__setattr__(
+                self,
+                "_hash",
+                hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)),
+            )
         return self._hash
 
     def op(self, name: str) -> Op:

@@ -109,7 +109,9 @@ def _in_order_of_floors(
     if not variants:
         return
     record = family_of(variants[0])
-    by_demand = _groups(range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand)))
+    by_demand = _groups(
+        range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand))
+    )
     rough = floors.of_demand([variants[members[0]] for members in by_demand])
     heap = [(floor, members[0], 0, members) for floor, members in zip(rough, by_demand, strict=True)]
     heapify(heap)

@@ -28,7 +28,6 @@ def _scaled(cycles: float) -> int:
     return round(cycles * _SCALE)
 
 
-
 @dataclass(frozen=True, slots=True)
 class ResMii:
     """Resource bound: ``unit`` is busiest with ``cycles`` an iteration.

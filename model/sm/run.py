@@ -132,7 +132,9 @@ class Run:
             elif upcoming < inf:
                 self.now = upcoming
             elif any(op >= 0 for op in self.op):
-                waiting = [(self.loop.names[op], block) for op, block in zip(self.op, self.block, strict=True) if op >= 0]
+                waiting = [
+                    (self.loop.names[op], block) for op, block in zip(self.op, self.block, strict=True) if op >= 0
+                ]
                 raise PipelineError(
                     f"pipeline {self.loop.name} deadlocks: "
                     + ", ".join(f"{name} of block {block}" for name, block in waiting)

@@ -80,7 +80,9 @@ def legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
     if variant.tile_m != 128:
         return Verdict(f"the query tile is 128 rows, got tile_m={variant.tile_m}", "use tile_m=128: a softmax role owns 128 rows")  # fmt: skip
     if variant.cta_group > machine["chip.sm_count"]:
-        return Verdict(f"a pair of CTAs takes two SMs, {machine.name} has {machine['chip.sm_count']:g}", "use cta_group=1")
+        return Verdict(
+            f"a pair of CTAs takes two SMs, {machine.name} has {machine['chip.sm_count']:g}", "use cta_group=1"
+        )
     if workload.head_dim_qk % 16 or workload.head_dim_v % 16:
         return Verdict("head_dim is not a multiple of 16", "pad head_dim to a multiple of 16")
     tiles_o = variant.stages if variant.split == "q" else 1

@@ -27,7 +27,13 @@ def legality(variant: UnfusedVariant, workload: Workload, machine: Machine) -> V
     need = workload.tensor_bytes + scores * (variant.intermediate_bytes or max(2, workload.dtype_bytes))
     room = machine.get("hbm.capacity_gb", 0.0) * 1e9
     if room and need > room:
-        return over_limit("memory (Q, K, V, O and the score matrix)", need / 1e9, room / 1e9, "GB", "use a fused family: fa2, fa3 or fa4")
+        return over_limit(
+            "memory (Q, K, V, O and the score matrix)",
+            need / 1e9,
+            room / 1e9,
+            "GB",
+            "use a fused family: fa2, fa3 or fa4",
+        )
     return LEGAL
 
 
