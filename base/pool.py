@@ -22,7 +22,7 @@ def spread(function: Callable[[_In], _Out], inputs: Sequence[_In], workers: int 
 
     ``workers`` processes (0: one a core) share the inputs one by one; with one worker or one input all happens in this
     process.  ``function`` must be importable by name, and an exception that it raises ends the run.  For work that may take
-    its process down with it use worker processes that are asked through a pipe (`validation.lab.bundle.workers`).
+    its process down with it use worker processes that are asked through a pipe (`validation.lab.worker.process`).
     """
     count = min(workers or cores(), len(inputs))
     if count <= 1:

@@ -15,9 +15,9 @@ from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
-from tilecast.emulator.replay.trace import ProgramTrace
 from tilecast.emulator.session import RELEASES, Session
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import ProgramTrace
 from tilecast.emulator.verify import as_numpy
 from tilecast.model.machine.machine import Machine, load_machine
 

@@ -1,7 +1,7 @@
 """Closed forms: cycles per unit and score tile, forward and backward, and the HBM traffic argument.
 
 Expressions are sympy, for reading, differentiating and break-evens; sympy loads only when they are asked for.  They
-reproduce the tables of the FlashAttention-4 paper as given in fa4.md (b) and (c); the simulation does not use them, it
+reproduce the tables of the FlashAttention-4 paper (FA4P, with FA4B); the simulation does not use them, it
 is checked against them.  Symbols: M query rows, N key rows, d head dim (q/k), v head dim (v), b bytes per element,
 U rows of one matrix
 instruction, F matrix FLOP per cycle, E exponentials per cycle, W shared-memory bytes per cycle, L FMA lanes, A ALU lanes,
@@ -66,7 +66,7 @@ def forward_forms() -> tuple[ClosedForm, ...]:
 
 
 def backward_forms(cta_pair: bool = False) -> tuple[ClosedForm, ...]:
-    """Backward, one M x N tile: five matrix products and the itemised shared-memory traffic of fa4.md (c).
+    """Backward, one M x N tile: five matrix products and the itemised shared-memory traffic of FA4P (docs/sources.md).
 
     With ``cta_pair`` the two CTAs share tiles of M = 2 x 128 rows; cycles are per CTA and 128 x N tile.
     """

@@ -22,7 +22,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh", action="store_true", help="property tests draw fresh examples")
-    parser.addoption("--update-golden", action="store_true", help="rewrite the files in tests/golden")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden and the outputs that the pages show"
+    )
+    parser.addoption("--run-minutes", action="store_true", help="also run documented commands that take minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:

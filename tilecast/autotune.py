@@ -130,7 +130,7 @@ def _machine(machine: Machine | str | None) -> Machine:
         return machine
     from tilecast.validation.lab.measure.detect import machine_here
 
-    return machine_here()
+    return machine_here("prune_configs_by without a machine")
 
 
 def _runs(variant: Fa2Variant, workload: Workload, machine: Machine) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from tilecast import __version__
@@ -71,8 +74,15 @@ def run_inspect(file: str, arch: str, dtype: str, as_json: bool) -> str:
     """Compile, disassemble, compare with the forecast."""
     from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect
 
+    atexit.register(_silence)
     report = inspect(file, arch, dtype)
     return json.dumps(as_dict(report), indent=2) if as_json else as_text(report)
+
+
+def _silence() -> None:
+    """Triton's bindings report their own lost references when the interpreter ends; nobody who reads it can mend them."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def run_ship() -> str:

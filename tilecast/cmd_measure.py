@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tilecast.validation.lab.measure.plan import Item
 
 
-def gpu_machine(name: str | None) -> Machine:
-    """The machine file of ``name``, or of the GPU at hand; PlanError with what to do when there is none."""
+def gpu_machine(name: str | None, verb: str) -> Machine:
+    """The machine file of ``name``, or of the GPU at hand; PlanError for ``verb`` with what to do when there is none."""
     from tilecast.model.machine.machine import load_machine
 
     if name is not None:
         return load_machine(name)
     from tilecast.validation.lab.measure.detect import machine_here
 
-    return machine_here()
+    return machine_here(verb)
 
 
 def run_measure(
@@ -33,7 +33,7 @@ def run_measure(
     variants: list[str], role: str | None,
 ) -> int:  # fmt: skip
     """Measure; prints one line a shape on stderr and the table's new rows; returns the number of failures."""
-    from tilecast.validation.lab.measure.plan import PlanError
+    from tilecast.validation.lab.measure.plan import Options, PlanError
     from tilecast.validation.lab.measure.records import MODES, read
 
     if mode not in MODES:
@@ -42,13 +42,13 @@ def run_measure(
     if table.exists():
         read(table)  # refuses a file that is something else before the GPU is touched
     check_writable(table)
-    chip = gpu_machine(machine)
+    chip = gpu_machine(machine, "tilecast measure")
     items, left_out = _items(plan, work, chip, kernels, variants, role)
-    from tilecast.validation.lab.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import measure
 
     command = "tilecast " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     options = Options(rounds=rounds, mode=mode, command=command, version=__version__)
-    failures = _with_progress(items, lambda progress: measure_alone(items, table, options, progress))
+    failures = _with_progress(items, lambda progress: measure(items, table, options, progress))
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
     for failure in failures:
@@ -128,37 +128,54 @@ def _print_rows(rows) -> None:  # type: ignore[no-untyped-def]
 def run_profile(plan: str, output: str, machine: str, workers: int) -> str:
     """Profile the generated kernels of a plan; returns what to print."""
     from tilecast.base.files import write_text_atomically
+    from tilecast.codegen.compiler.compile import tool
     from tilecast.codegen.compiler.profile import profile_all
     from tilecast.model.compiled.code import dump_codes
     from tilecast.model.machine.machine import load_machine
     from tilecast.validation.lab.measure.plan import EXTERNAL, load_plan
 
     check_writable(output)
+    tool("nvdisasm")  # refuses where there is no compiler
     items = load_plan(Path(plan), load_machine(machine)).items
     jobs = [(i.kernel, i.variant, i.workload, i.machine) for i in items if i.kernel not in EXTERNAL]
-    codes, failures = profile_all(
-        jobs,
-        workers,
-        lambda _stage, done, of, _detail="": print(f"\r{done} of {of} kernels", end="", file=sys.stderr, flush=True),
-    )
-    print(file=sys.stderr)
+    codes, failures = profile_all(jobs, workers, _count_kernels)
     for line in failures:
         print(f"failed: {line}", file=sys.stderr)
+    if not codes:
+        raise OutputError(
+            f"{output}: nothing was profiled: {failures[0] if failures else f'{plan} has no kernels of ours'}"
+        )
     write_text_atomically(output, dump_codes(codes))
     return f"{output}: {len(codes)} kernels, {len(failures)} failed"
+
+
+def _count_kernels(_stage: str, done: float, of: float, _detail: str = "", /) -> None:
+    """One line that counts up on a terminal; elsewhere a line of its own every twentieth kernel."""
+    if sys.stderr.isatty():
+        print(f"\r{done:.0f} of {of:.0f} kernels", end="\n" if done == of else "", file=sys.stderr, flush=True)
+    elif done % 20 == 0 or done == of:
+        print(f"{done:.0f} of {of:.0f} kernels", file=sys.stderr, flush=True)
 
 
 def run_counters(plan: str, output: str, machine: str | None, most: int) -> str:
     """Collect hardware counters of a plan's generated kernels; returns what to print."""
     from tilecast.validation.lab.counters.collect import collect, write
+    from tilecast.validation.lab.measure.detect import gpu_here
     from tilecast.validation.lab.measure.plan import EXTERNAL, PlanError, load_plan
 
     target = check_writable(output)
-    items = [i for i in load_plan(Path(plan), gpu_machine(machine)).items if i.kernel not in EXTERNAL]
+    gpu_here("tilecast counters")
+    items = [
+        i for i in load_plan(Path(plan), gpu_machine(machine, "tilecast counters")).items if i.kernel not in EXTERNAL
+    ]
     if not items:
         raise PlanError(f"{plan}: has no generated kernels to count")
     # Evenly spread over the plan, so that a few already show every family and shape.
     chosen = items[:: max(1, -(-len(items) // most))]
-    rows = collect(chosen, __version__)
+    rows, failures = collect(chosen, __version__)
+    for failure in failures:
+        print(f"failed: {failure.sentence()}", file=sys.stderr)
+    if not rows:
+        raise OutputError(f"{output}: nothing was counted: {failures[0].sentence()}")
     write(target, rows)
-    return f"{output}: {len(rows)} counters of {len(chosen)} kernels"
+    return f"{output}: {len(rows)} counters of {len(chosen) - len(failures)} kernels, {len(failures)} failed"

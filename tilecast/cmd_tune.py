@@ -14,7 +14,7 @@ from tilecast.base.files import OutputError, check_writable, write_text_atomical
 
 if TYPE_CHECKING:
     from tilecast.base.progress import Progress
-    from tilecast.codegen.tune.survey import Tuning
+    from tilecast.codegen.tune.tuning import Tuning
     from tilecast.model.kernel.workload import Workload
 
 _AUDITS = (".json", ".csv")

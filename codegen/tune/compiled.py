@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -18,9 +17,8 @@ from pathlib import Path
 from tilecast.base.files import OutputError, write_text_atomically
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.codegen.compiler.compile import CompileError, compile_kernel
-from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
-from tilecast.codegen.compiler.sass import resources
+from tilecast.codegen.compiler.compile import CompileError
+from tilecast.codegen.compiler.profile import READ_ARCH, READ_FAMILIES, profile_source
 from tilecast.codegen.families import template_of
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
@@ -31,8 +29,6 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: The target whose machine code is simulated.
-READ_ARCH = "sm_90a"
 #: Goes up when `codegen.machine_code` reads more from the same code: what was kept before is then read anew.
 _READING = "2"
 
@@ -100,29 +96,13 @@ def _profile(job: Job) -> tuple[KernelCode | None, CompiledCandidate]:
         found = _load(kept)
         if found is not None:
             return found
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.py"
-        file.write_text(source, encoding="utf-8")
-        compiled = compile_kernel(file, target, job.workload.dtype)
-        cubin = file.with_suffix(".cubin")
-        cubin.write_bytes(compiled.cubin)
-        used = resources(cubin)
-        facts = CompiledCandidate(registers=used.registers, spill_bytes=used.stack_bytes)
-        code: KernelCode | None = None
-        if target == READ_ARCH and job.family in ("hopper_ws", "triton"):
-            work = job.workload
-            try:
-                code = kernel_code(
-                    disassemble_with_control(cubin), family=job.family, variant=variant_text(job.variant),
-                    head_dims=(work.head_dim_qk, work.head_dim_v), mask=work.mask, dtype=work.dtype, arch=target,
-                    compiler=f"triton {_triton()}", warps=compiled.warps, registers=used.registers,
-                    shared_bytes=compiled.shared_bytes, stack_bytes=used.stack_bytes,
-                )  # fmt: skip
-            except CodeError as error:
-                facts = replace(facts, unread=f"its machine code cannot be read: {error}")
+    made = profile_source(source, job.family, variant_text(job.variant), job.workload, target)
+    facts = CompiledCandidate(registers=made.registers, spill_bytes=made.stack_bytes)
+    if made.code is None and target == READ_ARCH and job.family in READ_FAMILIES:
+        facts = replace(facts, unread=f"its machine code cannot be read: {made.unread}")
     if kept is not None:
-        _keep(kept, code, facts)
-    return code, facts
+        _keep(kept, made.code, facts)
+    return made.code, facts
 
 
 def _triton() -> str:

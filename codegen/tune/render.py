@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tilecast.codegen.tune.trail import Candidate, Trail
 from tilecast.model.kernel.variant import variant_text
-
-if TYPE_CHECKING:
-    from tilecast.codegen.tune.survey import Candidate, Tuning
 
 _SHOWN = 10
 #: Fates in words, as the counts show them.
@@ -36,7 +33,7 @@ def _knobs(candidates: Sequence[Candidate]) -> tuple[list[str], str]:
     return [",".join(knob for knob in knobs if knob not in common) for knobs in split], ",".join(common)
 
 
-def as_text(tuning: Tuning) -> str:
+def as_text(tuning: Trail) -> str:
     """Counts, the shortlist, the winner, and how far the run could go."""
     winner = tuning.winner
     total = len(tuning.candidates)
@@ -74,7 +71,7 @@ def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def as_dict(tuning: Tuning) -> dict[str, object]:
+def as_dict(tuning: Trail) -> dict[str, object]:
     """Keys documented in docs/tuning.md; existing keys keep their meaning between versions."""
     return {
         "machine": tuning.machine.name,
@@ -90,7 +87,7 @@ def as_dict(tuning: Tuning) -> dict[str, object]:
     }
 
 
-def as_csv(tuning: Tuning) -> str:
+def as_csv(tuning: Trail) -> str:
     """The candidates, one a line."""
     out = io.StringIO()
     rows = [_row(c) for c in tuning.candidates]

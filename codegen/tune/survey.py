@@ -1,4 +1,4 @@
-"""What a tuner knows of every candidate, and the stages that need no GPU: survey by forecast, survey by machine code.
+"""The stages of tuning that need no GPU: survey by forecast, survey by machine code.
 
 Each stage takes a `Tuning` and returns another one; nothing is ever taken out of it, a candidate only gets a `fate` and a
 reason.  The stages read aloud: legal? writable? the deepest ring? forecast before compilation, forecast from machine code,
@@ -8,10 +8,12 @@ measured (`validation.tuning`), chosen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 from tilecast.codegen.tune.compiled import CompiledCandidate
 from tilecast.codegen.tune.structure import structure, tile
+from tilecast.codegen.tune.trail import FATES, Candidate, by_guess
+from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, family_of, knob_space, legality, writable
 from tilecast.model.kernel.variant import Variant
@@ -20,18 +22,6 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import Best, best
 from tilecast.model.search.rank import Ranked, rank
 
-#: What can become of a candidate, in the order in which it can happen.
-FATES = (
-    "illegal",
-    "not writable",
-    "shallower ring",
-    "floor",
-    "forecast",
-    "compile",
-    "machine code",
-    "measured",
-    "winner",
-)
 #: Candidates compiled by default, and how many of one structure: the forecast before compilation gets structures wrong by
 #: up to 20 %, so a dozen of them go on; what is left to the second of each is its depths and orders.
 COMPILED = 24
@@ -41,78 +31,6 @@ COMPILED_PER_STRUCTURE = 2
 TIMED = 5
 TIMED_PER_STRUCTURE = 3
 TIMED_PER_TILE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One variant and what is known of it; times in seconds, None where a stage never looked."""
-
-    variant: Variant
-    #: Position in the space: the order of preference among equals.
-    order: int
-    fate: str
-    reason: str
-    #: Whether it is still in the running after the last stage.
-    kept: bool = False
-    floor_s: float | None = None
-    forecast_s: float | None = None
-    compiled_s: float | None = None
-    registers: int | None = None
-    spill_bytes: int | None = None
-    measured_s: float | None = None
-    measured_low_s: float | None = None
-    measured_high_s: float | None = None
-
-    @property
-    def best_guess_s(self) -> float | None:
-        """The most that is known: measured, else from machine code, else the forecast before compilation."""
-        known = (self.measured_s, self.compiled_s, self.forecast_s)
-        return next((s for s in known if s is not None), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The audit trail of one tuning run; ``candidates`` in the order of the space."""
-
-    workload: Workload
-    machine: Machine
-    family: str
-    clock: str | float
-    budget: int
-    #: What the last stage compared by: "forecast", "machine code" or "measured".
-    by: str
-    candidates: tuple[Candidate, ...]
-    #: Sentences on how far the run could go ("no CUDA GPU here: forecast only").
-    notes: tuple[str, ...] = ()
-
-    @property
-    def winner(self) -> Candidate:
-        """The candidate chosen."""
-        return next(c for c in self.candidates if c.fate == "winner")
-
-    @property
-    def shortlist(self) -> tuple[Candidate, ...]:
-        """Those still in the running after the last stage, best first."""
-        return tuple(sorted((c for c in self.candidates if c.kept), key=_by_guess))
-
-    def counts(self) -> dict[str, int]:
-        """How many candidates met each fate."""
-        return {fate: n for fate in FATES if (n := sum(c.fate == fate for c in self.candidates))}
-
-    def text(self) -> str:
-        """The report for people."""
-        from tilecast.codegen.tune.render import as_text
-
-        return as_text(self)
-
-    def to_dict(self) -> dict[str, object]:
-        """The documented, stable keys of --json and --audit."""
-        from tilecast.codegen.tune.render import as_dict
-
-        return as_dict(self)
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def survey(
@@ -229,7 +147,7 @@ def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, Compil
             changed[c.order] = replace(known, fate=stage, reason=text, kept=True)
     merged = tuple(changed.get(c.order, _unwon(c)) for c in tuning.candidates)
     found = replace(tuning, by=stage, candidates=merged)
-    ready = sorted((c for c in changed.values() if c.kept), key=_by_guess)
+    ready = sorted((c for c in changed.values() if c.kept), key=by_guess)
     return choose(found, [c.order for c in ready])
 
 
@@ -273,14 +191,5 @@ def _behind(seconds: float | None, leader: float, whom: str) -> str:
     return f"{share:.1%} slower than {whom}" if share >= 0.0005 else f"level with {whom}"
 
 
-def _by_guess(c: Candidate) -> tuple[float, int]:
-    return (c.best_guess_s if c.best_guess_s is not None else float("inf"), c.order)
-
-
 def _in_order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates, key=lambda c: c.order))
-
-
-def columns() -> tuple[str, ...]:
-    """Names of a candidate's fields, as the audit trail's columns."""
-    return tuple(f.name for f in fields(Candidate))

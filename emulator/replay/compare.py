@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
-from tilecast.emulator.replay.trace import ProgramTrace
+from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

@@ -14,15 +14,15 @@ from statistics import median
 
 from tilecast.base import chrome_trace as traces
 from tilecast.emulator.errors import EmulationError
-from tilecast.emulator.hardware.barriers import Key
 from tilecast.emulator.replay import costs
-from tilecast.emulator.replay.trace import (
+from tilecast.emulator.trace import (
     Arrive,
     Commit,
     CopyIssue,
     Event,
     Fork,
     Join,
+    Key,
     MatrixIssue,
     MatrixWait,
     ProgramTrace,

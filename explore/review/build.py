@@ -15,7 +15,6 @@ from tilecast.explore.review.content.content import (
     Change,
     Provenance,
     Regime,
-    ReviewContent,
     Side,
     Step,
     Tornado,
@@ -24,6 +23,7 @@ from tilecast.explore.review.content.judgement import Evidence, peak_share, ques
 from tilecast.explore.review.content.nearby import regions
 from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
+from tilecast.explore.review.review import Review
 from tilecast.model.families import native_family
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
@@ -52,7 +52,7 @@ def report(
     date: str = "",
     machine_name: str = "",
     map_grid: int = 9,
-) -> ReviewContent:
+) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
 
     ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
@@ -73,7 +73,7 @@ def report(
         p, ceilings(p), assumptions(p, clock), considered(p, clock), regions(p, table), _tornado(p, clock), change
     )  # fmt: skip
     bound = binding_name(p)
-    return ReviewContent(
+    return Review(
         title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),

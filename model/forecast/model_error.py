@@ -44,11 +44,10 @@ def model_error(workload: Workload, machine: Machine) -> ModelError:
     for rung in rungs:
         if rung:
             found = max(rung, key=lambda r: int(r["rows"]))
-            numbers = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
+            mean, p90, bias = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
             dtype_text = "" if found["dtype"] == "any" else f", {found['dtype']}"
-            return ModelError(
-                int(found["rows"]), *numbers, where=f"{found['kernels']} on {found['machine']}{dtype_text}"
-            )
+            where = f"{found['kernels']} on {found['machine']}{dtype_text}"
+            return ModelError(int(found["rows"]), mean, p90, bias, where)
     return ModelError(0, 0.0, 0.0, 0.0, f"no kernel was checked on a GPU with {machine.name}'s kind of tensor core")
 
 

@@ -1,6 +1,6 @@
 """Workload: the attention problem, without a word about kernels.
 
-FLOP conventions (fa4.md): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
+FLOP conventions (FA4P): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
 cudnn-frontend counts the unmasked entries, S (S + 1) / 2.  `Workload.flops` is the first where it applies (square
 causal), and counts unmasked entries exactly where halving would be wrong (Sq != Sk, windows).
 """

@@ -20,7 +20,7 @@ CORRECTION_INSTRUCTIONS = 30
 CORRECTION_ALU_INSTRUCTIONS = 14
 
 #: Share of tile steps in which one warp of the correction group really rescales at threshold 8:
-#: a tenth (fa4.md (g), [BLOG]) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
+#: a tenth (FA4B) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
 _RESCALE_SHARE_AT_8 = 0.065
 _RESCALE_SHARE_AT_0 = 0.65
 
@@ -110,7 +110,7 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
 
     A hardware exponential is one MUFU.EX2; an emulated one costs ``mufu.ex2_emulation_fma_slots`` FMA lane slots
-    at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (fa4.md (f)).
+    at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (FA4C, utils.py).
     """
     emulated = elements * emulated_share
     hardware = elements - emulated

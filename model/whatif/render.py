@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
 
 from tilecast.model.forecast.binding import critical_unit
+from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
-from tilecast.model.forecast.timeline import side_by_side
 from tilecast.model.kernel.variant import variant_text
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
-    from tilecast.model.whatif.what_if import WhatIf
+from tilecast.model.whatif.comparison import Comparison
+from tilecast.model.whatif.timeline import side_by_side
 
 
-def as_dict(w: WhatIf) -> dict[str, object]:
+def as_dict(w: Comparison) -> dict[str, object]:
     """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
     return {
         "machine": w.machine.name,
@@ -33,18 +30,18 @@ def as_dict(w: WhatIf) -> dict[str, object]:
     }
 
 
-def as_text(w: WhatIf, width: int = 120) -> str:
+def as_text(w: Comparison, width: int = 120) -> str:
     """The comparison `tilecast whatif` prints."""
     return "\n".join((*_headline(w), "", *_table(w), "", *_kernel(w), "", *_waterfall(w), "", *_timelines(w, width)))
 
 
-def as_html(w: WhatIf) -> str:
+def as_html(w: Comparison) -> str:
     """The text in a frame a notebook shows as is."""
     style = "font-family:ui-monospace,monospace;line-height:1.25;font-size:12px"
     return f'<pre style="{style}">{html.escape(as_text(w))}</pre>'
 
 
-def _headline(w: WhatIf) -> list[str]:
+def _headline(w: Comparison) -> list[str]:
     lines = [f"What if {w.machine.title} were different: {w.workload.label()}"]
     lines += [f"  {c.fact:<34} {c.before:g} -> {c.after:g} {c.unit}" for c in w.changes]
     gain = w.speedup - 1.0
@@ -53,13 +50,13 @@ def _headline(w: WhatIf) -> list[str]:
     return lines
 
 
-def _kept_share(w: WhatIf) -> str:
+def _kept_share(w: Comparison) -> str:
     if w.kept is None:
         return f"; the old kernel is not legal any more: {w.kept_refused}"
     return f"; {w.speedup_kept - 1:+.1%} with the kernel of before"
 
 
-def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
+def _columns(w: Comparison) -> list[tuple[str, Prediction]]:
     columns = [("before", w.before)]
     if w.kept is not None:
         columns.append(("kept", w.kept))
@@ -71,7 +68,7 @@ def binding_word(p: Prediction) -> str:
     return p.binding.name
 
 
-def _table(w: WhatIf) -> list[str]:
+def _table(w: Comparison) -> list[str]:
     columns = _columns(w)
 
     def row(name: str, cells: list[str]) -> str:
@@ -99,7 +96,7 @@ def _table(w: WhatIf) -> list[str]:
     return lines
 
 
-def _kernel(w: WhatIf) -> list[str]:
+def _kernel(w: Comparison) -> list[str]:
     lines = [f"Kernel ({w.simulated} variants simulated, {w.skipped} could not win)"]
     if w.knob_changes:
         lines += [f"  {k.knob:<20} {_plain(k.before)} -> {_plain(k.after)}" for k in w.knob_changes]
@@ -115,7 +112,7 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _waterfall(w: WhatIf) -> list[str]:
+def _waterfall(w: Comparison) -> list[str]:
     """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
     columns = _columns(w)
     times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
@@ -132,7 +129,7 @@ def _waterfall(w: WhatIf) -> list[str]:
     return lines
 
 
-def _timelines(w: WhatIf, width: int) -> list[str]:
+def _timelines(w: Comparison, width: int) -> list[str]:
     titles = tuple(
         f"{name}: {p.pipeline.name}, {p.ii_cycles:.0f} cycles" for name, p in (("before", w.before), ("after", w.after))
     )

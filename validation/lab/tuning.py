@@ -15,7 +15,9 @@ from tilecast.base.pool import cores
 from tilecast.base.progress import Progress, silent
 from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
-from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.trail import Candidate
+from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, find_family, native_family
 from tilecast.model.forecast.predict import predict
@@ -117,15 +119,15 @@ def _shipped() -> tuple[str, ...]:
 
 def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, version: str) -> Tuning:
     """Time the few best in turns and choose among them by the stated rule."""
-    from tilecast.validation.lab.measure.plan import Item
+    from tilecast.validation.lab.measure.plan import Item, Options
     from tilecast.validation.lab.measure.records import read
-    from tilecast.validation.lab.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import measure
 
     chosen = to_time(tuning, tuning.budget)
     kernel = find_family(tuning.family).template
     items = [Item(kernel, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
     progress("time", 0, len(items))
-    failures = measure_alone(items, table, Options(command=command, version=version))
+    failures = measure(items, table, Options(command=command, version=version))
     progress("time", len(items), len(items))
     broken = {failure.item.variant: failure.reason for failure in failures}
     rows = {

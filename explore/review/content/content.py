@@ -244,15 +244,3 @@ class ReviewContent:
     risks: tuple[Risk, ...]
     change: Change | None
     provenance: Provenance
-
-    def page(self) -> str:
-        """The review as one HTML file that opens offline."""
-        from tilecast.explore.review.page.render import html_page
-
-        return html_page(self)
-
-    def markdown(self, name: str = "review") -> dict[str, str]:
-        """{file name: text}: ``name``.md and one SVG a chart beside it."""
-        from tilecast.explore.review.page.render import markdown_files
-
-        return markdown_files(self, name)

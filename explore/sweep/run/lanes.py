@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilecast.base.pool import cores
-from tilecast.validation.lab.bundle.workers import Asker, Worker
+from tilecast.validation.lab.worker.process import Asker, Worker
 
 Request = dict[str, Any]
 MODULE = "tilecast.explore.sweep.run.worker"

@@ -14,6 +14,10 @@ from tilecast.model.machine.machine import Machine
 SCHEDULERS = ("grid", "longest-first")
 #: Smallest extent of a tl.dot operand.
 _SMALLEST_DOT = 16
+#: Rows from which a tl.dot becomes a wgmma, where the machine has it.
+_WGMMA_ROWS = 64
+#: Widest swizzle of a tile in shared memory; narrower rows are swizzled by their own width.
+_SWIZZLE_BYTES = 128
 #: Stages are missing: they decide how many CTAs fit an SM.
 ALIKE = Alike(
     same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
@@ -69,7 +73,6 @@ def legality(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdi
 
 def writable(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the portable Triton template can write a legal ``variant``."""
-    del machine
     for name, extent in (("tile_m", variant.tile_m), ("tile_n", variant.tile_n)):
         if extent < _SMALLEST_DOT or extent & (extent - 1):
             return Verdict(f"{name} must be a power of two of at least {_SMALLEST_DOT}, got {extent}", "use 64 or 128")
@@ -80,7 +83,30 @@ def writable(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdi
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width % _SMALLEST_DOT:
             return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
+    if variant.stages == 1 and needs_pipeline(variant, workload, machine):
+        widths = dict.fromkeys((*tile_widths(workload.head_dim_qk), *tile_widths(workload.head_dim_v)))
+        return Verdict(
+            f"stages must be 2 or more on {machine.name} for tiles of K and V that are {' and '.join(map(str, widths))} wide, "
+            "got 1: Triton 3.6 loses a wgmma descriptor of tiles that share an address under different swizzles",
+            "use stages=2, or tile_m=32",
+        )
     return LEGAL
+
+
+def needs_pipeline(variant: Fa2Variant, workload: Workload, machine: Machine) -> bool:
+    """Whether every loop must be pipelined, also one that runs at most once.
+
+    Without a pipeline the tiles of K and V share one address.  Where their swizzles differ, ptxas 12.8 (Triton 3.6) loses a
+    wgmma descriptor of one of them: the wgmma reads registers that nothing wrote, so scores are wrong or the GPU faults.
+    """
+    widths = {*tile_widths(workload.head_dim_qk), *tile_widths(workload.head_dim_v)}
+    swizzles = {min(_SWIZZLE_BYTES, width * workload.dtype_bytes) for width in widths}
+    return machine.tensor_kind == "wgmma" and variant.tile_m >= _WGMMA_ROWS and len(swizzles) > 1
+
+
+def tile_widths(head_dim: int) -> tuple[int, ...]:
+    """Powers of two, largest first, that add up to ``head_dim``; each is one tl.dot."""
+    return tuple(1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1)
 
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa2Variant]:

@@ -14,10 +14,11 @@ from tilecast.validation.lab.bundle.folder import WorkFolder
 from tilecast.validation.lab.bundle.manifest import BundleError, Manifest
 from tilecast.validation.lab.bundle.plans import Work, load_work, plan_path
 from tilecast.validation.lab.bundle.stages import Context, Stage, run_stages, stages
-from tilecast.validation.lab.bundle.workers import Asker, Worker, WorkerError
 from tilecast.validation.lab.measure.detect import match_machine
 from tilecast.validation.lab.measure.gpu_lock import timing_on
+from tilecast.validation.lab.worker.process import Asker, Worker, WorkerError
 
+MODULE = "tilecast.validation.lab.bundle.tasks"
 _IDENTIFY_S = 180.0
 _MOST_WORKERS = 8
 
@@ -47,7 +48,12 @@ class Screen(Protocol):
         """See `base.progress.Progress`: seconds of a stage by its own estimate; without ``detail`` it begins or ends."""
 
 
-def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker) -> Manifest:
+def start_worker(log: Path) -> Asker:
+    """A process that does a bundle's tasks."""
+    return Worker(log, MODULE)
+
+
+def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = start_worker) -> Manifest:
     """Measure what the work folder lacks, write the bundle and delete the folder; returns the manifest.
 
     Raises BundleError, PlanError and MachineError before anything is written when there is no GPU, no plan for it, or

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.progress import Progress
-from tilecast.validation.lab.calibrate.cases import CalibrateError, Case, Reading
+from tilecast.validation.lab.calibrate.cases import Case, Reading
+from tilecast.validation.lab.calibrate.errors import CalibrateError
 from tilecast.validation.lab.calibrate.gpu import Gpu, GpuError, Identity, today
 from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_sha
 from tilecast.validation.lab.calibrate.store import Row, append_rows, params_text, read_rows, rows_of

@@ -13,8 +13,8 @@ Variants that the family cannot write for a shape are left out and listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,35 @@ class Item:
     workload: Workload
     machine: str
     role: str = "build"
+
+    def label(self) -> str:
+        """Kernel, variant and shape in one line."""
+        return f"{self.kernel} {self.variant} at {self.workload.label()}".replace("  ", " ")
+
+
+def item_to(item: Item) -> dict[str, Any]:
+    """An item as JSON takes it."""
+    return {**asdict(item), "workload": item.workload.as_dict()}
+
+
+def item_from(raw: Mapping[str, Any]) -> Item:
+    """Inverse of `item_to`; entries that an item has not are left alone."""
+    work = Workload.from_dict(raw["workload"])
+    return Item(raw["kernel"], raw["variant"], work, raw["machine"], raw.get("role", "build"))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to measure."""
+
+    rounds: int = 15
+    mode: str = "short"
+    settle_s: float = 1.0
+    measure_s: float = 1.0
+    #: Processes that compile and check kernels ahead of their turn (0: one a core, at most 12; 1: none).
+    workers: int = 0
+    command: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

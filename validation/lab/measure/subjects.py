@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,12 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tilecast.base.files import cache_folder, write_text_atomically
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.plan import EXTERNAL, Item, PlanError
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 #: A launch without arguments, and the tensor it writes in (batch, heads, seqlen, head_dim).
 Launch = Callable[[], None]
+
+
+#: Folder of the cache where generated sources are kept, so that Triton's compile cache finds them again.
+CACHE = "measured-kernels"
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,6 @@ class Subject:
     variant: str
     source_sha: str
     prepare: Callable[[Workload, Tensors], tuple[Launch, Callable[[], torch.Tensor]]]
-
-
-def cache_folder() -> Path:
-    """Where generated sources are kept for measuring, so that Triton's compile cache finds them again."""
-    base = os.environ.get("TILECAST_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tilecast" / "measured-kernels"
 
 
 def subject(item: Item, version: str) -> Subject:
@@ -59,13 +57,11 @@ def subject(item: Item, version: str) -> Subject:
     source = generate(item.workload, load_machine(item.machine), family, variant, version).source
     body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
     sha = hashlib.sha256(body.encode()).hexdigest()[:16]
-    folder = cache_folder()
+    folder = cache_folder(CACHE)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{item.kernel}_{sha}.py"
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(source, encoding="utf-8")
-        temporary.replace(path)
+        write_text_atomically(path, source)
     return _from_file(path, item.kernel, item.variant, sha)
 
 

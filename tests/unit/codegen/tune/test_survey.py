@@ -13,7 +13,9 @@ from tilecast.cli import main
 from tilecast.codegen.tune.compiled import CompiledCandidate, Job, compile_candidates, target_of
 from tilecast.codegen.tune.render import as_csv
 from tilecast.codegen.tune.structure import structure, tile
-from tilecast.codegen.tune.survey import FATES, Tuning, survey, with_machine_code
+from tilecast.codegen.tune.survey import survey, with_machine_code
+from tilecast.codegen.tune.trail import FATES
+from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError, evaluate_seconds
 from tilecast.model.families import find_family, knob_space, legality, writable
 from tilecast.model.kernel.variant import variant_text
@@ -117,7 +119,7 @@ def measured(monkeypatch, cycles: list[float], failing: int | None = None) -> li
     asked: list[list[str]] = []
     sample = read(TABLE)[1]
 
-    def measure(items, table, options, progress=None):
+    def measure(items, table, options):
         asked.append([item.variant for item in items])
         rows, failures = [], []
         for n, item in enumerate(items):

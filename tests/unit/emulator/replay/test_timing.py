@@ -11,9 +11,9 @@ import pytest
 
 from tilecast.emulator.replay.compare import AGREES, Comparison, compare, workload_of
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, chrome_trace, replay
-from tilecast.emulator.replay.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.machine.machine import load_machine
 

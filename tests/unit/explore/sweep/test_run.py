@@ -29,7 +29,7 @@ from tilecast.explore.sweep.run.store import Store
 from tilecast.explore.sweep.spec.items import run_item
 from tilecast.explore.sweep.spec.spec import Bench, load_spec, plan_forecasts, plan_measurements
 from tilecast.model.machine.machine import load_machine
-from tilecast.validation.lab.bundle.workers import WorkerError, WorkerLostError
+from tilecast.validation.lab.worker.process import WorkerError, WorkerLostError
 
 #: Eight kernels at three lengths: every item computes something, none for long.
 SPEC = """

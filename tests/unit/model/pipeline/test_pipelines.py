@@ -42,7 +42,7 @@ def test_fa4_demand_is_the_papers_table() -> None:
 def test_a_pair_reads_half_of_k_and_v() -> None:
     pair = build_pipeline(Workload(), Fa4Variant(cta_group=2), B200).demand()
     assert pair["tensor"] == 2048
-    assert pair["smem"] == 1024  # 512 a tile: Q whole, half of K and V (fa4.md (b))
+    assert pair["smem"] == 1024  # 512 a tile: Q whole, half of K and V (FA4P)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.125, 0.25])

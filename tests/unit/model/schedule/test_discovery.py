@@ -54,7 +54,7 @@ def test_two_query_tiles_ping_pong() -> None:
 
 
 def test_the_issue_order_is_the_published_one() -> None:
-    """FA4's matrix warp: PV of a tile, then QK of its next block, tile after tile (fa4.md (d))."""
+    """FA4's matrix warp: PV of a tile, then QK of its next block, tile after tile (FA4C)."""
     loop = loops.blackwell(2)
     orders = matrix_issue_order(_solve(loop), loop)
     assert list(orders) == ["mma"]

@@ -113,7 +113,7 @@ def test_solved_value_is_where_the_busiest_unit_changes(fact: str, share: float)
 
 
 def test_the_papers_break_even_of_exponentials_and_matrix_work() -> None:
-    """128 x 128 x 128 on a B200: 1024 cycles each (fa4.md), so 16 ex2 a clock; the loop's own row scale adds 1/128."""
+    """128 x 128 x 128 on a B200: 1024 cycles each (FA4P), so 16 ex2 a clock; the loop's own row scale adds 1/128."""
     (row,) = break_evens(WORK, B200, PAIR, facts=("mufu.ex2",), clock=1500.0)
     assert row.solved is not None
     assert row.solved.value == pytest.approx(16 * 129 / 128, rel=1e-9)

@@ -1,4 +1,4 @@
-"""What each role executed, in order: the input of `timing`.  Costs are not decided here, only counted.
+"""What each role executed, in order: the input of `replay.timing`.  Costs are not decided here, only counted.
 
 Counts are of one SM: half of what a pair of CTAs does together.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilecast.emulator.hardware.barriers import Key
+#: (barrier number, phase): what completes, and what waits.
+Key = tuple[int, int]
 
 
 @dataclass(slots=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
-from tilecast.emulator.language import dtypes
-from tilecast.emulator.language.layouts import SliceLayout, expanded, halved, permuted, reshaped
-
-if TYPE_CHECKING:
-    from tilecast.emulator.session import Session
+from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
 
 
 class Int(int):

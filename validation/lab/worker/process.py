@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+#: How long a process that closed its output may take to end.
+_LAST_WORDS_S = 5.0
 Tell = Callable[[str, float], None]
 Request = dict[str, Any]
 
 
 class WorkerError(RuntimeError):
-    """A request that failed; the worker may have lost its GPU context: close it."""
+    """A request that failed; the worker can be asked again."""
 
 
 class WorkerLostError(WorkerError):
-    """The worker ended or said nothing for too long; it is gone."""
+    """The worker ended, lost its GPU context or said nothing for too long; it is gone."""
 
 
 class Asker(Protocol):
@@ -43,10 +45,11 @@ class Worker:
     """
 
     def __init__(
-        self, log: Path, module: str = "tilecast.validation.lab.bundle.worker",
-        environment: Mapping[str, str] | None = None, shared: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+        self, log: Path, module: str, environment: Mapping[str, str] | None = None, shared: tuple[int, ...] = ()
+    ) -> None:
+        self._log = log
         with log.open("ab") as stderr:
+            self._log_begin = stderr.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                 text=True, encoding="utf-8", start_new_session=True, env=environment, pass_fds=shared,
@@ -74,11 +77,16 @@ class Worker:
                 raise WorkerLostError(f"no answer in {silence_s:.0f} s: it hangs") from None
             if not line:
                 self._lines.put("")  # whoever asks after this must not wait for a process that is gone
+                with contextlib.suppress(subprocess.TimeoutExpired):  # its own exit code, not that of being killed
+                    self._process.wait(_LAST_WORDS_S)
                 self.close()
-                raise WorkerLostError(f"its process ended ({_ending(self._process.returncode)})")
+                raise WorkerLostError(f"its process ended ({self._ending()})")
             found = json.loads(line)
             if "done" in found:
                 return dict(found["done"])
+            if found.get("lost"):
+                self.close()
+                raise WorkerLostError(found["error"])
             if "error" in found:
                 raise WorkerError(found["error"])
             tell(*found["at"])
@@ -89,15 +97,23 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-
-def _ending(code: int | None) -> str:
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    def _ending(self) -> str:
+        """How the process ended, with its last words where it could still say some."""
+        code = self._process.returncode
+        if code < 0:
+            return f"signal {-code}"
+        words = b""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._log_begin)
+            words = file.read()
+        lines = words.decode(errors="replace").split("\n")
+        return ": ".join([f"exit code {code}", *[line.strip()[:200] for line in lines if line.strip()][-1:]])
 
 
 def farm(
     start: Callable[[], Asker], requests: Iterable[Request], workers: int, silence_s: float
 ) -> Iterator[tuple[Request, dict[str, Any] | WorkerError]]:
-    """(request, answer or why there is none) in the order they end; a worker that failed is replaced."""
+    """(request, answer or why there is none) in the order they end; a worker that is lost is replaced."""
     todo: queue.SimpleQueue[Request] = queue.SimpleQueue()
     count = 0
     for request in requests:
@@ -118,7 +134,8 @@ def farm(
                     alive[number] = start()
                 results.put((request, alive[number].ask(request, silence_s)))
             except Exception as error:  # whatever happens, the run must not wait for this answer for ever
-                if number in alive:
+                usable = isinstance(error, WorkerError) and not isinstance(error, WorkerLostError)
+                if number in alive and not usable:
                     alive.pop(number).close()
                 results.put((request, error if isinstance(error, WorkerError) else WorkerError(str(error))))
 
