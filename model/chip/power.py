@@ -82,7 +82,7 @@ def length(busy_cycles: float, hbm_seconds: float) -> Length:
 
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
     """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
-    return _power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz)
+    return float(_power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz))
 
 
 def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -96,7 +96,7 @@ def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
     active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
 
-    def watts(ghz: float) -> float:
+    def watts(ghz: Any) -> Any:
         seconds = seconds_at(ghz)
         set_ghz = ghz / share
         tree = active * set_ghz ** (1 + exponent)
