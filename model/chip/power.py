@@ -31,8 +31,10 @@ _UNIT_ENERGY = (
     ("fma", "power.fma_pj_per_op", "fma.lanes"),
     ("alu", "power.alu_pj_per_op", "alu.lanes"),
 )
-#: The clock is found by halving the range from this clock up.
-_LOWEST_MHZ, _HALVINGS = 100.0, 40
+#: Clocks are looked for from here up, to within this.
+_LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
+#: Halvings of the range of clocks that take it below that.
+_HALVINGS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def length(busy_cycles: float, hbm_seconds: float) -> Length:
 
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
     """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
-    return _power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz)
+    return float(_power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz))
 
 
 def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -94,7 +96,7 @@ def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
     active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
 
-    def watts(ghz: float) -> float:
+    def watts(ghz: Any) -> Any:
         seconds = seconds_at(ghz)
         set_ghz = ghz / share
         tree = active * set_ghz ** (1 + exponent)
@@ -117,17 +119,25 @@ def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
 def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str) -> Clock:
     """`settle_clock` for work of any length; at 100 MHz where even that draws more than the limit."""
     limit, low, high = _range(machine, regime)
-    bound = "boost"
     watts = _power_curve(machine, activity, seconds_at)
-    if watts(high / 1e3) > limit:
-        bound = "power"
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            if watts(middle / 1e3) > limit:
-                high = middle
-            else:
-                low = middle
-    return Clock(high, watts(high / 1e3), limit, bound)
+    drawn = watts(high / 1e3)
+    if drawn <= limit:
+        return Clock(high, drawn, limit, "boost")
+    # Power rises with the clock: the line through two points of the curve (regula falsi, Illinois) finds the limit fast.
+    over, under = drawn - limit, watts(low / 1e3) - limit
+    if under >= 0.0:
+        return Clock(low, under + limit, limit, "power")
+    kept = 0
+    while high - low > _SAME_MHZ:
+        middle = min(max((low * over - high * under) / (over - under), low + _SAME_MHZ / 2), high - _SAME_MHZ / 2)
+        excess = watts(middle / 1e3) - limit
+        if excess > 0.0:
+            high, over = middle, excess
+            under, kept = (under / 2 if kept > 0 else under), 1
+        else:
+            low, under = middle, excess
+            over, kept = (over / 2 if kept < 0 else over), -1
+    return Clock(low, watts(low / 1e3), limit, "power")
 
 
 def settled_mhz(

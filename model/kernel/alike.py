@@ -23,7 +23,7 @@ class Alike:
 
 def key_without(variant: type[Any], knobs: Iterable[str]) -> attrgetter[Any]:
     """The function from a variant of a class to the values of all its knobs but ``knobs``."""
-    return _getter(variant, frozenset(knobs))
+    return _getter(variant, frozenset(knobs))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)

@@ -36,6 +36,8 @@ from tilecast.model.sm.bounds import held_cycles, rec_mii
 
 #: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
 _RECURRENCE_MARGIN = 0.9995
+#: Floors and forecasts round differently.
+_ROUNDING = 1 - 1e-9
 
 
 def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
@@ -89,7 +91,7 @@ class Floors:
             )
         else:
             mhz = float(self.clock)
-        floors: list[float] = (np.maximum(cycles / (mhz * 1e6), hbm) + self.launch_seconds).tolist()
+        floors: list[float] = (_ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm) + self.launch_seconds).tolist()
         return floors
 
     def of_operations(self, variant: Variant) -> float:
@@ -134,7 +136,7 @@ class Floors:
             mhz = settle_clock(self.machine, launch.activity, cycles, launch.hbm_seconds, self.clock).mhz
         else:
             mhz = float(self.clock)
-        return max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
+        return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
 
     def _cycles(self, scheduler: str, pipeline: Pipeline, loop: LoopFloor, played: bool = False) -> float:
         """Cycles of all tiles on the machine's SMs if their loops take ``loop``; ``played`` tile by tile where that helps."""

@@ -117,7 +117,7 @@ def _in_order_of_floors(
     heapify(heap)
     by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
     while heap:
-        floor, first, level, members = heappop(heap)
+        floor, _, level, members = heappop(heap)
         if level == _SINGLE or all(round(floor, DIGITS) > board.last(names[order]) for order in members):
             for order in members:
                 yield floor, order

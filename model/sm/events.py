@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilecast.model.pipeline.graph import Edge, Pipeline
-from tilecast.model.sm.run import EPS, Run
+from tilecast.model.sm.fluid import EPS_CYCLES as EPS
+from tilecast.model.sm.run import Run
 
 
 @dataclass(frozen=True, slots=True)

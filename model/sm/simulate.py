@@ -13,7 +13,8 @@ from functools import lru_cache
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, Role
 from tilecast.model.sm.bounds import rec_mii
 from tilecast.model.sm.events import Event, events_of
-from tilecast.model.sm.run import EPS, Loop, Run
+from tilecast.model.sm.fluid import EPS_CYCLES as EPS
+from tilecast.model.sm.run import Loop, Run
 
 #: Iterations after which a loop that has not repeated is taken at its average.
 _LONGEST_WINDOW = 48
