@@ -74,7 +74,7 @@ def break_evens_text(rows: Sequence[BreakEven], machine: Machine, workload: Work
 
 def letter(bound_by: str, lap: str) -> str:
     """The map's letter of a cell."""
-    if bound_by != "dependences":
+    if bound_by != "recurrence":
         return LETTERS.get(bound_by, "?").upper()
     return LETTERS.get(lap, "?")
 
@@ -87,7 +87,7 @@ def map_text(found: AsymmetryMap) -> str:
         for b, lap in zip(row, laps, strict=True)
     }
     legend = [f"{LETTERS[name].upper()} {name}" for name in LETTERS if LETTERS[name].upper() in used]
-    legend += [f"{LETTERS[name]} dependences, mostly {name}" for name in LETTERS if LETTERS[name] in used]
+    legend += [f"{LETTERS[name]} recurrence, mostly {name}" for name in LETTERS if LETTERS[name] in used]
     lines = [
         f"{found.machine}, {found.workload.label()}, at {found.clock_mhz:.0f} MHz; everything but the two axes is {found.machine}'s",
         f"across: {found.x_fact} ({found.x_unit}); up: {found.y_fact} ({found.y_unit})",

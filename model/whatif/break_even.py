@@ -155,7 +155,7 @@ class _Asked:
         return self.pipeline(x).demand()
 
     def bound(self, x: float) -> str:
-        """What holds the kernel at ``x``: a unit, dependences, or memory."""
+        """What holds the kernel at ``x``: a unit, a recurrence, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
             return brief(self.workload, self.at(x), self.variant, self.clock).bound_by
         pipeline = self.pipeline(x)
