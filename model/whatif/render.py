@@ -8,8 +8,8 @@ from tilecast.model.forecast.binding import critical_unit
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
 from tilecast.model.kernel.variant import short_text
+from tilecast.model.sm.timeline import side_by_side
 from tilecast.model.whatif.comparison import Comparison
-from tilecast.model.whatif.timeline import side_by_side
 
 
 def as_dict(w: Comparison) -> dict[str, object]:
