@@ -45,6 +45,7 @@ def generate(
     and PredictError when none can.
     """
     template = template_of(family)
+    workload = workload.reduced()
     chosen = variant if variant is not None else best(workload, machine, family.name, clock).variant
     if chosen.family != family.name:
         raise VariantError(f"--variant: expected a variant of family {family.name}, got one of {chosen.family}")

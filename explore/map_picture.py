@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 COLOURS = {
     "tensor": "#0072B2", "mufu": "#E69F00", "fma": "#009E73", "alu": "#CC79A7", "issue": "#D55E00", "smem": "#882255",
     "regs": "#F0E442", "cvt": "#8C6D31", "tmem_read": "#7B4173", "tmem_write": "#9C9EDE", "tma": "#637939",
-    "HBM": "#393B79", "L2": "#6B6ECF", "hand-over": "#999999",
+    "HBM bandwidth": "#393B79", "L2 bandwidth": "#6B6ECF", "hand-over": "#999999", "power limit": "#AD494A",
+    "kernel launch": "#525252", "start, fill and end of tiles": "#BDBDBD", "idle SMs": "#D9D9D9",
 }  # fmt: skip
 #: How much of the hue is left where a unit is most of the critical lap but not full.
 _TINT = 0.42

@@ -1,7 +1,8 @@
 """Error of forecasts by GPU and dtype, for every forecast to quote: `python -m tilecast.validation.accuracy` writes it.
 
-Two tables are summed up, each with the kernel that ran: published kernels of a class that tilecast knows, as their
-authors ship them, at the short-run clock; and generated kernels as measured, at the clock they ran at.
+Two tables are summed up, each with the kernel that ran: the fastest published kernel of every shape among those of a
+class that tilecast knows, as its authors ship it, at the short-run clock; and generated kernels as measured, at the clock
+they ran at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import read
-from tilecast.validation.published.points import load_points
+from tilecast.validation.published.points import best_per_shape, load_points
 from tilecast.validation.published.run import EXAMPLES, default_predictor
 from tilecast.validation.statistics import summarise
 
@@ -29,11 +30,11 @@ COLUMNS = ("kernels", "machine", "dtype", "rows", "mean_percent", "p90_percent",
 
 
 def published() -> list[Checked]:
-    """Forecasts of published kernels whose class is known."""
+    """Forecasts of the fastest published kernels whose class, or whose share of emulated exponentials, is known."""
+    known = [p for p in load_points()[0] if p.kernel not in EXAMPLES and p.dtype_as_written != "mxfp8"]
+    known = [p for p in known if p.family or p.emulated_share is not None]
     out: list[Checked] = []
-    for point in load_points()[0]:
-        if not point.family or point.kernel in EXAMPLES or point.dtype_as_written == "mxfp8":
-            continue
+    for point in best_per_shape(known):
         try:
             answer = default_predictor(point, "short")
         except ValueError:

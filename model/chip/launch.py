@@ -93,8 +93,10 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     edges = once + edge_memory_cycles(pipeline, machine, count, slots)
     makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + edges
     share = tiles.weight * heads / slots
-    mean = float(per_tile.sum()) * share + edges
-    inside = mean - edges if persistent else float(loop.sum()) * share
+    # Slots that get no tile start none.
+    started = edges * min(1.0, count / slots)
+    mean = float(per_tile.sum()) * share + started
+    inside = mean - started if persistent else float(loop.sum()) * share
     # A tile of few blocks may end before its loop has settled to the period, and so may take less than its share of it.
     steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share

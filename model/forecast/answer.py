@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
 from tilecast.model.forecast.binding import Binding
-from tilecast.model.forecast.model_error import ModelError
+from tilecast.model.forecast.checked_range import ModelError
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -50,7 +50,7 @@ class Forecast:
     chip: ChipRun
     waterfall: tuple[WaterfallStep, ...]
     assumed_facts: tuple[str, ...]
-    #: How far forecasts like this one were off (`model_error`).
+    #: How far forecasts like this one were off (`checked_range.model_error`).
     model_error: ModelError
     #: What these kernels leave out that a kernel made for such a shape has.
     notes: tuple[str, ...]

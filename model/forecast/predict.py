@@ -12,10 +12,9 @@ from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, chec
 from tilecast.model.families import family_of, find_family, legality, native_family
 from tilecast.model.forecast.answer import Forecast
 from tilecast.model.forecast.binding import binding
-from tilecast.model.forecast.checked_range import left_out, outside_checked_range
+from tilecast.model.forecast.checked_range import left_out, model_error, outside_checked_range
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.forecast.interval import uncertain_facts
-from tilecast.model.forecast.model_error import model_error
 from tilecast.model.forecast.render import as_dict, as_html, as_text
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall

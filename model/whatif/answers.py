@@ -31,6 +31,11 @@ class Sensitivity:
     low_reoptimised_ms: float
     high_reoptimised_ms: float
 
+    @property
+    def one_sided(self) -> bool:
+        """Whether the fact stands at an end of what it can be, so that it was moved one way only."""
+        return self.value in (self.low, self.high)
+
     def to_dict(self) -> dict[str, object]:
         """Keys as documented in docs/json.md."""
         return {name: getattr(self, name) for name in self.__slots__}

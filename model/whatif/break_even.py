@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.chip.launch import run_chip
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
 from tilecast.model.forecast.binding import loop_bound
@@ -74,6 +74,7 @@ def break_evens(
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    check_clock(clock, chip)
     workload = workload.reduced()
     if facts is None:
         names = tuple(key for key in (f"tensor.{workload.dtype}_flop_per_clk", *MAIN) if chip.has(key))

@@ -17,7 +17,8 @@ _BAR = 20
 #: One letter a unit on the map: capital where the unit is full, small where it is most of the loop's critical lap.
 LETTERS = {
     "tensor": "t", "mufu": "m", "fma": "f", "alu": "a", "cvt": "c", "issue": "i", "regs": "r", "smem": "s",
-    "tmem_read": "e", "tmem_write": "w", "tma": "d", "HBM": "h", "L2": "l", "hand-over": "o",
+    "tmem_read": "e", "tmem_write": "w", "tma": "d", "HBM bandwidth": "h", "L2 bandwidth": "l", "hand-over": "o", "power limit": "p",
+    "kernel launch": "k", "start, fill and end of tiles": "b", "idle SMs": "n",
 }  # fmt: skip
 
 
@@ -40,8 +41,11 @@ def sensitivities_text(
             empty, full = " " * size, "█" * side
             bar = f"  {empty}|{full}" if row.reoptimised > 0 else f"  {full.rjust(size)}|"
         lines.append(
-            f"{row.fact:<{wide}}{row.value:>10.5g} {row.unit:<13}{row.fixed:>+12.3f}{row.reoptimised:>+13.3f}{bar}".rstrip()
+            f"{row.fact:<{wide}}{row.value:>10.5g} {row.unit:<13}{row.fixed:>+12.3f}{row.reoptimised:>+13.3f}"
+            f"{'*' + bar[1:] if row.one_sided else bar}".rstrip()
         )
+    if any(row.one_sided for row in rows):
+        lines += ["", "* stands at an end of what it can be: moved one way only, the other way is not open"]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
 from tilecast.model.kernel.variant import Variant
@@ -25,7 +25,7 @@ from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.rows import Sensitivities
 
 #: Capacities, switches and identity: a percent of these means nothing.
-_WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
+_WHOLE = ("GB", "B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
 #: What a reader expects to see even at zero.
 _MAIN = (
     "mufu.ex2_per_clk", "fma.lanes", "alu.lanes", "issue.warp_inst_per_clk", "smem.bytes_per_clk",
@@ -57,6 +57,7 @@ def sensitivities(
     if not 0.0 < step <= 0.5:
         raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    check_clock(clock, chip)
     workload = workload.reduced()
     found = _optimum(workload, chip, variant, family, clock)
     base = brief(workload, chip, found.variant, clock).seconds

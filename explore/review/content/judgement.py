@@ -85,9 +85,17 @@ def _gain(change: Change) -> str:
         return f"nothing changes: it still takes {after.time_ms:.4g} ms, bound by {after.binding}"
     word = "faster" if gain > 0 else "slower"
     return (
-        f"it becomes {abs(gain):.1%} {word} ({tflops_text(after.tflops)} TFLOP/s) with the kernel chosen again and is then bound by {after.binding}; "
-        f"{_kept(change)}"
+        f"it becomes {abs(gain):.1%} {word} ({tflops_text(after.tflops)} TFLOP/s) with the kernel chosen again and is then bound by {after.binding}"
+        f"{_clock_moved(change)}; {_kept(change)}"
     )
+
+
+def _clock_moved(change: Change) -> str:
+    """That the limiter takes back part of a gain, where the clock falls by a percent or more."""
+    before, after = change.before.clock_mhz, change.after.clock_mhz
+    if after > 0.99 * before:
+        return ""
+    return f", at {after:.0f} instead of {before:.0f} MHz: busier units draw more power, and the limiter takes back part of the gain"
 
 
 def _kept(change: Change) -> str:
@@ -106,7 +114,7 @@ def _help(e: Evidence) -> str:
     rows = [
         row
         for row in e.tornado.rows
-        if row.group in ("rate", "latency") or row.fact in ("chip.tdp_w", "chip.clock_max_mhz")
+        if (row.group in ("rate", "latency") or row.fact in ("chip.tdp_w", "chip.clock_max_mhz")) and not row.one_sided
     ]
     if not rows:
         return "no single fact would change the time by more than a hundredth of its own change"

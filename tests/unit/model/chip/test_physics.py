@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +52,7 @@ def test_more_sms_are_never_slower(data: st.DataObject) -> None:
     clock = data.draw(st.sampled_from([1000.0, "sustained"]))
     machines = [machine.with_facts({"chip.sm_count": count}) for count in counts]
     times = [evaluate_seconds(work, m, variant, clock) for m in machines if legality(variant, work, m).legal]
-    assert all(more <= fewer * (1 + 1e-9) for fewer, more in zip(times, times[1:], strict=False)), (counts, times)
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(times)), (counts, times)
 
 
 @settings(max_examples=80, deadline=None)
@@ -161,7 +162,7 @@ def test_one_sm_and_no_clock_within_the_limit_are_refused_in_a_sentence() -> Non
     assert not pair.legal
     assert "takes two SMs" in pair.sentence()
     assert evaluate_seconds(work, b200.with_facts({"chip.sm_count": 1}), Fa4Variant(), 1000.0) > 0
-    with pytest.raises(PredictError, match="draws .* W even at 100 MHz, above its limit of 1000 W"):
+    with pytest.raises(PredictError, match=r"draws .* W even at 100 MHz, above its limit of 1000 W"):
         evaluate_seconds(work, b200.with_facts({"power.idle_w": 2000}), Fa4Variant(), "sustained")
 
 
@@ -177,7 +178,7 @@ def test_what_memory_cannot_hold_is_refused_with_numbers() -> None:
     with pytest.raises(PredictError, match="take 1718 GB, the memory of gb10 holds 128 GB"):
         predict(big, "gb10")
     long = Workload(1, 16, 16, 131072, 131072)
-    with pytest.raises(PredictError, match="score matrix.*GB"):
+    with pytest.raises(PredictError, match=r"score matrix.*GB"):
         predict(long, "b200", family="unfused")
     assert all(m.has("hbm.capacity_gb") for m in MACHINES)
 

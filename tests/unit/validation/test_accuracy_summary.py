@@ -1,0 +1,31 @@
+"""The table of model errors that forecasts quote is the one that the forecasts of today give."""
+
+from __future__ import annotations
+
+from tilecast.base.data import MODEL_ERROR
+from tilecast.model.forecast.checked_range import model_error
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.validation.accuracy import measured, published, table
+
+
+def test_the_table_is_that_of_the_forecasts() -> None:
+    assert MODEL_ERROR.read_text(encoding="utf-8") == table([*published(), *measured()])
+
+
+def test_regions_fall_back_from_the_gpu_to_its_kind_of_tensor_core() -> None:
+    own = model_error(Workload(), load_machine("h200-sxm"))
+    assert own.rows == 820
+    assert own.where == "measured kernels on h200-sxm, 16 bit"
+    assert 0 < own.mean < own.p90
+    kind = model_error(Workload(dtype="fp8"), load_machine("gb300"))
+    assert kind.where == "published kernels on any tcgen05, fp8"
+    unknown = model_error(Workload(), load_machine("gb10"))
+    assert unknown.rows == 0
+    assert unknown.sentence().startswith("model error unknown")
+
+
+def test_errors_of_five_rows_are_summed_up() -> None:
+    rows = [("published kernels", "b200", "fp8", e) for e in (0.1, -0.1, 0.2, 0.2, 0.1)]
+    assert "published kernels,b200,fp8,5,14.0,20.0,10.0\n" in table(rows)
+    assert "b200" not in table(rows[:4])
