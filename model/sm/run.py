@@ -244,7 +244,7 @@ class Run:
         """Look for an earlier lap that began in the same state, from which on everything repeats."""
         blocks = [block for op, block in zip(self.op, self.block, strict=True) if op >= 0]
         ended = [len(ends) for ends in self.ended]
-        if min(ended) < self.masked or max(blocks) + 1 >= self.blocks:
+        if min(ended) < self.masked or max(blocks, default=self.blocks) + 1 >= self.blocks:
             return
         now, times = self.now, list[float]()
         for when, free in zip(self.ready, self.free, strict=True):

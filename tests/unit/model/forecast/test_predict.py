@@ -209,3 +209,9 @@ def test_settled_power_never_exceeds_the_limit(flop: float, cycles: float) -> No
     b200 = load_machine("b200")
     clock = settle_clock(b200, gemm(flop), cycles, 0.0, "sustained")
     assert clock.power_w <= 1000.5 or clock.mhz <= 101
+
+
+def test_a_loop_of_one_consumer_that_ends_with_its_producer_is_explained() -> None:
+    variant = Fa3Variant(warpgroups=1, ping_pong=False, scheduler="persistent")
+    p = predict(Workload(32, 32, 32, 512, 512, 64, 64), "h200-sxm", variant, clock=1700.0, interval=False)
+    assert p.binding.name in p.text()
