@@ -1,8 +1,9 @@
-"""Hints for a word that is not known: the nearest ones that are."""
+"""Words for people: hints for one that is not known, and lines that fit."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -21,3 +22,16 @@ def nearest(word: object, known: Iterable[str]) -> str:
     """`did_you_mean`, or '; known: ...' with all of ``known`` where nothing resembles ``word``."""
     words = tuple(known)
     return did_you_mean(word, words) or f"; known: {', '.join(words)}"
+
+
+def folded(line: str, width: int, indent: int) -> str:
+    """``line`` in lines of at most ``width`` characters, those after the first indented; breaks at spaces and after commas."""
+    if len(line) <= width:
+        return line
+    out = [""]
+    for piece in re.findall(r"\s+|[^\s,]*,|[^\s,]+", line):
+        if len(out[-1]) + len(piece.rstrip()) > width and out[-1].strip():
+            out.append(" " * indent)
+        if piece.strip() or out[-1].strip() or len(out) == 1:
+            out[-1] += piece
+    return "\n".join(part.rstrip() for part in out)

@@ -10,7 +10,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilecast.emulator.errors import UnsupportedError
+from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.model.kernel.workload import Workload
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path}: cannot read the kernel: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: expected a kernel file, got something that is no text") from None
+
+
+def _parsed(text: str, path: str) -> ast.Module:
+    try:
+        return ast.parse(text, path)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f" line {error.lineno}:" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise RequestError(f"{path}:{line} expected a kernel file, got no Python: {reason}") from None
 
 
 class Source:
@@ -18,10 +37,10 @@ class Source:
 
     def __init__(self, path: Path | str, text: str | None = None) -> None:
         self.path = str(path)
-        self.text = Path(path).read_text(encoding="utf-8") if text is None else text
+        self.text = _read(self.path) if text is None else text
         self._lines = self.text.splitlines()
         self._targets: dict[int, str] = {}
-        for node in ast.walk(ast.parse(self.text, self.path)):
+        for node in ast.walk(_parsed(self.text, self.path)):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self._targets[line] = node.targets[0].id
@@ -34,10 +53,22 @@ class Source:
                 and isinstance(node.targets[0], ast.Name)
                 and node.targets[0].id == "TILECAST"
             ):
-                found = ast.literal_eval(node.value)
+                try:
+                    found = ast.literal_eval(node.value)
+                except (ValueError, RecursionError):
+                    found = None
                 if isinstance(found, dict):
                     return found
         raise UnsupportedError(f"{self.path}: no TILECAST header: the emulator runs kernels that tilecast generated")
+
+    def workload(self) -> Workload:
+        """The workload that the header says the kernel was written for; UnsupportedError where it says none."""
+        written: Any = self.header().get("workload")
+        try:
+            return Workload.from_dict(written)
+        except (TypeError, ValueError) as error:
+            got = "none" if written is None else error
+            raise UnsupportedError(f"{self.path}: expected a workload in the TILECAST header, got {got}") from None
 
     def line(self) -> int:
         """The innermost line of this file that is running now; 0 when none is."""

@@ -202,6 +202,16 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
     return replace(variant, **changes)  # type: ignore[arg-type]
 
 
+def named_knobs(text: str, family: Family) -> dict[str, object]:
+    """The knobs that ``text`` names, as `parse_variant` reads it, and their values; VariantError as there."""
+    variant = parse_variant(text, family.variant())
+    named = {
+        part.partition("=")[0].strip().replace("-", "_")
+        for part in text.partition(":")[2 if ":" in text else 0].split(",")
+    }
+    return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
+
+
 def _knob_value(variant: Variant, key: str, text: str) -> object:
     names = tuple(f.name for f in fields(variant) if f.name != "family")
     if key not in names:

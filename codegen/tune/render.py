@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import Sequence
 
+from tilecast.base.html_table import html_table
 from tilecast.codegen.tune.trail import Candidate, Trail
-from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variant import short_text, variant_text
 
 _SHOWN = 10
 #: Fates in words, as the counts show them.
@@ -107,3 +108,15 @@ def _row(c: Candidate) -> dict[str, object]:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{1e3 * seconds:.6g}")
+
+
+def as_html(tuning: Trail) -> str:
+    """The shortlist as a small table, for notebooks."""
+    title = f"{tuning.family} for {tuning.workload.label()} on {tuning.machine.title}: best of {len(tuning.candidates)} variants by {_BY[tuning.by]}"
+    rows = [
+        (short_text(c.variant), _ms(c.forecast_s), _ms(c.compiled_s), _ms(c.measured_s), _number(c.registers), _number(c.spill_bytes))
+        for c in tuning.shortlist[:_SHOWN]
+    ]  # fmt: skip
+    return html_table(
+        title, ("variant", "forecast, ms", "from code, ms", "measured, ms", "registers", "spill bytes"), rows
+    )

@@ -7,7 +7,7 @@ measured (`validation.tuning`), chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilecast.codegen.tune.compiled import CompiledCandidate
@@ -35,15 +35,20 @@ TIMED_PER_TILE = 2
 
 def survey(
     workload: Workload, machine: Machine, family: Family, *, clock: str | float = "sustained", keep: int = COMPILED,
-    per_structure: int = COMPILED_PER_STRUCTURE,
+    per_structure: int = COMPILED_PER_STRUCTURE, fixed: Mapping[str, object] | None = None,
 ) -> Tuning:  # fmt: skip
     """The whole space by forecast: who is illegal, cannot be written, cannot win, and the ``keep`` that go on.
+
+    ``fixed`` are knobs with the one value that all candidates have.
 
     Raises PredictError, with the first obstacle, where nothing can be written.
     """
     out: list[Candidate] = []
     ready: list[Candidate] = []
-    for order, variant in enumerate(knob_space(family.name, workload, machine)):
+    space = knob_space(family.name, workload, machine)
+    if fixed:
+        space = tuple(dict.fromkeys(replace(v, **fixed) for v in space))  # type: ignore[arg-type]
+    for order, variant in enumerate(space):
         verdict = legality(variant, workload, machine)
         fate = "illegal"
         if verdict.legal:
@@ -61,6 +66,10 @@ def survey(
     )  # fmt: skip
     # The kernel that `predict` names, whatever the depth of its ring: the search is the same one.
     chosen = best(workload, machine, family.name, clock)
+    if fixed:
+        top = rank([c.variant for c in ready], workload, machine, clock=clock, keep=1).best[0]
+        assert top.seconds is not None
+        chosen = Best(top.variant, top.seconds, "best with the knobs that are fixed", 0, 0, ())
     leader, last = chosen.seconds, ranking.best[-1].seconds
     assert last is not None
 

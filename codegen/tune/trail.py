@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.search.rank import DIGITS
 
 #: What can become of a candidate, in the order in which it can happen.
 FATES = (
@@ -81,4 +82,6 @@ class Trail:
 
 def by_guess(c: Candidate) -> tuple[float, int]:
     """Order by the most that is known; equals by their place in the space."""
-    return (c.best_guess_s if c.best_guess_s is not None else float("inf"), c.order)
+    guess = c.best_guess_s
+    # Rounded as the search compares times, so that equals go by their order in the space here too.
+    return (float("inf") if guess is None else round(guess, DIGITS), c.order)

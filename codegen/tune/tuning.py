@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen.tune.render import as_dict, as_text
+from tilecast.codegen.tune.render import as_dict, as_html, as_text
 from tilecast.codegen.tune.trail import Trail
+from tilecast.model.kernel.variant import short_text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tuning(Trail):
     """The audit trail of one tuning run."""
 
@@ -22,3 +23,12 @@ class Tuning(Trail):
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return (
+            f"Tuning({self.family} for {self.workload.label()} on {self.machine.name}: {short_text(self.winner.variant)} "
+            f"of {len(self.candidates)} variants, by {self.by})"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tilecast.base.progress import Progress, silent
 from tilecast.explore.review.content.assumptions import assumptions, machine_digest
 from tilecast.explore.review.content.considered import binding_name, considered, workload_options
 from tilecast.explore.review.content.content import (
@@ -37,6 +38,8 @@ from tilecast.model.whatif.what_if import WhatIf, what_if
 #: Facts that move the time by less than this (percent per percent) are named, not drawn.
 LEAST = 0.005
 _STEP = 0.05
+#: Steps that `report` tells its progress.
+_STAGES = 5
 
 
 def report(
@@ -52,6 +55,7 @@ def report(
     date: str = "",
     machine_name: str = "",
     map_grid: int = 9,
+    progress: Progress = silent,
 ) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
 
@@ -65,38 +69,33 @@ def report(
     machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
     table = Path(measured) if measured is not None else None
     changed: WhatIf | None = None
+    progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:
         changed = what_if(workload, chip, changes, scales, variant=variant, family=family, clock=clock)
-    p = _forecast(workload, chip, variant, family, clock, changed)
+    progress("review", 1, _STAGES, "sensitivities")
+    p = predict(workload, chip, variant, family=family, clock=clock)
     change = _change(changed) if changed is not None else None
-    found = Evidence(
-        p, ceilings(p), assumptions(p, clock), considered(p, clock), regions(p, table), _tornado(p, clock), change
-    )  # fmt: skip
+    tornado = _tornado(p, clock)
+    progress("review", 2, _STAGES, "alternatives")
+    others = considered(p, clock)
+    progress("review", 3, _STAGES, "assumptions and accuracy")
+    found = Evidence(p, ceilings(p), assumptions(p, clock), others, regions(p, table), tornado, change)
     bound = binding_name(p)
+    progress("review", 4, _STAGES, "the map")
+    drawn = _map(p, machine_name, clock, map_grid)
+    progress("review", _STAGES, _STAGES)
     return Review(
         title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
-        map=_map(p, machine_name, clock, map_grid), variants=found.variants,
+        map=drawn, variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(
             _command(p, machine_name, variant, clock, changes, scales, measured, date), _version(), source_digest(), date, machine_digest(chip)
         ),
     )  # fmt: skip
-
-
-def _forecast(
-    workload: Workload,
-    chip: Machine,
-    variant: Variant | None,
-    family: str | None,
-    clock: str | float,
-    changed: WhatIf | None,
-) -> Prediction:
-    """The forecast with its interval, of the kernel given or of the best that the search of a what-if finds."""
-    return predict(workload, chip, variant, family=family, clock=clock)
 
 
 def _regimes(p: Prediction) -> tuple[Regime, ...]:
@@ -186,7 +185,7 @@ def _command(
         words += ["--variant", variant_text(variant)]
     elif p.variant.family != native_family(p.machine).name:
         words += ["--family", p.variant.family]
-    for option, values in (("--whatif", changes), ("--scale", scales)):
+    for option, values in (("--set", changes), ("--scale", scales)):
         for fact, value in (values or {}).items():
             words += [option, f"{fact}={value:g}"]
     if measured is not None:

@@ -22,26 +22,38 @@ class WorkloadError(ValueError):
     """A workload that makes no sense: one sentence with what, expected, got."""
 
 
+#: Default of fields that follow another: it is gone once a workload is made.
+_FOLLOWS: Any = None
+
+
 @dataclass(frozen=True)
 class Workload:
     """Forward attention: batch x heads_q query heads over heads_kv key/value heads.
 
     Masks are aligned bottom right (query i is key position i + seqlen_k - seqlen_q).  ``window`` is (left, right) as
     in FlashAttention: keys before and after the diagonal that stay visible, -1 for no limit.
+
+    What is not given is as on the command line: ``heads_kv`` as ``heads_q``, ``seqlen_k`` as ``seqlen_q``, ``head_dim_v``
+    as ``head_dim_qk``, and ``mask`` "window" where there is a window.
     """
 
     batch: int = 1
     heads_q: int = 16
-    heads_kv: int = 16
+    heads_kv: int = _FOLLOWS
     seqlen_q: int = 4096
-    seqlen_k: int = 4096
+    seqlen_k: int = _FOLLOWS
     head_dim_qk: int = 128
-    head_dim_v: int = 128
+    head_dim_v: int = _FOLLOWS
     mask: str = "none"
     window: tuple[int, int] | None = None
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
+        for name, leader in (("heads_kv", "heads_q"), ("seqlen_k", "seqlen_q"), ("head_dim_v", "head_dim_qk")):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self, leader))
+        if self.mask == "none" and self.window is not None:
+            object.__setattr__(self, "mask", "window")
         for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):

@@ -108,7 +108,9 @@ def best(workload: Workload, machine: Machine, family: str, clock: str | float =
     times = {entry.variant: entry.seconds for entry in (*ranking.best, *ranking.behind) if entry.seconds is not None}
     variant = ranking.best[0].variant
     variant = _refine_share(variant, times, work, machine, space, clock)
-    return Best(variant, times[variant], space.scope, len(times), len(ranking.dropped), _near(variant, times))
+    # The time in full: what is compared is rounded.
+    seconds = evaluate_seconds(work, machine, variant, clock)
+    return Best(variant, seconds, space.scope, len(times), len(ranking.dropped), _near(variant, times))
 
 
 def _refine_share(

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import Brief, brief
@@ -92,7 +93,9 @@ def asymmetry_map(
     span: float = 4.0,
     clock: str | float | None = None,
     variant: Variant | None = None,
+    family: str | None = None,
     shown: Sequence[str] = SHOWN,
+    progress: Progress = silent,
 ) -> AsymmetryMap:
     """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.
 
@@ -102,15 +105,16 @@ def asymmetry_map(
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    workload = workload.reduced()
     if not 3 <= grid <= 101 or grid % 2 == 0:
-        raise PredictError(f"map: grid takes an odd number of cells from 3 to 101, got {grid}")
+        raise PredictError(f"grid: expected an odd number of cells from 3 to 101, got {grid}")
     if not 1.0 < span <= 64.0:
-        raise PredictError(f"map: span takes a factor above 1 and at most 64, got {span:g}")
+        raise PredictError(f"span: expected a factor above 1 and at most 64, got {span:g}")
     x_fact, y_fact = _axes(chip, axes or (f"tensor.{workload.dtype}_flop_per_clk", "mufu.ex2_per_clk"))
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
-    base = _base(workload, chip, variant, start)
+    base = _base(workload, chip, variant, family, start)
     own = brief(workload, chip, base, start)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
@@ -119,13 +123,17 @@ def asymmetry_map(
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
     kernels = (with_emulated_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
     cells: list[list[tuple[Brief, Variant]]] = []
-    for y in ys:
+    for y in reported(ys, "rows", len(ys), progress):
         row: list[tuple[Brief, Variant]] = []
         for i, x in enumerate(xs):
-            hint = cells[-1][i][1] if cells else row[-1][1] if row else kernels[0]
-            row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint))
+            hint = _on_the_steps(cells[-1][i][1] if cells else row[-1][1] if row else kernels[0])
+            cell = _cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint)
+            if x == chip[x_fact] and y == chip[y_fact]:
+                # The machine itself: the kernel as the search or the caller chose it, its share of emulation included.
+                cell = brief(workload, chip, base, held), base
+            row.append(cell)
         cells.append(row)
-    reached = _cell(workload, chip, kernels, held, kernels[0])[0].tflops
+    reached = brief(workload, chip, base, held).tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
@@ -138,9 +146,11 @@ def asymmetry_map(
     )  # fmt: skip
 
 
-def _base(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Variant:
+def _base(
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> Variant:
     if variant is None:
-        return best(workload, machine, native_family(machine).name, clock).variant
+        return best(workload, machine, family or native_family(machine).name, clock).variant
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
@@ -211,6 +221,12 @@ def _step(variant: Variant, direction: int) -> float | None:
         return None
     at = _SHARES.index(share) + direction
     return _SHARES[at] if 0 <= at < len(_SHARES) else None
+
+
+def _on_the_steps(variant: Variant) -> Variant:
+    """The variant with the nearest of the map's shares of emulation: the search refines between them."""
+    share = emulated_share(variant) or 0.0
+    return with_emulated_share(variant, min(_SHARES, key=lambda step: abs(step - share)))
 
 
 def _points(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
-
+from tilecast.base.html_table import html_table
+from tilecast.base.words import folded
 from tilecast.model.forecast.binding import critical_unit
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
-from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variant import short_text
+from tilecast.model.sm.timeline import side_by_side
 from tilecast.model.whatif.comparison import Comparison
-from tilecast.model.whatif.timeline import side_by_side
 
 
 def as_dict(w: Comparison) -> dict[str, object]:
@@ -32,13 +32,22 @@ def as_dict(w: Comparison) -> dict[str, object]:
 
 def as_text(w: Comparison, width: int = 120) -> str:
     """The comparison `tilecast whatif` prints."""
-    return "\n".join((*_headline(w), "", *_table(w), "", *_kernel(w), "", *_waterfall(w), "", *_timelines(w, width)))
+    lines = (*_headline(w), "", *_table(w, width), "", *_kernel(w), "", *_waterfall(w, width), "")
+    return "\n".join((*(folded(line, width, 10) for line in lines), *_timelines(w, width)))
 
 
 def as_html(w: Comparison) -> str:
-    """The text in a frame a notebook shows as is."""
-    style = "font-family:ui-monospace,monospace;line-height:1.25;font-size:12px"
-    return f'<pre style="{style}">{html.escape(as_text(w))}</pre>'
+    """A small table of before and after, for notebooks."""
+    title = _headline(w)
+    columns = _columns(w)
+    rows = [
+        ("time, ms", *(f"{p.time_ms:.4g}" for _, p in columns)),
+        ("TFLOP/s", *(f"{p.tflops:.0f}" for _, p in columns)),
+        ("SM clock, MHz", *(f"{p.clock_mhz:.0f}" for _, p in columns)),
+        ("bound by", *(binding_word(p) for _, p in columns)),
+        ("kernel", *(short_text(p.variant) for _, p in columns)),
+    ]
+    return html_table("; ".join(" ".join(line.split()) for line in title), ("", *(name for name, _ in columns)), rows)
 
 
 def _headline(w: Comparison) -> list[str]:
@@ -68,11 +77,12 @@ def binding_word(p: Prediction) -> str:
     return p.binding.name
 
 
-def _table(w: Comparison) -> list[str]:
+def _table(w: Comparison, width: int) -> list[str]:
     columns = _columns(w)
+    cell = max(13, min(16, (width - 34) // len(columns)))
 
     def row(name: str, cells: list[str]) -> str:
-        return f"  {name:<32}" + "".join(f"{cell:>16}" for cell in cells)
+        return f"  {name:<32}" + "".join(f"{text:>{cell}}" for text in cells)
 
     lines = [row("", [name for name, _ in columns])]
     lines += [
@@ -102,9 +112,9 @@ def _kernel(w: Comparison) -> list[str]:
         lines += [f"  {k.knob:<20} {_plain(k.before)} -> {_plain(k.after)}" for k in w.knob_changes]
     else:
         lines.append("  stays the best: no knob changes")
-    lines.append(f"  before  {variant_text(w.before.variant)}")
+    lines.append(f"  before  {short_text(w.before.variant)}")
     if w.knob_changes:
-        lines.append(f"  after   {variant_text(w.after.variant)}")
+        lines.append(f"  after   {short_text(w.after.variant)}")
     return lines
 
 
@@ -112,21 +122,31 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _waterfall(w: Comparison) -> list[str]:
+def _waterfall(w: Comparison, width: int) -> list[str]:
     """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
     columns = _columns(w)
     times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
     causes = list(dict.fromkeys(cause for part in times for cause in part))
     head = "".join(f"{name:>12}" for name, _ in columns)
-    lines = [f"{'From peak to achieved, microseconds':<60}{head}{'after-before':>14}"]
+    # A narrow terminal keeps the numbers and cuts the causes short.
+    wide = max(30, min(58, width - 2 - 12 * len(columns) - 14))
+    lines = [f"{'From peak to achieved, microseconds':<{wide + 2}}{head}{'after-before':>14}"]
     for cause in causes:
         cells = [part.get(cause, 0.0) for part in times]
         if max(abs(cell) for cell in cells) < 5e-4 * w.before.time_ms * 1e3:
             continue
-        lines.append(f"  {cause:<58}" + "".join(f"{c:12.1f}" for c in cells) + f"{cells[-1] - cells[0]:+14.1f}")
+        lines.append(
+            f"  {_shortened(cause, wide):<{wide}}"
+            + "".join(f"{c:12.1f}" for c in cells)
+            + f"{cells[-1] - cells[0]:+14.1f}"
+        )
     totals = [p.time_ms * 1e3 for _, p in columns]
-    lines.append(f"  {'time':<58}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
+    lines.append(f"  {'time':<{wide}}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
     return lines
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _timelines(w: Comparison, width: int) -> list[str]:

@@ -8,8 +8,9 @@ not matter, +1 a latency that is all there is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
@@ -20,6 +21,8 @@ from tilecast.model.machine.machine import Fact, Machine, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.search.best import Best, best
 from tilecast.model.search.floor import floor_seconds
+from tilecast.model.whatif.answers import Sensitivity
+from tilecast.model.whatif.rows import Sensitivities
 
 #: Capacities, switches and identity: a percent of these means nothing.
 _WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
@@ -35,69 +38,44 @@ _NOTHING = 5e-4
 _WORTH = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """Percent of time per percent of one fact; negative: more of it is faster.
-
-    ``fixed`` keeps the kernel, ``reoptimised`` chooses it again at both ends.  ``low_ms`` and ``high_ms`` are the times
-    with the fact at ``value * (1 - step)`` and ``value * (1 + step)`` (nearest whole SMs), kernel kept, and
-    ``*_reoptimised_ms`` the kernel chosen again; ``base_ms`` is the time as it is.
-    """
-
-    fact: str
-    meaning: str
-    #: rate, latency, chip (SMs, clock, launch), power.
-    group: str
-    value: float
-    unit: str
-    kind: str
-    fixed: float
-    reoptimised: float
-    base_ms: float
-    low: float
-    high: float
-    low_ms: float
-    high_ms: float
-    low_reoptimised_ms: float
-    high_reoptimised_ms: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Keys as documented in docs/json.md."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 def sensitivities(
     workload: Workload,
     machine: Machine | str,
     variant: Variant | None = None,
     *,
+    family: str | None = None,
     clock: str | float = "sustained",
     step: float = 0.05,
     reoptimised: bool = True,
-) -> tuple[Sensitivity, ...]:
+    progress: Progress = silent,
+) -> Sensitivities:
     """Every fact the forecast moves with, and the main units even where it does not, largest first.
 
-    ``variant`` is the kernel kept (default: the best of its family).  ``reoptimised=False`` skips choosing
+    ``variant`` is the kernel kept (default: the best of ``family``, or of the machine's own).  ``reoptimised=False`` skips choosing
     again, which then repeats the fixed value.  Raises PredictError or MachineError with one sentence.
     """
     if not 0.0 < step <= 0.5:
         raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
     chip = load_machine(machine) if isinstance(machine, str) else machine
-    found = _optimum(workload, chip, variant, clock)
+    workload = workload.reduced()
+    found = _optimum(workload, chip, variant, family, clock)
     base = brief(workload, chip, found.variant, clock).seconds
     rows = []
-    for key in chip:
+    for key in reported(list(chip), "facts", len(chip.facts), progress):
         if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
             row = _row(workload, chip, found, key, clock, step, base, reoptimised)
             if row is not None:
                 rows.append(row)
-    return tuple(sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact)))
+    ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
+    return Sensitivities(ordered, chip, workload, found.variant, clock)
 
 
-def _optimum(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Best:
+def _optimum(
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> Best:
     """The kernel asked about, with the variants that could overtake it."""
     if variant is None:
-        return best(workload, machine, native_family(machine).name, clock)
+        return best(workload, machine, family or native_family(machine).name, clock)
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")

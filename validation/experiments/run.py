@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.families import native_family, published_variant
 from tilecast.model.forecast.brief import brief
 from tilecast.model.kernel.variant import Variant, with_emulated_share
@@ -192,10 +193,13 @@ def told_by_others(rows: Iterable[RatioRow]) -> tuple[int, int]:
     return right, judged
 
 
-def run_experiments(regime: str = "short", points: list[PublishedPoint] | None = None) -> tuple[ExperimentReport, ...]:
+def run_experiments(
+    regime: str = "short", points: list[PublishedPoint] | None = None, progress: Progress = silent
+) -> tuple[ExperimentReport, ...]:
     """All experiments at the clock of ``regime``; ``points`` replaces the published table (tests)."""
     known = points if points is not None else load_points()[0]
-    return tuple(_run(experiment, regime, known) for experiment in EXPERIMENTS)
+    steps = reported(EXPERIMENTS, "experiments", len(EXPERIMENTS), progress)
+    return tuple(_run(experiment, regime, known) for experiment in steps)
 
 
 def _run(experiment: Experiment, regime: str, points: list[PublishedPoint]) -> ExperimentReport:

@@ -19,7 +19,7 @@ from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, wi
 from tilecast.codegen.tune.trail import Candidate
 from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import Family, find_family, native_family
+from tilecast.model.families import Family, find_family, named_knobs, native_family
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
@@ -41,11 +41,12 @@ def tune(
     progress: Progress = silent,
     command: str = "tilecast.tune",
     version: str = "",
+    fixed: str | None = None,
 ) -> Tuning:
     """The best variant for ``workload`` on ``machine`` with the trail of how it was chosen.
 
     ``budget`` kernels are timed where the GPU at hand is the machine (0: none); their rows go to ``table``, and points it
-    already has are not measured again.  ``compile=False`` answers from the forecasts before compilation at once.
+    already has are not measured again.  ``fixed`` are knobs ("cta_group=2,scheduler=grid") that every candidate has.  ``compile=False`` answers from the forecasts before compilation at once.
     Raises PredictError, VariantError, MachineError, WorkloadError or PlanError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -57,7 +58,8 @@ def tune(
             f"tune: cannot time {budget} of {candidates} candidates: raise candidates or lower the budget"
         )
     progress("forecast", 0, 1)
-    found = replace(survey(workload, chip, kernel, clock=clock, keep=candidates), budget=budget)
+    knobs = named_knobs(fixed, kernel) if fixed is not None else {}
+    found = replace(survey(workload, chip, kernel, clock=clock, keep=candidates, fixed=knobs), budget=budget)
     progress("forecast", 1, 1)
     if compile:
         found = _compiled(found, kernel, workers, progress)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
 from tilecast.model.forecast.answer import pipe_shares
 from tilecast.model.forecast.predict import predict
@@ -113,13 +114,14 @@ def default_predictor(point: PublishedPoint, regime: str) -> Any:
 
 
 def run_published(
-    regime: str = "sustained", predictor: Predictor = default_predictor, points: list[PublishedPoint] | None = None
-) -> PublishedReport:
+    regime: str = "sustained", predictor: Predictor = default_predictor, points: list[PublishedPoint] | None = None,
+    progress: Progress = silent,
+) -> PublishedReport:  # fmt: skip
     """Predict all rows at the clock of ``regime`` and summarise."""
     excluded: list[Excluded] = []
     if points is None:
         points, excluded = load_points()
-    rows = [_row(point, regime, predictor) for point in points]
+    rows = [_row(p, regime, predictor) for p in reported(points, f"forecast, {regime} clock", len(points), progress)]
     usable = tuple(row for row in rows if not row.refused)
     by_row = {row.point.row: row for row in usable}
     return PublishedReport(

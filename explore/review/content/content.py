@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.whatif.answers import BreakEven, Sensitivity
 from tilecast.model.whatif.asymmetry import AsymmetryMap
-from tilecast.model.whatif.break_even import BreakEven
-from tilecast.model.whatif.sensitivity import Sensitivity
 from tilecast.validation.statistics import ErrorSummary
 
 

@@ -17,7 +17,7 @@ from tilecast.explore.review.content.content import (
     tflops_text,
 )
 from tilecast.model.forecast.predict import Prediction
-from tilecast.model.whatif.sensitivity import Sensitivity
+from tilecast.model.whatif.answers import Sensitivity
 
 #: A cause of uncertainty below this share of the answer is not worth a reviewer's time.
 _WORTH = 0.02

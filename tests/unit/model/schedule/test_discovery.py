@@ -136,8 +136,8 @@ def test_gantt_shows_every_lane_and_fits() -> None:
 
 
 def test_report_and_networkx() -> None:
-    from tilecast.cmd_schedule import run_schedule
     from tilecast.model.pipeline.export import to_networkx
+    from tilecast.model.schedule.report import run_schedule
 
     text = run_schedule(loops.blackwell(2), 10.0)
     assert "II 2060 cycles (proven optimal)" in text

@@ -12,8 +12,7 @@ import pytest
 
 from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.explore_text import break_evens_text, map_text, sensitivities_text
-from tilecast.map_picture import COLOURS, cell_style, write_map
+from tilecast.explore.map_picture import COLOURS, cell_style, write_map
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, loop_shape
 from tilecast.model.forecast.brief import brief
@@ -22,6 +21,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import MachineError, load_machine
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
+from tilecast.model.whatif.render_rows import break_evens_text, map_text, sensitivities_text
 from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.validation.experiments.run import (
     EXPERIMENTS,
@@ -231,7 +231,7 @@ def test_picture_is_written_whole_and_says_everything(small_map, tmp_path: Path)
 
 
 def test_every_look_of_a_cell_is_its_own_colour() -> None:
-    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("dependences", unit) for unit in COLOURS]
+    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("recurrence", unit) for unit in COLOURS]
     assert len({colour for _, colour in styles}) == len({label for label, _ in styles}) == 2 * len(COLOURS)
 
 

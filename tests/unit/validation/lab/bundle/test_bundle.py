@@ -340,8 +340,9 @@ def test_compare_loads_no_torch_and_needs_no_profiles(good: Path, tmp_path: Path
         path, bundle.manifest, {name: content for name, content in bundle.members.items() if name != "codes.txt"}
     )
     script = (
-        "import sys\nfrom tilecast.cmd_bundle import run_compare\n"
-        f"run_compare(bundle={str(path)!r}, machine=None, as_json=True, rows=False)\nprint('torch' in sys.modules)"
+        "import contextlib, io, sys\nfrom tilecast.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    main(['validate', 'compare', {str(path)!r}, '--json'])\nprint('torch' in sys.modules)"
     )
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"

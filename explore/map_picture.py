@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,20 @@ COLOURS = {
 _TINT = 0.42
 
 
+def check_picture(path: str | Path, option: str) -> Path:
+    """The path, if a picture can be drawn and written there; OutputError in ``option``'s name otherwise."""
+    if Path(path).suffix not in (".svg", ".png"):
+        raise OutputError(f"{option}: expected a name ending in .svg or .png, got '{path}'")
+    if find_spec("matplotlib") is None:
+        raise OutputError(f"{option} {path}: drawing needs matplotlib: pip install 'tilecast[report]'")
+    return check_writable(path)
+
+
 def write_map(found: AsymmetryMap, path: str | Path) -> None:
     """Draw ``found`` to a name ending in .svg or .png, whole or not at all; OutputError on anything else."""
-    target = check_writable(path)
-    if target.suffix not in (".svg", ".png"):
-        raise OutputError(f"-o: expected a name ending in .svg or .png, got '{path}'")
-    try:
-        import matplotlib
-    except ImportError:
-        raise OutputError("-o needs matplotlib: install tilecast[report]") from None
+    target = check_picture(path, "-o")
+    import matplotlib
+
     matplotlib.use("Agg")
     # Text stays text, and one input gives one file.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tilecast", "font.size": 10})
@@ -48,10 +54,10 @@ def write_map(found: AsymmetryMap, path: str | Path) -> None:
 
 def cell_style(bound_by: str, lap: str) -> tuple[str, str]:
     """(label, colour) of a cell: the unit's hue where it is full, its tint where it leads the critical lap."""
-    if bound_by != "dependences":
-        return f"{bound_by} full", COLOURS.get(bound_by, "#999999")
+    if bound_by != "recurrence":
+        return f"{bound_by} full", COLOURS.get(bound_by.removesuffix(" bandwidth"), "#999999")
     lap = lap or "hand-over"  # a loop that never repeats has no critical lap
-    return f"dependences, mostly {lap}", _tint(COLOURS.get(lap, "#999999"))
+    return f"recurrence, mostly {lap}", _tint(COLOURS.get(lap, "#999999"))
 
 
 def _tint(colour: str) -> str:

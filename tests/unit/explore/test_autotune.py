@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import tilecast
-from tilecast.autotune import AutotuneError
+from tilecast.explore.autotune import AutotuneError
 from tilecast.model.chip.evaluate import evaluate_seconds
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.workload import Workload

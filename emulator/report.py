@@ -1,7 +1,8 @@
-"""``tilecast emulate``: run a generated kernel on the CPU; correctness, races, cycles."""
+"""Run a generated kernel on the CPU on random inputs and judge it: correctness, races, cycles."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilecast.base.files import check_writable, write_text_atomically
@@ -9,6 +10,27 @@ from tilecast.base.files import check_writable, write_text_atomically
 if TYPE_CHECKING:
     from tilecast.emulator.run import Emulation
     from tilecast.model.kernel.workload import Workload
+
+
+#: Bytes of inputs and output beyond which an emulation is refused: it would take days before it ended.
+_LARGEST_BYTES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """What an emulation found; errors are absolute, cycles those of the longest program (None: none were timed)."""
+
+    text: str
+    right: bool
+    #: What is wrong; "" where nothing is.
+    wrong: str
+    out_error: float | None = None
+    lse_error: float | None = None
+    programs: int = 0
+    operations: int = 0
+    cycles: float | None = None
+    ii_cycles: float | None = None
+    model_ii_cycles: float | None = None
 
 
 def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
@@ -62,8 +84,11 @@ def run_emulate(
     seed: int,
     sms: int | None,
     trace: str | None,
-) -> tuple[str, bool]:
-    """(what to print, whether the kernel is right); the timeline goes to ``trace`` when it is given."""
+) -> Emulated:
+    """Run ``file`` on random inputs of ``work``; the timeline goes to ``trace`` when it is given.
+
+    Raises RequestError and UnsupportedError for what cannot be run; a kernel that is wrong is an answer.
+    """
     from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.emulator.replay.timing import chrome_trace
     from tilecast.emulator.run import emulate
@@ -73,6 +98,13 @@ def run_emulate(
         check_writable(trace)
     if sms is not None and sms < 2:
         raise RequestError(f"--sms: a pair of CTAs takes two, got {sms}")
+    rows = work.heads_q * work.seqlen_q + work.heads_kv * work.seqlen_k
+    size = 4 * work.batch * rows * (work.head_dim_qk + work.head_dim_v)
+    if size > _LARGEST_BYTES:
+        raise RequestError(
+            f"{work.label()}: {size / 1e9:.1f} GB of numbers to emulate, expected at most {_LARGEST_BYTES / 1e9:.1f} GB: take "
+            "fewer heads or shorter sequences"
+        )
     q, k, v = _inputs(work, seed)
     scale, limits = work.head_dim_qk**-0.5, window or (-1, 0 if work.mask == "causal" else -1)
     title = f"{file}: {work.label()}, {mode}" + (f" (seed {seed})" if mode == "random" else "")
@@ -81,7 +113,8 @@ def run_emulate(
     except (RequestError, UnsupportedError):
         raise
     except EmulationError as error:
-        return f"{title}\n  {type(error).__name__.removesuffix('Error').lower():10s} {error}", False
+        kind = type(error).__name__.removesuffix("Error").lower()
+        return Emulated(f"{title}\n  {kind:10s} {error}", False, f"{kind}: {error}")
     verdict = judge(done, q, k, v, scale, limits)
     operations = sum(len(role.events) for one in done.traces for role in one.roles)
     lines = [
@@ -93,11 +126,14 @@ def run_emulate(
         ),
         f"  races      none: {operations} operations of {len(done.traces)} programs, every access ordered",
     ]
-    more, _ = _cycles(done)
+    more, found = _cycles(done)
     if trace is not None:
         write_text_atomically(trace, chrome_trace(done.timelines()))
         more.append(f"  timeline   {trace}: open in ui.perfetto.dev")
-    return "\n".join(lines + more), not verdict.wrong
+    return Emulated(
+        "\n".join(lines + more), not verdict.wrong, verdict.wrong, verdict.out_error, verdict.lse_error, len(done.traces),
+        operations, found.timeline.cycles, found.ii_cycles or None, found.model_ii_cycles or None,
+    )  # fmt: skip
 
 
 def kernel_workload(
@@ -105,26 +141,27 @@ def kernel_workload(
     window: str | None, dtype: str | None,
 ) -> tuple[Workload, tuple[int, int] | None]:  # fmt: skip
     """The shapes to run a kernel at: head dimensions and mask are the file's, the rest is small unless asked for."""
+    from tilecast.emulator.errors import RequestError
+
     try:
         import greenlet  # noqa: F401
         import ml_dtypes  # noqa: F401
     except ImportError:
-        raise ValueError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
-    from tilecast.emulator.errors import RequestError
+        raise RequestError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
     from tilecast.emulator.run import kernel_path
     from tilecast.emulator.source import Source
     from tilecast.model.kernel.shapes_csv import parse_window
     from tilecast.model.kernel.workload import Workload
 
-    written = Source(kernel_path(file)).header()["workload"]
-    mask = written["mask"]
+    written = Source(kernel_path(file)).workload()
+    mask = written.mask
     if window is not None and mask != "window":
         raise RequestError(f"--window: {file} is written for {'causal attention' if mask == 'causal' else 'no mask'}")
-    limits = parse_window(window, False) if window is not None else tuple(written["window"] or ()) or None
+    limits = parse_window(window, False) if window is not None else written.window
     q = 1 if heads is None else heads
     rows = 512 if seqlen is None else seqlen
     work = Workload(
         1 if batch is None else batch, q, q if heads_kv is None else heads_kv, rows, rows if seqlen_k is None else seqlen_k,
-        written["head_dim_qk"], written["head_dim_v"], mask, limits, dtype or written["dtype"],
+        written.head_dim_qk, written.head_dim_v, mask, limits, written.dtype if dtype is None else dtype,
     )  # fmt: skip
     return work, limits
