@@ -39,8 +39,8 @@ def predict(
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import predictions_table, shape_name, show
     from tilecast.model.chip.evaluate import PredictError
-    from tilecast.model.whatif.placed import parse_measured, placed
     from tilecast.model.forecast.predict import predict as forecast
+    from tilecast.model.whatif.placed import parse_measured, placed
 
     one = len(work.works) == len(machine) == 1
     for option, value in (("--trace", trace), ("--measured", measured)):

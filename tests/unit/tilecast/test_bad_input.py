@@ -91,7 +91,11 @@ WRITERS = [
     ("calibrate", "-o", "OUT.toml"), ("validate", "measured", "--picture", "OUT.png"),
     ("validate", "published", "--picture", "OUT.svg"),
 ]  # fmt: skip
-ENDINGS = [("map", "b200", "-o", "m.gif"), ("report", "b200", "-o", "r.pdf"), ("validate", "measured", "--picture", "x.gif")]
+ENDINGS = [
+    ("map", "b200", "-o", "m.gif"),
+    ("report", "b200", "-o", "r.pdf"),
+    ("validate", "measured", "--picture", "x.gif"),
+]
 
 CASES = [
     *((verb, *VERBS[verb], option, value) for verb in VERBS for option, values in SHAPES for value in values),
@@ -152,7 +156,9 @@ def test_bad_input_is_one_sentence(verb: str, place: Path, capsys: pytest.Captur
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
 
 
-@pytest.mark.parametrize("option", ["--seqlen", "--seqlen-k", "--head-dim", "--heads", "--batch", "--window", "--dtype", "--clock"])
+@pytest.mark.parametrize(
+    "option", ["--seqlen", "--seqlen-k", "--head-dim", "--heads", "--batch", "--window", "--dtype", "--clock"]
+)
 def test_a_refusal_names_the_option(option: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = {"--window": "wide", "--dtype": "bf61", "--clock": "fast"}.get(option, "0")
     assert option in refused(("predict", "b200", option, value), place, capsys)
