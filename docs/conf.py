@@ -24,7 +24,13 @@ myst_heading_anchors = 3
 _DOCS = Path(__file__).parent
 _ROOT = _DOCS.parent
 #: Pages whose text stands elsewhere in the repository; what the page itself holds follows that text.
-_ELSEWHERE = {"index": "README.md", "contributing": "CONTRIBUTING.md", "shipped-kernels": "kernels/README.md"}
+_ELSEWHERE = {
+    "index": "README.md",
+    "contributing": "CONTRIBUTING.md",
+    "shipped-kernels": "kernels/README.md",
+    "tables": "data/README.md",
+    "published-tables": "data/published/README.md",
+}
 _LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?=[)#])")
 
 

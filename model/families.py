@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.base.words import nearest
+from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants import fa2, fa3, fa4, unfused
 from tilecast.model.kernel.verdict import VariantError, Verdict
@@ -48,6 +49,8 @@ class Family:
     structure: Callable[[Any], tuple[object, ...]]
     tile: Callable[[Any], tuple[object, ...]]
     plainness: Callable[[Any], tuple[float, ...]]
+    #: Which of its variants share what.
+    alike: Alike
     #: Slots of the K/V ring, where kernels alike but for it differ in nothing else; None where depth costs occupancy.
     ring_depth: Callable[[Any], float] | None = None
     #: Name of the template that writes it ("": none).
@@ -65,16 +68,17 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("fa4", ("blackwell_ws", "blackwell"), "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory",
                fa4.Fa4Variant, fa4_pipeline.build, fa4.legality, fa4.writable, fa4.space, fa4.published,
-               fa4.structure, fa4.tile, fa4.plainness, fa4.ring_depth, "blackwell_ws"),
+               fa4.structure, fa4.tile, fa4.plainness, fa4.ALIKE, fa4.ring_depth, "blackwell_ws"),
         Family("fa3", ("hopper_ws", "hopper"), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups",
                fa3.Fa3Variant, fa3_pipeline.build, fa3.legality, fa3.writable, fa3.space, fa3.published,
-               fa3.structure, fa3.tile, fa3.plainness, fa3.ring_depth, "hopper_ws"),
+               fa3.structure, fa3.tile, fa3.plainness, fa3.ALIKE, fa3.ring_depth, "hopper_ws"),
         Family("fa2", ("triton", "ampere"), "plain Triton, any GPU from Ampere on",
                fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
-               fa2.structure, fa2.structure, fa2.plainness, None, "triton"),
+               fa2.structure, fa2.structure, fa2.plainness, fa2.ALIKE, None, "triton"),
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
                unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
-               unfused.published, unfused.structure, unfused.structure, unfused.plainness, fused=False),
+               unfused.published, unfused.structure, unfused.structure, unfused.plainness,
+               Alike({}, {}, ()), fused=False),
     )
 }  # fmt: skip
 _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)}
@@ -201,7 +205,10 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
 def named_knobs(text: str, family: Family) -> dict[str, object]:
     """The knobs that ``text`` names, as `parse_variant` reads it, and their values; VariantError as there."""
     variant = parse_variant(text, family.variant())
-    named = {part.partition("=")[0].strip().replace("-", "_") for part in text.partition(":")[2 if ":" in text else 0].split(",")}
+    named = {
+        part.partition("=")[0].strip().replace("-", "_")
+        for part in text.partition(":")[2 if ":" in text else 0].split(",")
+    }
     return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
 
 

@@ -62,7 +62,8 @@ def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding
         return Binding("start", "start, fill and end of tiles", (), slack)
     bound = loop_bound(answer.pipeline, answer.trace.ii_cycles, workload, machine)
     chain = tuple(step.op for step in critical_recurrence(answer.trace)) if bound == "recurrence" else ()
-    if 2 * chip.tiles <= chip.slots:
+    # Twice the tiles would find idle SMs, and memory with time to spare.
+    if 2 * chip.tiles <= chip.slots and chip.hbm_seconds <= 0.5 * body:
         return Binding("occupancy", "idle SMs", chain, slack)
     return Binding("recurrence" if bound == "recurrence" else "unit", bound, chain, slack)
 

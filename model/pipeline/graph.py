@@ -46,7 +46,7 @@ class Op:
     demand: tuple[tuple[str, float], ...]
     #: Shortest time from start to finish when the operation has the SM to itself.
     min_cycles: float
-    #: "" (synchronous), "tensor" (in-order matrix engine) or "tma" (copies in flight side by side).
+    #: "" (synchronous), "tensor" or "tma" (engines that serve in order of issue) or "async" (beside the others).
     engine: str = ""
     issue_cycles: float = 0.0
     #: Query tile (stage) the operation belongs to; -1 when it serves all of them.
@@ -143,6 +143,7 @@ class Pipeline:
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)
+    _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         index = {op.name: op for op in self.ops}
@@ -167,6 +168,16 @@ class Pipeline:
         if sorted(programmed) != sorted(index):
             raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
         object.__setattr__(self, "_index", index)
+
+    def __hash__(self) -> int:
+        # A pipeline is a key of many caches and holds hundreds of values: hash it once.
+        if not self._hash:
+            object.__setattr__(
+                self,
+                "_hash",
+                hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)),
+            )
+        return self._hash
 
     def op(self, name: str) -> Op:
         """The operation called ``name``; KeyError when there is none."""

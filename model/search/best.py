@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
 from tilecast.model.families import find_family, loop_shape
@@ -60,15 +61,22 @@ class Best:
 @lru_cache(maxsize=256)
 def _space(workload: Workload, machine: Machine, family: str) -> Space:
     record = find_family(family)
-    legal = [v for v in record.space(workload, machine) if record.legality(v, workload, machine).legal]
-    refusal = ""
-    written = []
-    for variant in legal:
-        verdict = record.writable(variant, workload, machine)
-        if verdict.legal:
-            written.append(variant)
-        else:
-            refusal = refusal or verdict.sentence()
+    fit = attrgetter(*record.alike.fit) if record.alike.fit else lambda variant: variant
+    verdicts: dict[object, tuple[bool, str | None]] = {}
+    legal, written, refusal = [], [], ""
+    for variant in record.space(workload, machine):
+        # Most knobs of a variant do not matter here.
+        key = fit(variant)
+        known = verdicts.get(key)
+        if known is None:
+            allowed = record.legality(variant, workload, machine).legal
+            known = verdicts[key] = allowed, record.writable(variant, workload, machine).sentence() if allowed else None
+        if known[0]:
+            legal.append(variant)
+            if known[1]:
+                refusal = refusal or known[1]
+            else:
+                written.append(variant)
     return Space(tuple(written or legal), bool(written), "" if written else refusal)
 
 

@@ -1,10 +1,17 @@
-"""Times that no forecast of a variant goes below, without simulating it."""
+"""Times that no forecast of a variant goes below, without simulating it.
+
+`Floors` has them in three strengths, each as good as the one before or better and dearer: from the demand that many
+variants share (all of them at once), from the recurrences of the loosest of the variants with the same operations, and
+from the variant's own loop.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +24,20 @@ from tilecast.model.chip.launch import (
     tile_edges,
     traffic,
 )
-from tilecast.model.chip.power import Activity, fixed_clock, settle_clock
+from tilecast.model.chip.power import Activity, settle_clock, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
+from tilecast.model.kernel.alike import key_without
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.bounds import held_cycles, rec_mii
 
-#: A forecast reads the period off a finite window, where it may lie this far under the recurrence.
-_RECURRENCE_MARGIN = 0.98
+#: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
+_RECURRENCE_MARGIN = 0.9995
+#: Floors and forecasts round differently.
+_ROUNDING = 1 - 1e-9
 
 
 def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
@@ -35,7 +45,7 @@ def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clo
     if not family_of(variant).fused:
         return 0.0
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
+    tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration).tiles
     if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
         return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
     return evaluate_seconds(workload, machine, variant, clock, masks=False)
@@ -43,15 +53,158 @@ def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clo
 
 def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
     """Seconds that no forecast of ``variant`` goes below; no simulation.  0 for the unfused family, which has no loop."""
-    if not family_of(variant).fused:
-        return 0.0
-    pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    cycles, activity, hbm_seconds = _floor_cycles(workload, machine, variant, pipeline)
-    if isinstance(clock, str):
-        settled = settle_clock(machine, activity, cycles, hbm_seconds, clock)
-    else:
-        settled = fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
-    return max(cycles / (settled.mhz * 1e6), hbm_seconds) + machine["launch.kernel_us"] * 1e-6
+    return Floors(workload, machine, clock).own(variant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What all variants with one demand share in one launch."""
+
+    pipeline: Pipeline
+    activity: Activity
+    l2_cycles: float
+    hbm_seconds: float
+
+
+class Floors:
+    """Floors of variants of one class for one workload, machine and clock, in seconds; 0 for the unfused family."""
+
+    def __init__(self, workload: Workload, machine: Machine, clock: str | float) -> None:
+        self.workload, self.machine, self.clock = workload, machine, clock
+        self.shape = loop_shape(workload)
+        self.launch_seconds = machine["launch.kernel_us"] * 1e-6
+        self._launches: dict[object, _Launch] = {}
+
+    def of_demand(self, variants: Sequence[Variant]) -> list[float]:
+        """Floors by demand, of ``variants`` that differ in it or in their scheduler."""
+        if not variants or not family_of(variants[0]).fused:
+            return [0.0] * len(variants)
+        launches = [self._launch(variant) for variant in variants]
+        cycles = np.array([
+            max(self._cycles(variant.scheduler, launch.pipeline, unit_floor(launch.pipeline)), launch.l2_cycles)
+            for variant, launch in zip(variants, launches, strict=True)
+        ])  # fmt: skip
+        hbm = np.array([launch.hbm_seconds for launch in launches])
+        if isinstance(self.clock, str):
+            mhz: float | NDArray[np.float64] = settled_mhz(
+                self.machine, _together([x.activity for x in launches]), cycles, hbm, self.clock
+            )
+        else:
+            mhz = float(self.clock)
+        floors: list[float] = (_ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm) + self.launch_seconds).tolist()
+        return floors
+
+    def of_operations(self, variant: Variant) -> float:
+        """Floor by demand and by the recurrences of the variant with the same operations that waits least."""
+        if not family_of(variant).fused:
+            return 0.0
+        loosest = _with(variant, family_of(variant).alike.least_waiting)
+        loop = loop_floor(build_pipeline(self.shape, loosest, self.machine))
+        launch = self._launch(variant)
+        return self._seconds(launch, self._cycles(variant.scheduler, launch.pipeline, loop))
+
+    def own(self, variant: Variant) -> float:
+        """Floor by demand and by the recurrences of its own loop."""
+        if not family_of(variant).fused:
+            return 0.0
+        pipeline = build_pipeline(self.shape, variant, self.machine)
+        cycles = self._cycles(variant.scheduler, pipeline, loop_floor(pipeline), played=True)
+        return self._seconds(self._launch(variant), cycles)
+
+    def _launch(self, variant: Variant) -> _Launch:
+        alike = family_of(variant).alike.same_demand
+        key = key_without(type(variant), alike)(variant)
+        found = self._launches.get(key)
+        if found is None:
+            pipeline = build_pipeline(self.shape, _with(variant, alike), self.machine)
+            found = self._launches[key] = self._launch_of(pipeline)
+        return found
+
+    def _launch_of(self, pipeline: Pipeline) -> _Launch:
+        machine, workload = self.machine, self.workload
+        tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration).tiles
+        heads = workload.batch * workload.heads_q
+        slots = int(machine["chip.sm_count"]) // pipeline.cta_group * pipeline.ctas_per_sm
+        l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pipeline.cta_group, slots)
+        activity = launch_activity(workload, machine, pipeline, tiles.total_iterations * heads, l2, hbm)
+        port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
+        return _Launch(pipeline, activity, l2 / port, hbm / (machine["hbm.tbps_achieved"] * 1e12))
+
+    def _seconds(self, launch: _Launch, loop_cycles: float) -> float:
+        cycles = max(loop_cycles, launch.l2_cycles)
+        if isinstance(self.clock, str):
+            mhz = settle_clock(self.machine, launch.activity, cycles, launch.hbm_seconds, self.clock).mhz
+        else:
+            mhz = float(self.clock)
+        return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
+
+    def _cycles(self, scheduler: str, pipeline: Pipeline, loop: LoopFloor, played: bool = False) -> float:
+        """Cycles of all tiles on the machine's SMs if their loops take ``loop``; ``played`` tile by tile where that helps."""
+        machine, pair = self.machine, pipeline.cta_group
+        tiles = _tiles(self.workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
+        heads = self.workload.batch * self.workload.heads_q
+        slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
+        start, finish = tile_edges(pipeline, machine)
+        blocks = tiles.blocks
+        if scheduler not in PERSISTENT_SCHEDULERS:
+            per_tile, once = loop.tile_cycles(blocks) + start + finish, 0.0
+        elif pipeline.tiles_overlap:
+            # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
+            inner = np.maximum(blocks - loop.loose - 1, 0) // loop.laps * loop.cycles
+            per_tile, once = np.maximum(blocks * loop.unit_cycles, inner), start + finish
+        else:
+            per_tile = loop.tile_cycles(blocks) + finish - machine["tma.latency_l2_cycles"]
+            per_tile, once = np.maximum(per_tile, blocks * loop.unit_cycles), start + finish
+        count = tiles.tiles.count * heads
+        if tiles.alike:
+            cycles = -(-count // slots) * float(per_tile[0])
+        elif played and np.ptp(per_tile) > 1.0:
+            # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
+            cycles = makespan_cycles(per_tile[tiles.kind], tiles.tiles, heads, slots, scheduler)
+        else:
+            # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
+            cycles = max(float(per_tile @ tiles.times) * tiles.tiles.weight * heads / slots, float(per_tile.max()))
+        return cycles + once + edge_memory_cycles(pipeline, machine, count, slots)
+
+
+def _with(variant: Variant, knobs: Mapping[str, object]) -> Variant:
+    changed: Variant = replace(variant, **knobs)  # type: ignore[arg-type]
+    return changed
+
+
+def _together(activities: Sequence[Activity]) -> Activity:
+    """The activities of many launches as one whose numbers are arrays."""
+
+    def column(values: Iterable[float]) -> Any:
+        return np.fromiter(values, dtype=np.float64)
+
+    cycles = [dict(a.unit_cycles) for a in activities]
+    units = sorted({unit for one in cycles for unit in one})
+    return Activity(
+        column(a.tensor_flop for a in activities), activities[0].dtype,
+        tuple((unit, column(one.get(unit, 0.0) for one in cycles)) for unit in units),
+        column(a.l2_bytes for a in activities), column(a.hbm_bytes for a in activities),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of a head, and how many of them have how many blocks."""
+
+    tiles: HeadTiles
+    blocks: NDArray[np.int64]
+    times: NDArray[np.int64]
+    #: Per listed tile: which of ``blocks`` it has.
+    kind: NDArray[np.int64]
+    #: Whether all tiles take the same time, masked blocks included.
+    alike: bool
+
+
+@lru_cache(maxsize=1024)
+def _tiles(workload: Workload, rows: int, keys: int) -> _Tiles:
+    tiles = head_tiles(workload, rows, keys)
+    blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
+    return _Tiles(tiles, blocks, times, kind, len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +230,18 @@ class LoopFloor:
         return floor
 
 
+def unit_floor(pipeline: Pipeline) -> LoopFloor:
+    """The floor of a pipeline's loop by its busiest unit alone."""
+    return LoopFloor(max(pipeline.demand().values(), default=0.0), 0.0, 1, 0, 0.0, 0.0)
+
+
 @lru_cache(maxsize=16384)
 def loop_floor(pipeline: Pipeline) -> LoopFloor:
     """The floor of a pipeline's loop."""
     recurrence = rec_mii(pipeline)
-    unit = max(pipeline.demand().values(), default=0.0)
+    unit = unit_floor(pipeline).unit_cycles
     if not recurrence.edges:
-        return LoopFloor(unit, 0.0, 1, 0, 0.0, 0.0)
+        return unit_floor(pipeline)
     # Walking the recurrence once visits blocks this far behind and ahead of the one it began with.
     offsets = [0]
     for edge in recurrence.edges:
@@ -120,41 +278,3 @@ def _paths(pipeline: Pipeline) -> tuple[dict[str, float], dict[str, float]]:
         if not changed:
             break
     return before, after
-
-
-def _floor_cycles(
-    workload: Workload, machine: Machine, variant: Variant, pipeline: Pipeline
-) -> tuple[float, Activity, float]:
-    """(cycles the launch takes at least, what it does in all, seconds its memory traffic takes)."""
-    pair = pipeline.cta_group
-    tiles = _tiles(workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
-    heads = workload.batch * workload.heads_q
-    slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
-    loop = loop_floor(pipeline)
-    start, finish = tile_edges(pipeline, machine)
-    if variant.scheduler not in PERSISTENT_SCHEDULERS:
-        per_tile, once = loop.tile_cycles(tiles.iterations) + start + finish, 0.0
-    elif pipeline.tiles_overlap:
-        # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
-        per_tile, once = np.maximum(tiles.iterations - 1, 0) * loop.unit_cycles, start + finish
-        inner = np.maximum(tiles.iterations - loop.loose - 1, 0) // loop.laps * loop.cycles
-        per_tile = np.maximum(per_tile, inner)
-    else:
-        per_tile = loop.tile_cycles(tiles.iterations) + finish - machine["tma.latency_l2_cycles"]
-        once = start + finish
-    alike = bool(np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) == 0)
-    if alike or np.ptp(per_tile) > 1.0:
-        cycles = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
-    else:
-        # Floors that are alike say nothing about how forecasts that are not would fill the last wave.
-        cycles = float(per_tile.sum()) * tiles.weight * heads / slots + once
-    cycles += edge_memory_cycles(pipeline, machine, tiles.count * heads, slots)
-    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
-    activity = launch_activity(workload, machine, pipeline, tiles.total_iterations * heads, l2, hbm)
-    return max(cycles, l2 / port), activity, hbm / (machine["hbm.tbps_achieved"] * 1e12)
-
-
-@lru_cache(maxsize=1024)
-def _tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
-    return head_tiles(workload, rows, keys)

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from tilecast.model.chip.evaluate import evaluate_seconds
+from tilecast.model.families import family_of
+from tilecast.model.kernel.alike import key_without
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.floor import floor_seconds, unmasked_seconds
+from tilecast.model.search.floor import Floors, unmasked_seconds
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
+#: How far a group of variants has come apart when one is left.
+_SINGLE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,12 @@ def rank(
     """
     if keep < 1 or per_group < 1:
         raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
-    floors = [floor_seconds(workload, machine, variant, clock) for variant in variants]
     board = _Board(keep, per_group if group else keep)
+    names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for order in sorted(range(len(variants)), key=lambda i: (floors[i], i)):
-        variant, floor = variants[order], floors[order]
-        name = group(variant) if group else ()
+    for floor, order in _in_order_of_floors(variants, Floors(workload, machine, clock), names, board):
+        variant, name = variants[order], names[order]
         if round(floor, DIGITS) > board.last(name):
             dropped.append(Ranked(variant, order, floor, None))
             continue
@@ -92,6 +96,51 @@ def rank(
         (best if fits else behind).append(entry)
         seen[name] += fits
     return Ranking(tuple(best), tuple(behind), tuple(dropped))
+
+
+def _in_order_of_floors(
+    variants: Sequence[Variant], floors: Floors, names: Sequence[Hashable], board: _Board
+) -> Iterator[tuple[float, int]]:
+    """(floor, order) of every variant, by floor; the floors of those that ``board`` will not take are rough ones.
+
+    Variants wait in groups that share a floor.  The group whose floor is least comes apart into smaller ones with better
+    floors, down to single variants.
+    """
+    if not variants:
+        return
+    record = family_of(variants[0])
+    by_demand = _groups(
+        range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand))
+    )
+    rough = floors.of_demand([variants[members[0]] for members in by_demand])
+    heap = [(floor, members[0], 0, members) for floor, members in zip(rough, by_demand, strict=True)]
+    heapify(heap)
+    by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
+    while heap:
+        floor, _, level, members = heappop(heap)
+        if level == _SINGLE or all(round(floor, DIGITS) > board.last(names[order]) for order in members):
+            for order in members:
+                yield floor, order
+        elif level == 0:
+            for group in _groups(members, variants, by_operations):
+                heappush(heap, (max(floor, floors.of_operations(variants[group[0]])), group[0], 1, group))
+        else:
+            for order in members:
+                heappush(heap, (max(floor, floors.own(variants[order])), order, _SINGLE, [order]))
+
+
+def _groups(
+    orders: Iterable[int], variants: Sequence[Variant], key: Callable[[Variant], Hashable]
+) -> list[list[int]]:  # fmt: skip
+    groups: dict[Hashable, list[int]] = {}
+    for order in orders:
+        groups.setdefault(key(variants[order]), []).append(order)
+    return list(groups.values())
+
+
+def _but_scheduler(knobs: Mapping[str, object]) -> set[str]:
+    """``knobs`` less the scheduler, which deals the tiles and so changes every floor."""
+    return set(knobs) - {"scheduler"}
 
 
 class _Board:

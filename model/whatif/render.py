@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilecast.base.html_table import html_table
 from tilecast.base.words import folded
 from tilecast.model.forecast.binding import critical_unit
+from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
-from tilecast.model.forecast.timeline import side_by_side
 from tilecast.model.kernel.variant import short_text
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
-    from tilecast.model.whatif.what_if import WhatIf
+from tilecast.model.sm.timeline import side_by_side
+from tilecast.model.whatif.comparison import Comparison
 
 
-def as_dict(w: WhatIf) -> dict[str, object]:
+def as_dict(w: Comparison) -> dict[str, object]:
     """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
     return {
         "machine": w.machine.name,
@@ -34,13 +30,13 @@ def as_dict(w: WhatIf) -> dict[str, object]:
     }
 
 
-def as_text(w: WhatIf, width: int = 120) -> str:
+def as_text(w: Comparison, width: int = 120) -> str:
     """The comparison `tilecast whatif` prints."""
     lines = (*_headline(w), "", *_table(w, width), "", *_kernel(w), "", *_waterfall(w, width), "")
     return "\n".join((*(folded(line, width, 10) for line in lines), *_timelines(w, width)))
 
 
-def as_html(w: WhatIf) -> str:
+def as_html(w: Comparison) -> str:
     """A small table of before and after, for notebooks."""
     title = _headline(w)
     columns = _columns(w)
@@ -54,7 +50,7 @@ def as_html(w: WhatIf) -> str:
     return html_table("; ".join(" ".join(line.split()) for line in title), ("", *(name for name, _ in columns)), rows)
 
 
-def _headline(w: WhatIf) -> list[str]:
+def _headline(w: Comparison) -> list[str]:
     lines = [f"What if {w.machine.title} were different: {w.workload.label()}"]
     lines += [f"  {c.fact:<34} {c.before:g} -> {c.after:g} {c.unit}" for c in w.changes]
     gain = w.speedup - 1.0
@@ -63,13 +59,13 @@ def _headline(w: WhatIf) -> list[str]:
     return lines
 
 
-def _kept_share(w: WhatIf) -> str:
+def _kept_share(w: Comparison) -> str:
     if w.kept is None:
         return f"; the old kernel is not legal any more: {w.kept_refused}"
     return f"; {w.speedup_kept - 1:+.1%} with the kernel of before"
 
 
-def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
+def _columns(w: Comparison) -> list[tuple[str, Prediction]]:
     columns = [("before", w.before)]
     if w.kept is not None:
         columns.append(("kept", w.kept))
@@ -81,7 +77,7 @@ def binding_word(p: Prediction) -> str:
     return p.binding.name
 
 
-def _table(w: WhatIf, width: int) -> list[str]:
+def _table(w: Comparison, width: int) -> list[str]:
     columns = _columns(w)
     cell = max(13, min(16, (width - 34) // len(columns)))
 
@@ -110,7 +106,7 @@ def _table(w: WhatIf, width: int) -> list[str]:
     return lines
 
 
-def _kernel(w: WhatIf) -> list[str]:
+def _kernel(w: Comparison) -> list[str]:
     lines = [f"Kernel ({w.simulated} variants simulated, {w.skipped} could not win)"]
     if w.knob_changes:
         lines += [f"  {k.knob:<20} {_plain(k.before)} -> {_plain(k.after)}" for k in w.knob_changes]
@@ -126,7 +122,7 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _waterfall(w: WhatIf, width: int) -> list[str]:
+def _waterfall(w: Comparison, width: int) -> list[str]:
     """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
     columns = _columns(w)
     times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
@@ -153,7 +149,7 @@ def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _timelines(w: WhatIf, width: int) -> list[str]:
+def _timelines(w: Comparison, width: int) -> list[str]:
     titles = tuple(
         f"{name}: {p.pipeline.name}, {p.ii_cycles:.0f} cycles" for name, p in (("before", w.before), ("after", w.after))
     )

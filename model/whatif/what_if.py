@@ -14,92 +14,41 @@ difference is the machine's and not the search's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
-from tilecast.model.machine.changes import Change, change_machine
+from tilecast.model.machine.changes import change_machine
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.search.best import best
-
-
-@dataclass(frozen=True, slots=True)
-class KnobChange:
-    """One knob of the kernel that the new machine wants different."""
-
-    knob: str
-    before: object
-    after: object
+from tilecast.model.whatif.comparison import Comparison
+from tilecast.model.whatif.render import as_dict, as_html, as_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WhatIf:
-    """The answer: machine and forecast before and after; ``kept`` is None when the old variant is not legal any more.
-
-    ``simulated`` and ``skipped`` count variants looked at and variants that could not win, both searches together.
-    """
-
-    workload: Workload
-    machine: Machine
-    changed: Machine
-    changes: tuple[Change, ...]
-    before: Prediction
-    kept: Prediction | None
-    kept_refused: str
-    after: Prediction
-    simulated: int
-    skipped: int
-
-    def __repr__(self) -> str:
-        facts = ", ".join(f"{c.fact} {c.before:g} -> {c.after:g}" for c in self.changes)
-        return (
-            f"WhatIf({self.machine.name}, {self.workload.label()}: {facts}: {self.before.time_ms:.4g} -> "
-            f"{self.after.time_ms:.4g} ms, {self.speedup:.3f}x)"
-        )
-
-    @property
-    def speedup(self) -> float:
-        """Time before over time after, the kernel chosen again."""
-        return self.before.time_ms / self.after.time_ms
-
-    @property
-    def speedup_kept(self) -> float:
-        """Time before over time with the same variant on the changed machine; 0 when it is not legal there."""
-        return self.before.time_ms / self.kept.time_ms if self.kept is not None else 0.0
-
-    @property
-    def knob_changes(self) -> tuple[KnobChange, ...]:
-        """What the kernel changes between before and after."""
-        old, new = self.before.variant, self.after.variant
-        names = [f.name for f in fields(old)]
-        return tuple(
-            KnobChange(name, getattr(old, name), getattr(new, name, None))
-            for name in names
-            if getattr(old, name) != getattr(new, name, None)
-        )
+class WhatIf(Comparison):
+    """The answer of `what_if`."""
 
     def to_dict(self) -> dict[str, object]:
         """The documented, stable keys of --json."""
-        from tilecast.model.whatif.render import as_dict
-
         return as_dict(self)
 
     def text(self, width: int = 120) -> str:
         """The comparison for people; the timelines share ``width`` characters."""
-        from tilecast.model.whatif.render import as_text
-
         return as_text(self, width)
 
     def _repr_html_(self) -> str:
-        from tilecast.model.whatif.render import as_html
-
         return as_html(self)
 
     def __str__(self) -> str:
-        return self.text()
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        changes = ", ".join(f"{c.fact} {c.before:g} -> {c.after:g}" for c in self.changes)
+        return f"<WhatIf {self.machine.name} {changes}: {self.speedup:.3f} times as fast>"
 
 
 def what_if(

@@ -172,10 +172,10 @@ def run(text: str, folder: Path) -> Ran:
     """
     if not text:
         return Ran((), 0)
-    program, *arguments = shlex.split(text.partition("|")[0].partition(">")[0])
-    if program != "tilecast":
+    if not text.startswith("tilecast "):
         done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, text=True, check=False)
         return Ran(_as_lines(done.stdout + done.stderr * (done.returncode != 0)), done.returncode)
+    arguments = shlex.split(text.partition("|")[0].partition(">")[0])[1:]
     with contextlib.chdir(folder):
         out, code = _run_tilecast(arguments)
     rest = re.search(r"[|>].*$", text)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -17,6 +18,11 @@ _SMALLEST_DOT = 16
 _WGMMA_ROWS = 64
 #: Widest swizzle of a tile in shared memory; narrower rows are swizzled by their own width.
 _SWIZZLE_BYTES = 128
+#: Stages are missing: they decide how many CTAs fit an SM.
+ALIKE = Alike(
+    same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
+    fit=("tile_m", "tile_n", "warps", "stages", "scheduler"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

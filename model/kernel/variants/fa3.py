@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -28,6 +29,11 @@ _WRITTEN_TILES = (32, 64, 128, 256)
 #: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
 _TILES = (128, 64, 32, 48, 80, 96, 112, 144, 160, 176, 192, 256)
 _SHARES = (0.0, 0.125, 0.25)
+ALIKE = Alike(
+    same_demand={"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"},
+    least_waiting={"kv_stages": 32, "q_stages": 1, "scheduler": "grid"},
+    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler"),
+)
 
 
 @dataclass(frozen=True, slots=True)

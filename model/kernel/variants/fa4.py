@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -27,6 +28,12 @@ _O_COLUMNS = 32
 _TILES = (128, 64, 96, 160, 192, 256)
 #: Share of exponentials on the FMA pipe: what FlashAttention-4 ships lies between 1/16 and 0.3 (FA4C).
 _SHARES = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375)
+ALIKE = Alike(
+    same_demand={"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"},
+    least_waiting={"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"},
+    fit=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
+         "stats_slots", "load_max", "scheduler"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

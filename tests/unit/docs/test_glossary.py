@@ -27,6 +27,7 @@ KERNELS = (
     ("h200-sxm", "none", 128, {"family": "fa3", "overlap": False}),
     ("a100", "causal", 128, {}),
     ("rtx-5090", "none", 64, {}),
+    ("b200", "none", 128, {"family": "fa2"}),
     ("b200", "none", 128, {"family": "unfused"}),
 )
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tilecast.cli import main
 from tilecast.model.forecast.brief import brief
 from tilecast.model.forecast.predict import predict
-from tilecast.model.forecast.timeline import side_by_side
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine, facts_named, is_latency, is_rate, parse_changes
 from tilecast.model.machine.machine import MachineError, load_machine
 from tilecast.model.search.best import best, search_space
+from tilecast.model.sm.timeline import side_by_side
 from tilecast.model.whatif.what_if import what_if
 
 WORK = Workload(batch=4, heads_q=16, heads_kv=16, seqlen_q=8192, seqlen_k=8192)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import json_keys
 
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
@@ -330,6 +331,7 @@ def test_compare_reports_facts_errors_clocks_and_peers(good: Path, capsys: pytes
     assert report["summary"]["from machine code, cited facts"]["mean"] < 0.08
     assert len(report["peers"]) == 2
     assert [set(row["mhz"]) for row in report["clocks"]] == [set(), {"cited facts", "calibrated facts"}]
+    assert json_keys.differences(json_keys.sections()["validate compare"].keys, json_keys.paths(report)) == []
 
 
 def test_compare_loads_no_torch_and_needs_no_profiles(good: Path, tmp_path: Path) -> None:
