@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -30,8 +32,24 @@ def spread(function: Callable[[_In], _Out], inputs: Sequence[_In], workers: int 
         return
     # Spawned, not forked: a process that has threads or a CUDA context does not survive a fork.
     context: Any = multiprocessing.get_context("spawn")
-    with context.Pool(count, initializer=_leave_interrupts_to_the_parent) as pool:
+    with _interrupts_ignored():
+        # A child ignores what its parent ignores when it starts: until its initializer runs, too.
+        pool = context.Pool(count, initializer=_leave_interrupts_to_the_parent)
+    with pool:
         yield from pool.imap(function, inputs, chunksize=1)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Only the main thread may set signals; another one leaves them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -17,9 +17,19 @@ if TYPE_CHECKING:
     from tilecast.kernels.operator import attention
 
 
+def _without_torch(*_: Any, **__: Any) -> Any:
+    """Fused attention on the shipped kernels; needs torch and triton: pip install 'tilecast[gpu]'."""
+    raise ModuleNotFoundError("tilecast.attention needs torch: pip install 'tilecast[gpu]'", name="torch")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tilecast.kernels' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _without_torch
     globals()[name] = value
     return value

@@ -57,6 +57,8 @@ def load(table: Path = TABLE, codes: Path = CODES, progress: Progress = silent) 
         profiles = {code.key(): code for code in load_codes(codes.read_text(encoding="utf-8"))}
     except OSError as error:
         raise CodeError(f"{error.filename}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CodeError(f"{table} and {codes}: expected two text files, got one that is none") from None
     if not raw or "counter" not in raw[0]:
         raise CodeError(
             f"{table}: not a table of counters: expected the columns kernel, variant, ..., counter, metric, value"

@@ -198,9 +198,13 @@ def _clock(*, clock: str | None) -> Clock:
     if clock is None or clock in ("sustained", "short"):
         return Clock(clock)
     try:
-        return Clock(float(clock))
+        mhz = float(clock)
     except ValueError:
-        raise PredictError(f"--clock: expected sustained, short or a number of MHz, got '{clock}'") from None
+        mhz = 0.0
+    # What the machine's top clock allows is for the forecast to say.
+    if not 50 <= mhz <= 5000:
+        raise PredictError(f"--clock: expected sustained, short or a number of MHz from 50 to 5000, got '{clock}'")
+    return Clock(mhz)
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def takes_workload(
             )
 
     def with_values(**values: Any) -> Any:
-        if "machine" in values and values["machine"] is not None and values["machine_name"] == machine:
+        if "machine_name" in values and values["machine"] is not None and values["machine_name"] == machine:
             values["machine_name"] = None  # the default gives way to the option
         made = {
             name: make(**{option: values.pop(option) for option in options})

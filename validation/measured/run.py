@@ -128,6 +128,8 @@ def run_measured(
         text = codes.read_text(encoding="utf-8")
     except OSError as error:
         raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CodeError(f"{codes}: expected profiles of tilecast profile, got something that is no text") from None
     profiles = {code.key(): code for code in load_codes(text)}
     rows = _rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)

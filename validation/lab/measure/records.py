@@ -147,8 +147,10 @@ def read(path: Path) -> list[Measured]:
     """All rows of a table; a last line cut off by a crash is dropped, any other damage is a RecordError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot read the measurements: {error}") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot read the measurements: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: cannot read the measurements: expected text in UTF-8") from None
     # Not splitlines: a command may hold line breaks, and what Unicode takes for one.
     rows = list(csv.reader(io.StringIO(text, newline="")))
     if not rows or tuple(rows[0]) != COLUMNS:

@@ -1,0 +1,164 @@
+"""Bad input by rule, verbs x options x values and readers x kinds of files: exit 2, one sentence, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tilecast.cli import main
+
+#: Verbs that take the workload options and a machine, with what else they need.
+VERBS = {
+    "predict": ["b200"], "report": ["b200"], "demand": ["b200"], "schedule": ["b200"], "whatif": ["b200", "--set", "mufu.ex2=32"],
+    "sensitivity": ["b200"], "breakeven": ["b200"], "map": ["b200"], "generate": ["b200"], "tune": ["b200", "--no-compile"],
+}  # fmt: skip
+SHAPES = [
+    ("--batch", ("0", "-1", "x", "", "1.5", "9" * 30)),
+    ("--heads", ("0", "-8", "many")),
+    ("--heads-kv", ("0", "3", "-2")),
+    ("--seqlen", ("0", "-5", "1e4", "9" * 30)),
+    ("--seqlen-k", ("0", "-1")),
+    ("--head-dim", ("0", "127", "8", "4096")),
+    ("--head-dim-v", ("7", "0")),
+    ("--window", ("a,b", "1,2,3", "-2", "", "9" * 30)),
+    ("--dtype", ("bf61", "", "float")),
+    ("--preset", ("llama", "")),
+]
+#: What the verbs with a kernel and a clock take besides.
+KERNELS = [
+    ("--clock", ("fast", "nan", "inf", "-1", "0", "1e9", "")),
+    ("--family", ("fa9", "")),
+    ("--variant", ("tile", "tile_m=x", "nope=1", "family=fa9", "", "scheduler=none", "fa4:cta_group=7", "tile_n=17")),
+]
+CHANGES = [
+    ("--set", ("mufu.ex2", "mufu.ex2=x", "nope=1", "mufu.ex2=-1", "mufu.ex2=nan", "=1")),
+    ("--scale", ("smem", "smem=0", "smem=inf", "nope=2")),
+]
+WITH_KERNEL = [verb for verb in VERBS if verb != "demand"]
+WITH_CHANGES = ["whatif", "sensitivity", "breakeven", "map", "report"]
+TOGETHER = [
+    ("predict", "--family", "fa2", "--variant", "family=fa4"),
+    ("generate", "--family", "fa4", "--variant", "fa2:tile_m=64"),
+    ("predict", "--window", "1,1", "--causal"),
+    ("predict", "--preset", "llama3-8b", "--heads", "6"),
+    ("predict", "--heads", "10", "--heads-kv", "4"),
+    ("predict", "--machine", "h200"),
+    ("predict", "--trace", "t.json", "--shapes", "SHAPES"),
+    ("predict", "--measured", "0.95ms", "--shapes", "SHAPES"),
+    ("predict", "--seqlen", "64", "--shapes", "SHAPES"),
+    ("tune", "-o", "k.py", "--shapes", "SHAPES"),
+    ("report", "-o", "r.md", "--markdown", "there"),
+    ("generate", "--list", "-o", "k.py"),
+]
+ALONE = [
+    *(("predict", "b200", "--measured", text) for text in ("0.95", "fast", "-1ms", "0ms", "1 parsec", "nanms", "")),
+    *(("schedule", "b200", "--time-limit", text) for text in ("0", "-1", "nan", "inf", "x")),
+    *(("sensitivity", "b200", "--step", text) for text in ("0", "0.9", "nan", "x")),
+    *(("breakeven", "b200", "--fact", text) for text in ("nope", "chip.sm_count")),
+    *(("map", "b200", "--grid", text) for text in ("4", "1", "103", "x")),
+    *(("map", "b200", "--span", text) for text in ("1", "0", "65", "nan")),
+    *(("map", "b200", "--axes", text) for text in ("mufu.ex2", "a,b,c", "mufu.ex2,nope", "mufu.ex2,mufu.ex2", "")),
+    *((verb, machine) for verb in VERBS for machine in ("b2000", "", "/none/m.toml")),
+    *((verb,) for verb in VERBS if verb not in ("demand", "schedule")),
+    ("predict", "b200,,h200"), ("predict", "b200,b200"), ("whatif", "b200"),
+    ("demand", "--tile-m", "0"), ("demand", "--tile-n", "x"),
+    ("tune", "b200", "--budget", "-1"), ("tune", "b200", "--budget", "9", "--candidates", "3"), ("tune", "b200", "--audit", "a.txt"),
+    ("emulate",), ("emulate", "no_such_kernel"), ("emulate", "hopper_ws_d64_full", "--seed", "-1"),
+    ("emulate", "hopper_ws_d64_full", "--mode", "early"), ("emulate", "hopper_ws_d64_full", "--sms", "1"),
+    ("emulate", "hopper_ws_d64_full", "--seqlen", "0"),
+    ("emulate", "hopper_ws_d64_full", "--seqlen", "100000", "--heads", "64", "--batch", "64"),
+    ("inspect", "k.py"), ("measure", "--mode", "fast"), ("measure", "--rounds", "1"), ("measure", "--seqlen", "0"),
+    ("sweep",), ("profile",), ("counters",), ("calibrate", "--only", "nope"), ("machine", "show", "h300"),
+    ("machine", "check", "b200"), ("machine", "nope"), ("validate", "nope"), ("validate", "published", "--clock", "noon"),
+    ("validate", "experiments", "--clock", "1500"), ("validate", "tuner", "--least", "1"), ("--colour",), ("predcit",),
+]  # fmt: skip
+#: Verbs that read a file of the user's; FILE is where it stands.
+READERS = [
+    ("machine", "check", "./FILE"), ("predict", "--machine", "./FILE"), ("predict", "b200", "--shapes", "FILE"),
+    ("sweep", "FILE"), ("measure", "FILE", "--machine", "h200"), ("profile", "FILE", "-o", "codes.txt"),
+    ("emulate", "./FILE"), ("validate", "measured", "FILE"), ("validate", "measured", "--code", "FILE"),
+    ("validate", "counters", "FILE"), ("validate", "counters", "--code", "FILE"), ("validate", "tuner", "FILE"),
+    ("validate", "compare", "FILE"),
+]  # fmt: skip
+FILES = ("missing.toml", "folder.toml", "binary.toml", "empty.toml", "nested.toml")
+#: Verbs that write, and where they are told to; OUT becomes a place that cannot be written.
+WRITERS = [
+    ("predict", "b200", "--trace", "OUT.json"), ("report", "b200", "-o", "OUT.html"), ("report", "b200", "-o", "OUT.md"),
+    ("map", "b200", "-o", "OUT.svg"), ("generate", "b200", "-o", "OUT.py"), ("tune", "b200", "-o", "OUT.py"),
+    ("tune", "b200", "--audit", "OUT.csv"), ("emulate", "hopper_ws_d64_full", "--trace", "OUT.json"),
+    ("profile", "plan.toml", "-o", "OUT.txt"), ("counters", "plan.toml", "-o", "OUT.csv"), ("bundle", "-o", "OUT.zip"),
+    ("calibrate", "-o", "OUT.toml"), ("validate", "measured", "--picture", "OUT.png"),
+    ("validate", "published", "--picture", "OUT.svg"),
+]  # fmt: skip
+ENDINGS = [
+    ("map", "b200", "-o", "m.gif"),
+    ("report", "b200", "-o", "r.pdf"),
+    ("validate", "measured", "--picture", "x.gif"),
+]
+
+CASES = [
+    *((verb, *VERBS[verb], option, value) for verb in VERBS for option, values in SHAPES for value in values),
+    *((verb, *VERBS[verb], option, value) for verb in WITH_KERNEL for option, values in KERNELS for value in values
+      if not (verb == "tune" and option == "--variant" and value == "tile")),
+    *((verb, "b200", option, value) for verb in WITH_CHANGES for option, values in CHANGES for value in values),
+    *((verb, *VERBS[verb], *rest) for verb, *rest in TOGETHER),
+    *ALONE, *ENDINGS,
+    *(tuple(word.replace("FILE", file) for word in reader) for reader in READERS for file in FILES),
+    *(tuple(word.replace("OUT", where) for word in writer) for writer in WRITERS for where in ("none/out", "file/out")),
+]  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of a command: files of every wrong kind, and none that a verb may leave."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "binary.toml").write_bytes(b"\x7fELF\x00\xff\xfe\x80")
+    (tmp_path / "empty.toml").write_text("")
+    (tmp_path / "nested.toml").write_text("a = " + "[" * 5000)
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "SHAPES").write_text("seqlen\n64\n128\n")
+    return tmp_path
+
+
+def test_there_are_as_many_as_the_review_had() -> None:
+    assert len(set(CASES)) >= 313
+
+
+def refused(arguments: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    before = sorted(str(p) for p in place.rglob("*"))
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, ""), (arguments, out[:300], err)
+    assert err.startswith("tilecast: ") and err.count("\n") == 1 and len(err) > 20, (arguments, err)
+    assert "Errno" not in err and "Traceback" not in err, (arguments, err)
+    assert sorted(str(p) for p in place.rglob("*")) == before, arguments
+    assert (place / "file").read_text() == "kept"
+    return err
+
+
+@pytest.mark.parametrize("verb", sorted({case[0] for case in CASES}))
+def test_bad_input_is_one_sentence(verb: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults = []
+    for case in dict.fromkeys(CASES):
+        if case[0] != verb:
+            continue
+        try:
+            refused(case, place, capsys)
+        except BaseException as fault:  # every case is tried, and all faults are shown together
+            if isinstance(fault, KeyboardInterrupt):
+                raise
+            capsys.readouterr()
+            faults.append(f"{' '.join(case)[:90]}: {type(fault).__name__}: {' '.join(str(fault).split())[:300]}")
+    assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    "option", ["--seqlen", "--seqlen-k", "--head-dim", "--heads", "--batch", "--window", "--dtype", "--clock"]
+)
+def test_a_refusal_names_the_option(option: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"--window": "wide", "--dtype": "bf61", "--clock": "fast"}.get(option, "0")
+    assert option in refused(("predict", "b200", option, value), place, capsys)
