@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
 from tilecast.emulator.errors import UnsupportedError
-from tilecast.emulator.hardware.memory import Tmem
+from tilecast.emulator.hardware.memory import Shared, Tmem
 from tilecast.emulator.language import dtypes, layouts
 from tilecast.emulator.language.hostside import Jitted, TensorDescriptor
 from tilecast.emulator.language.language import Language
-from tilecast.emulator.language.values import Int, constexpr
+from tilecast.emulator.language.values import Int, Tensor, constexpr
 from tilecast.emulator.session import Session
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -66,7 +67,7 @@ def _language(session: Session, gl: Language) -> Module:
         session,
         {
             **{name: getattr(gl, name) for name in names}, **types_, **places,
-            "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted,
+            "tensor": Tensor, "tuple": tuple, "shared_memory_descriptor": Shared, "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted,
         },
     )  # fmt: skip
 
@@ -102,7 +103,10 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     def jit(fn: Any = None, **_options: Any) -> Any:
         return Jitted(fn, session) if fn is not None else lambda later: Jitted(later, session)
 
-    gluon = Module(base, session, {"jit": jit, "constexpr_function": lambda fn: fn, "language": language})
+    gluon = Module(
+        base, session,
+        {"jit": jit, "constexpr_function": lambda fn: fn, "aggregate": dataclasses.dataclass, "language": language},
+    )  # fmt: skip
     triton = Module(
         "triton",
         session,

@@ -80,5 +80,5 @@ class Source:
         module = types.ModuleType("emulated_kernel")
         module.__dict__.update(replaced)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}
-        exec(compile(self.text, self.path, "exec"), module.__dict__)
+        exec(compile(self.text, self.path, "exec", dont_inherit=True), module.__dict__)
         return module

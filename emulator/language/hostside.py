@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,10 @@ class Array:
         """Extents."""
         return self.shape if axis is None else self.shape[axis]
 
+    def is_contiguous(self) -> bool:
+        """Whether the strides are those of a dense tensor."""
+        return bool(self.data.flags.c_contiguous)
+
     def numel(self) -> int:
         """Elements."""
         return int(self.data.size)
@@ -110,6 +115,17 @@ class TensorDescriptor:
     def dtype(self) -> dtypes.Dtype:
         """Element type."""
         return dtypes.of(self.base.data)
+
+    @property
+    def block_type(self) -> types.SimpleNamespace:
+        """Extents and bytes of a box."""
+        size = int(np.prod(self.block_shape)) * self.base.data.itemsize
+        return types.SimpleNamespace(shape=self.block_shape, nbytes=size)
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        """Bytes of the part of a box that lands in one CTA."""
+        return int(self.block_type.nbytes) // (2 if self.layout.cga else 1)
 
     def tile(self, corner: Sequence[int]) -> Any:
         """The box at ``corner``; zeros outside the tensor."""
@@ -215,6 +231,10 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
+
+    def __get__(self, owner: Any, _kind: Any = None) -> Any:
+        """A method of an aggregate."""
+        return self if owner is None else types.MethodType(self, owner)
 
     def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **_options: Any) -> None:
