@@ -67,6 +67,10 @@ class Array:
         """Extents."""
         return self.shape if axis is None else self.shape[axis]
 
+    def is_contiguous(self) -> bool:
+        """Whether the strides are those of a dense tensor."""
+        return bool(self.data.flags.c_contiguous)
+
     def numel(self) -> int:
         """Elements."""
         return int(self.data.size)
