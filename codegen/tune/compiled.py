@@ -10,7 +10,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.forecast import forecast
+from tilecast.model.kernel.header import without_header
 from tilecast.model.kernel.variant import Variant, VariantError, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -149,11 +149,10 @@ def _triton() -> str:
 
 
 def _kept_as(job: Job, source: str, target: str) -> Path | None:
-    """The file a kernel's result is kept in; the header (forecast, lengths) does not count."""
+    """The file a kernel's result is kept in; the header (machine, lengths) does not count."""
     if not job.cache:
         return None
-    body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    name = "\n".join((_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), body))
+    name = "\n".join((_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), without_header(source)))
     return Path(job.cache) / f"{job.family}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +50,7 @@ def subject(item: Item, version: str) -> Subject:
         return _external(item.kernel)
     from tilecast.codegen.families import find_family
     from tilecast.codegen.generate import generate
+    from tilecast.model.kernel.header import without_header
     from tilecast.model.kernel.variant import parse_variant
     from tilecast.model.machine.machine import load_machine
 
@@ -58,8 +58,7 @@ def subject(item: Item, version: str) -> Subject:
     variant = parse_variant(f"family={family.model_family},{item.variant.removeprefix('family=' + family.model_family + ',')}")  # fmt: skip
     # The source must not depend on the length, so that one compilation serves all lengths of a shape.
     source = generate(item.workload, load_machine(item.machine), family, variant, version).source
-    body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    sha = hashlib.sha256(body.encode()).hexdigest()[:16]
+    sha = hashlib.sha256(without_header(source).encode()).hexdigest()[:16]
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{item.kernel}_{sha}.py"
