@@ -360,6 +360,16 @@ class BlackwellKernel:
         return tuple(out)
 
     @property
+    def aggregate(self) -> str:
+        """The decorator of aggregates, which Triton 3.6 has under another name."""
+        return "gluon.aggregate" if self.needs_newest else "aggregate"
+
+    @property
+    def copy_tile(self) -> str:
+        """The function that starts a copy."""
+        return "tma.async_load" if self.needs_newest else "copy_tile"
+
+    @property
     def worker_warps(self) -> list[int]:
         """Warps of the roles beside the correction role."""
         return [*[4] * self.stages, 1, 1]

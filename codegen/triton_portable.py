@@ -145,8 +145,7 @@ class TritonKernel:
             corner = f"[batch, head, row, {piece.start}]"
             return f"out_desc{piece.suffix}.store({corner}, {made}.reshape([1, 1, TILE_M, {piece.width}]))"
         columns = f"tl.arange({piece.start}, {piece.start + piece.width})[None, :]"
-        pointers = f"out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os + {columns}"
-        return f"tl.store({pointers}, {made}, mask=(rows < seqlen_q)[:, None])"
+        return f"tl.store(out_rows + {columns}, {made}, mask=valid[:, None])"
 
     @property
     def out_dtype(self) -> str:
