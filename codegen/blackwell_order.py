@@ -134,21 +134,20 @@ def matrix_statements(order: Order, rings: Rings, groups: int, by_keys: bool, pe
 
 
 def _issue(products: tuple[Product, ...], rings: Rings, by_keys: bool, phase: str) -> list[str]:
-    lines, q_slots = [], set()
+    lines, q_taken = [], 0
     for product in products:
         what = "k" if product.op == "QK" else "v"
         ring, group = (rings.k if what == "k" else rings.v), product.group
-        q_slot = f"q{0 if by_keys else group}"
-        if what == "k" and phase == "first" and q_slot not in q_slots:
-            q_slots.add(q_slot)
-            lines.append(f"{q_slot}, q_at = q.take(q_at)")
+        q_slot = 0 if by_keys else group
+        while what == "k" and phase == "first" and q_taken <= q_slot:  # tiles of Q land in the order of their slots
+            lines.append(f"q{q_taken}, q_at = q.take(q_at)")
+            q_taken += 1
         if product.takes:
             lines.append(f"{what}_slot, {ring}_at = {ring}.take({ring}_at)")
         if what == "k":
-            # A slot that the compiler does not know: addresses worked out in advance would need registers.
-            lines.append(
-                f"softmax{group}.qk(q.tile({f'own_copy({q_slot})' if by_keys else q_slot}), {ring}.tile(k_slot))"
-            )
+            # By keys, a slot that the compiler does not know: addresses worked out in advance would need registers.
+            slot = f"own_copy(q{q_slot})" if by_keys else f"q{q_slot}"
+            lines.append(f"softmax{group}.qk(q.tile({slot}), {ring}.tile(k_slot))")
         else:
             fresh = "True" if by_keys and group else "step != 0" if phase == "loop" else "{steps} != 1"
             lines.append(f"softmax{group}.pv({ring}.tile(v_slot), p_phase, {fresh})")
