@@ -256,10 +256,10 @@ class BlackwellKernel:
         return self.rings.names
 
     @property
-    def new_rings(self) -> tuple[str, ...]:
-        """Expressions that make them."""
-        queries = f"make_ring(descs[0], {1 if self.by_keys else self.stages})"
-        return (queries, *(f"make_ring(descs[{1 + n}], {ring.slots_name})" for n, ring in enumerate(self.kv_rings)))
+    def new_rings(self) -> tuple[tuple[str, str], ...]:
+        """(name, expression that makes it) of each."""
+        slots = (str(1 if self.by_keys else self.stages), *(ring.slots_name for ring in self.kv_rings))
+        return tuple((name, f"make_ring(descs[{n}], {slots[n]})") for n, name in enumerate(self.ring_names))
 
     @property
     def first_places(self) -> str:

@@ -19,11 +19,15 @@ from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "hopper_ws.py.j2"
 ROWS = 64
+#: Columns of V from which on registers are scarce: O takes half as many in each thread.
+_WIDE = 192
 #: Registers that Triton's code needs beyond what the model counts for a hand-written kernel (pointers of the epilogue,
 #: barrier addresses); read off compilations: variants within it spill.
 _COMPILER_REGISTERS = 16
 #: (consumer, producer) registers a thread and the cap at entry, by consumer warpgroups: 65536 registers in all.
 _REGISTERS = {1: (240, 24, 240), 2: (232, 40, 168), 3: (160, 32, 128)}
+#: The same where two warpgroups keep 128 registers of O each: the load warp makes do with what is left.
+_WIDE_REGISTERS = (240, 24, 168)
 #: Barriers, and what Triton takes for reductions across warps and for the state of its partitions.
 _BARRIER_BYTES = 6 * 1024
 _RESCALE_TEXT = {
@@ -126,6 +130,16 @@ class HopperKernel:
         return (*sizes, *dealt)
 
     @property
+    def numbers_quoted(self) -> str:
+        """`numbers` as a list of string literals."""
+        return ", ".join(f'"{name}"' for name in self.numbers)
+
+    @property
+    def wide(self) -> bool:
+        """Whether O leaves so few registers that what can be computed again must not be kept."""
+        return self.head_dim_v > _WIDE
+
+    @property
     def descriptors(self) -> tuple[Descriptor, ...]:
         """Tensor descriptors in the order of the kernel's arguments, one to a piece."""
         found = []
@@ -199,7 +213,7 @@ def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> Hopper
     order = issue_order(pipeline)
     if variant.overlap and order != ("qk", "pv"):
         raise ValueError(f"hopper_ws waits for S while P V runs, so S comes first: got the order {order}")
-    consumer, load, at_launch = _REGISTERS[variant.warpgroups]
+    consumer, load, at_launch = _WIDE_REGISTERS if workload.head_dim_v > _WIDE and variant.warpgroups == 2 else _REGISTERS[variant.warpgroups]
     workers = variant.warpgroups - 1  # the first consumer is the default partition
     eighths = emulated_of_eight(variant.emulated_share) or 0
     return HopperKernel(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import types
+import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,14 @@ class Array:
 _DEVICE = Device()
 
 
+@dataclass(frozen=True)
+class BlockType:
+    """What a kernel asks of a descriptor's box."""
+
+    shape: tuple[Int, ...]
+    nbytes: int
+
+
 class TensorDescriptor:
     """A tensor map: boxes of ``block_shape`` out of ``base``."""
 
@@ -117,15 +127,14 @@ class TensorDescriptor:
         return dtypes.of(self.base.data)
 
     @property
-    def block_type(self) -> types.SimpleNamespace:
-        """Extents and bytes of a box."""
-        size = int(np.prod(self.block_shape)) * self.base.data.itemsize
-        return types.SimpleNamespace(shape=self.block_shape, nbytes=size)
+    def block_type(self) -> BlockType:
+        """Extents and size of a box."""
+        return BlockType(tuple(map(Int, self.block_shape)), math.prod(self.block_shape) * self.base.data.itemsize)
 
     @property
     def nbytes_per_cta(self) -> int:
         """Bytes of the part of a box that lands in one CTA."""
-        return int(self.block_type.nbytes) // (2 if self.layout.cga else 1)
+        return self.block_type.nbytes // (2 if self.layout.cga else 1)
 
     def tile(self, corner: Sequence[int]) -> Any:
         """The box at ``corner``; zeros outside the tensor."""
@@ -232,9 +241,9 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
 
-    def __get__(self, owner: Any, _kind: Any = None) -> Any:
-        """A method of an aggregate."""
-        return self if owner is None else types.MethodType(self, owner)
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A function in an aggregate is a method of its values."""
+        return self if instance is None else functools.partial(self, instance)
 
     def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **_options: Any) -> None:

@@ -63,10 +63,10 @@ class Timeline:
 
     def ii_cycles(self) -> float:
         """Cycles per iteration in the steady state: between executions of the product that ran most; 0 for short ones."""
-        ends: dict[tuple[str, int], list[float]] = {}
+        ends: dict[tuple[str, int, str], list[float]] = {}
         for span in self.spans:
-            if span.kind == "product":
-                ends.setdefault((span.lane, span.line), []).append(span.end)
+            if span.kind == "product":  # one line may issue products of several tiles: their operands tell them apart
+                ends.setdefault((span.lane, span.line, span.name), []).append(span.end)
         times = max(ends.values(), key=len, default=[])
         if len(times) < 8:
             return 0.0
