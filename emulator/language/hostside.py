@@ -104,7 +104,7 @@ _DEVICE = Device()
 class BlockType:
     """What a kernel asks of a descriptor's box."""
 
-    shape: tuple[Int, ...]
+    shape: list[Int]
     nbytes: int
 
 
@@ -129,7 +129,7 @@ class TensorDescriptor:
     @property
     def block_type(self) -> BlockType:
         """Extents and size of a box."""
-        return BlockType(tuple(map(Int, self.block_shape)), math.prod(self.block_shape) * self.base.data.itemsize)
+        return BlockType([Int(n) for n in self.block_shape], math.prod(self.block_shape) * self.base.data.itemsize)
 
     @property
     def nbytes_per_cta(self) -> int:

@@ -178,7 +178,9 @@ class Ring:
 def make_ring(desc, SLOTS: gl.constexpr):
     """An empty ring for the tiles of a descriptor."""
     tiles = gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
-    return Ring(tiles, barriers(SLOTS, 1), barriers(SLOTS, 1))
+    full = barriers(SLOTS, 1)
+    empty = barriers(SLOTS, 1)
+    return Ring(tiles, full, empty)
 
 
 @gluon.aggregate
@@ -353,8 +355,11 @@ def make_softmax():
     o = allocate_tensor_memory(gl.float32, [ROWS, 128], accumulator(128))
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
-    statistics = Statistics(rows, barriers(STATS_SLOTS, 1), barriers(STATS_SLOTS, 1))
-    s_full, o_full = barriers(1, 1), barriers(1, 1)
+    stats_full = barriers(STATS_SLOTS, 1)
+    stats_empty = barriers(STATS_SLOTS, 1)
+    statistics = Statistics(rows, stats_full, stats_empty)
+    s_full = barriers(1, 1)
+    o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
     return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
@@ -531,7 +536,9 @@ def attention(
         heads_at_once, scale_log2,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc)
-    rings = (make_ring(descs[0], 2), make_ring(descs[1], KV_STAGES))
+    q = make_ring(descs[0], 2)
+    kv = make_ring(descs[1], KV_STAGES)
+    rings = (q, kv)
     # Tensor memory, 512 of 512 columns: S0 at 0, O0 at 128, S1 at 256, O1 at 384.
     softmax0 = make_softmax()
     softmax1 = make_softmax()

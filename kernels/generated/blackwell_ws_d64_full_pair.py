@@ -235,7 +235,9 @@ class Ring:
 def make_ring(desc, SLOTS: gl.constexpr):
     """An empty ring for the tiles of a descriptor."""
     tiles = gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
-    return Ring(tiles, barriers(SLOTS, 1, True), barriers(SLOTS, 1, False))
+    full = barriers(SLOTS, 1, True)
+    empty = barriers(SLOTS, 1, False)
+    return Ring(tiles, full, empty)
 
 
 @gluon.aggregate
@@ -404,8 +406,11 @@ def make_softmax():
     o = allocate_tensor_memory(gl.float32, [ROWS, 64], accumulator(64))
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], cga_layout=[[1]])
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
-    statistics = Statistics(rows, barriers(STATS_SLOTS, 1, False), barriers(STATS_SLOTS, 1, False))
-    s_full, o_full = barriers(1, 1, False), barriers(1, 1, False)
+    stats_full = barriers(STATS_SLOTS, 1, False)
+    stats_empty = barriers(STATS_SLOTS, 1, False)
+    statistics = Statistics(rows, stats_full, stats_empty)
+    s_full = barriers(1, 1, False)
+    o_full = barriers(1, 1, False)
     p_ready = barriers(1, 2, True)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1, True)
     return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
@@ -582,7 +587,10 @@ def attention(
         scale_log2,
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc)
-    rings = (make_ring(descs[0], 2), make_ring(descs[1], K_STAGES), make_ring(descs[2], V_STAGES))
+    q = make_ring(descs[0], 2)
+    k = make_ring(descs[1], K_STAGES)
+    v = make_ring(descs[2], V_STAGES)
+    rings = (q, k, v)
     # Tensor memory, 384 of 512 columns: S0 at 0, O0 at 128, S1 at 192, O1 at 320.
     softmax0 = make_softmax()
     softmax1 = make_softmax()

@@ -261,7 +261,9 @@ def first_column(descs, piece):
 def make_ring(descs, SLOTS: gl.constexpr):
     """An empty ring for the tiles of some descriptors."""
     tiles = [gl.allocate_shared_memory(d.dtype, [SLOTS] + d.block_type.shape, d.layout) for d in descs]
-    return Ring(tiles, barriers(SLOTS, 1), barriers(SLOTS, 1))
+    full = barriers(SLOTS, 1)
+    empty = barriers(SLOTS, 1)
+    return Ring(tiles, full, empty)
 
 
 @aggregate
@@ -458,8 +460,11 @@ def make_softmax():
     )
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
-    statistics = Statistics(rows, barriers(STATS_SLOTS, 1), barriers(STATS_SLOTS, 1))
-    s_full, o_full = barriers(1, 1), barriers(1, 1)
+    stats_full = barriers(STATS_SLOTS, 1)
+    stats_empty = barriers(STATS_SLOTS, 1)
+    statistics = Statistics(rows, stats_full, stats_empty)
+    s_full = barriers(1, 1)
+    o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
     return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
@@ -649,7 +654,9 @@ def attention(
             v_desc_64,
         ),
     )
-    rings = (make_ring(descs[0], 2), make_ring(descs[1], KV_STAGES))
+    q = make_ring(descs[0], 2)
+    kv = make_ring(descs[1], KV_STAGES)
+    rings = (q, kv)
     # Tensor memory, 448 of 512 columns: S0 at 0, O0 at 128, S1 at 224, O1 at 352.
     softmax0 = make_softmax()
     softmax1 = make_softmax()

@@ -21,13 +21,8 @@ TILECAST = {
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # its name in Triton 3.6
@@ -45,11 +40,8 @@ LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
 LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {
-    "num_warps": 4,
-    "maxnreg": 168,
-    "enable_fp_fusion": True,
-}  # one FFMA a score: the default varies with releases
+# One FFMA to a score: the default varies with releases.
+OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
 PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
@@ -65,6 +57,12 @@ def aggregate(cls):
 
     cls.__init__ = gluon.constexpr_function(fill)
     return _aggregate(cls)
+
+
+@gluon.jit
+def own_copy(x):
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------
@@ -100,12 +98,6 @@ ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 # -- shared memory -----------------------------------------------------------------------------------------------------
-
-
-@gluon.constexpr_function
-def ring_shape(desc, slots):
-    """Extents of ``slots`` tiles."""
-    return [slots, *desc.block_type.shape]
 
 
 @gluon.jit
@@ -155,8 +147,11 @@ class Ring:
 @gluon.jit
 def make_ring(desc, SLOTS: gl.constexpr, READERS: gl.constexpr):
     """A ring of ``SLOTS`` tiles that ``READERS`` warpgroups release."""
-    tiles = gl.allocate_shared_memory(desc.dtype, ring_shape(desc, SLOTS), desc.layout)
-    return Ring(tiles, barriers(SLOTS, 1), barriers(SLOTS, READERS))
+    shape: gl.constexpr = desc.block_type.shape
+    tiles = gl.allocate_shared_memory(desc.dtype, [SLOTS, 1, 1, shape[2], shape[3]], desc.layout)
+    full = barriers(SLOTS, 1)
+    empty = barriers(SLOTS, READERS)
+    return Ring(tiles, full, empty)
 
 
 @gluon.jit
@@ -191,14 +186,15 @@ class Problem:
     def work_tile(self, turn):
         """The turn-th tile of this program: (batch, query head, first query row, whether there is one)."""
         pid = gl.program_id(0)
+        query_blocks = own_copy(self.query_blocks)
+        programs = own_copy(gl.num_programs(0))
         # A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.
-        programs = gl.num_programs(0)
-        pairs = (self.query_blocks + 1) // 2
+        pairs = (query_blocks + 1) // 2
         trip = turn // 2
         pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
         head = pair // pairs
         short = pair % pairs
-        long = self.query_blocks - 1 - short
+        long = query_blocks - 1 - short
         block = gl.where(turn % 2 == 0, long, short)
         exists = (head < self.heads) & ((turn % 2 == 0) | (short != long))
         return head // self.heads_q, head % self.heads_q, block * TILE_M, exists
@@ -206,29 +202,30 @@ class Problem:
     @gluon.jit
     def key_blocks(self, row, ROW_COUNT: gl.constexpr):
         """The first and the one after the last block of keys that one of ROW_COUNT query rows sees."""
-        diagonal = row + self.seqlen_k - self.seqlen_q
-        end = gl.maximum(gl.minimum(diagonal + ROW_COUNT, self.seqlen_k), 1)
+        seqlen_k = own_copy(self.seqlen_k)
+        position = row + seqlen_k - self.seqlen_q
+        end = gl.maximum(gl.minimum(position + ROW_COUNT, seqlen_k), 1)
         return 0, gl.cdiv(end, TILE_N)
 
     @gluon.jit
     def whole_blocks(self, row):
         """How many blocks of keys ROWS query rows see whole."""
-        diagonal = row + self.seqlen_k - self.seqlen_q
-        end = gl.maximum(gl.minimum(diagonal + 1, self.seqlen_k), 0)
+        seqlen_k = own_copy(self.seqlen_k)
+        position = row + seqlen_k - self.seqlen_q
+        end = gl.maximum(gl.minimum(position + 1, seqlen_k), 0)
         return end // TILE_N
 
     @gluon.jit
-    def keys_seen(self, row, layout: gl.constexpr):
+    def keys_seen(self, row):
         """The last key that each of ROWS query rows sees; negative: none."""
-        position = row + gl.arange(0, ROWS, layout=layout) + (self.seqlen_k - self.seqlen_q)
+        position = row + (self.seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
         return position
 
     @gluon.jit
     def hide_keys(self, s, key, row):
         """Scores of keys that a row does not see become -inf; ``key`` is the key of column 0."""
-        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
-        seen = keys[None, :] <= self.keys_seen(row, SCORE_ROWS)[:, None]
-        return gl.where(seen, s, float("-inf"))
+        keys = own_copy(key) + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
+        return gl.where(keys[None, :] <= self.keys_seen(row)[:, None], s, float("-inf"))
 
     @gluon.jit
     def store_lse(self, lse, batch, head, row, wanted=None):
@@ -242,7 +239,7 @@ class Problem:
     @gluon.jit
     def lse_of(self, batch, head):
         """Address of a head's first log-sum-exp."""
-        return self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q
+        return self.lse + (batch * self.heads_q + head).to(gl.int64) * own_copy(self.seqlen_q)
 
     @gluon.jit
     def store_rows(self, o, factor, batch, head, row, wanted=None):
@@ -252,9 +249,9 @@ class Problem:
         mask = rows < self.seqlen_q
         if wanted is not None:
             mask = mask & gl.convert_layout(wanted, gl.SliceLayout(1, layout))
-        head_start = batch.to(gl.int64) * self.stride_b + head.to(gl.int64) * self.stride_h
+        start = batch.to(gl.int64) * own_copy(self.stride_b) + head.to(gl.int64) * own_copy(self.stride_h)
         columns = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
-        pointers = self.out + 8 * (head_start + rows.to(gl.int64) * self.stride_s)[:, None] + columns[None, :]
+        pointers = self.out + 8 * (start + rows.to(gl.int64) * own_copy(self.stride_s))[:, None] + columns[None, :]
         o = scaled(o, factor).to(self.out.dtype.element_ty)
         gl.store(pointers, gl.convert_layout(o, layout), mask=mask[:, None])
 
@@ -326,17 +323,11 @@ def scaled(o, factor):
 
 
 @gluon.jit
-def rescaled(o, factor):
-    """O brought to a new reference."""
-    return scaled(o, factor)
-
-
-@gluon.jit
 def row_results(statistics, row, problem):
     """(row sum, its inverse, log-sum-exp) of ROWS query rows."""
     row_sum = gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)
     lse = (statistics.reference + gl.log2(row_sum)) * LN2
-    empty = problem.keys_seen(row, SCORE_ROWS) < 0
+    empty = problem.keys_seen(row) < 0
     return gl.where(empty, 1.0, row_sum), gl.where(empty, 0.0, 1.0 / row_sum), gl.where(empty, float("-inf"), lse)
 
 
@@ -376,9 +367,10 @@ def load_role(descs, rings, problem):
 class QueryTile:
     """ROWS query rows of a work tile, and what a warpgroup needs to attend with them."""
 
-    q: gl.shared_memory_descriptor
+    q: Ring
     k: Ring
     v: Ring
+    q_number: gl.tensor  # of the tile in its ring
     row: gl.tensor
     problem: Problem
 
@@ -391,7 +383,7 @@ class QueryTile:
         """
         operand = p.to(self.problem.out.dtype.element_ty)
         self.k.wait(n + 1)
-        s = issue_qk(self.q, self.k.tile(n + 1))
+        s = issue_qk(self.q.tile(self.q_number), self.k.tile(n + 1))
 
         self.v.wait(n)
         o = issue_pv(operand, self.v.tile(n), o)
@@ -407,7 +399,7 @@ class QueryTile:
         o = warpgroup_mma_wait(0, deps=[o])
         self.v.release(n)
         if RESCALE:
-            o = rescaled(o, factor)
+            o = scaled(o, factor)
         return n + 1, p, statistics, o
 
 
@@ -441,10 +433,10 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
 
             # The first block has no P V to go with.
             q_number = tiles * WARPGROUPS + g
-            tile = QueryTile(q.tile(q_number), k, v, row, problem)
+            tile = QueryTile(q, k, v, q_number, row, problem)
             q.wait(q_number)
             k.wait(n)
-            s = warpgroup_mma_wait(0, deps=[issue_qk(tile.q, k.tile(n))])
+            s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(q_number), k.tile(n))])
             k.release(n)
             whole_end = problem.whole_blocks(row)
             if end > whole_end:
@@ -504,7 +496,7 @@ def attend_again(n, tiles, descs, rings, problem, batch, head, row, wanted):
         s = problem.hide_keys(s, block * TILE_N, row)
         p, statistics, factor = online_softmax(s, statistics, problem)
         v.wait(n)
-        o = issue_pv(p.to(problem.out.dtype.element_ty), v.tile(n), rescaled(o, factor))
+        o = issue_pv(p.to(problem.out.dtype.element_ty), v.tile(n), scaled(o, factor))
         o = warpgroup_mma_wait(0, deps=[o])
         v.release(n)
         n += 1
@@ -521,10 +513,12 @@ def attend_failed_rows(descs, rings, problem):
     """Does again the rows of this program's tiles that carry a mark in place of their log-sum-exp."""
     q, k, v = rings
     # The roles have left the barriers of the rings in any phase.
-    fresh = (with_new_barriers(q), with_new_barriers(k), with_new_barriers(v))
+    fresh_q = Ring(q.tiles, barriers(Q_STAGES * WARPGROUPS, 1), barriers(Q_STAGES * WARPGROUPS, 1))
+    fresh_k = Ring(k.tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
+    fresh_v = Ring(v.tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
     fence_async_shared()
-    n = 0
-    tiles = 0
+    n = own_copy(gl.to_tensor(0))
+    tiles = own_copy(gl.to_tensor(0))
     for turn in range(problem.turns):
         batch, head, row, exists = problem.work_tile(turn)
         if exists:
@@ -533,65 +527,26 @@ def attend_failed_rows(descs, rings, problem):
                 marks = gl.load(problem.lse_of(batch, head) + rows, mask=rows < problem.seqlen_q, other=0.0)
                 wanted = marks.to(gl.int32, bitcast=True) == AGAIN
                 if gl.max(gl.where(wanted, 1, 0), 0) > 0:
-                    n = attend_again(n, tiles, descs, fresh, problem, batch, head, row, wanted)
+                    n = attend_again(n, tiles, descs, (fresh_q, fresh_k, fresh_v), problem, batch, head, row, wanted)
                     tiles += 1
                 row += ROWS
 
 
-@gluon.jit
-def with_new_barriers(ring):
-    """One slot of a ring that nobody uses any more."""
-    return Ring(ring.tiles, barriers(1, 1), barriers(1, 1))
+NUMBERS = (
+    "stride_b", "stride_h", "stride_s", "seqlen_q", "seqlen_k", "heads_q", "group", "query_blocks", "heads", "turns",
+)  # fmt: skip
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "stride_b",
-        "stride_h",
-        "stride_s",
-        "seqlen_q",
-        "seqlen_k",
-        "heads_q",
-        "group",
-        "query_blocks",
-        "heads",
-        "turns",
-    ]
-)
+@gluon.jit(do_not_specialize=NUMBERS)
 def attention(
-    q_desc,
-    k_desc,
-    v_desc,
-    out,
-    lse,
-    stride_b,
-    stride_h,
-    stride_s,
-    seqlen_q,
-    seqlen_k,
-    heads_q,
-    group,
-    query_blocks,
-    heads,
-    turns,
-    scale_log2,
-):
+    q_desc, k_desc, v_desc, out, lse,
+    stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns, scale_log2,
+):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
+    gl.assume(turns > 0)
     problem = Problem(
-        out,
-        lse,
-        stride_b,
-        stride_h,
-        stride_s,
-        seqlen_q,
-        seqlen_k,
-        heads_q,
-        group,
-        query_blocks,
-        heads,
-        turns,
-        scale_log2,
-    )
+        out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns, scale_log2,
+    )  # fmt: skip
     descs = (q_desc, k_desc, v_desc)
     q = make_ring(descs[0], Q_STAGES * WARPGROUPS, 1)
     k = make_ring(descs[1], KV_STAGES, WARPGROUPS)
@@ -640,11 +595,10 @@ def prepare(q, k, v, out, window_left, window_right):
     turns = 2 * triton.cdiv(pairs, programs)
     stride_b, stride_h, stride_s = (stride // 8 for stride in out.stride()[:3])
     group = heads_q // heads_kv
-    return (
-        programs,
-        descriptors,
-        (stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns),
-    )
+    numbers = (
+        stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns,
+    )  # fmt: skip
+    return programs, descriptors, numbers
 
 
 def check(q, k, v, out, lse, window_left, window_right):
