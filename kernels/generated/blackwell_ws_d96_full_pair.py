@@ -516,7 +516,8 @@ def mma_role(rings, softmaxes, problem):
 def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum.
 
-    Row statistics number n wait for release number n - LAG.  The correction role releases a slot while it serves the other group: that keeps the groups apart.
+    Row statistics number n wait for release number n - LAG, which the correction role makes while it serves the other group:
+    that keeps the groups apart.
     """
     ROW: gl.constexpr = one_per_thread(QUARTER)
     dtype: gl.constexpr = problem.out.dtype.element_ty

@@ -104,7 +104,7 @@ def test_timeline_roles_do_one_thing_at_a_time() -> None:
     assert timeline.cycles >= max(span.end for span in timeline.spans)
     events = json.loads(chrome_trace([timeline]))["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert {"load_role", "matrix_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
+    assert {"load_role", "mma_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
     for tid in names:
         slices = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
         assert all(a + d <= b + 1e-6 for (a, d), (b, _) in pairwise(slices))
