@@ -25,7 +25,7 @@ class Family:
     model_family: str
     template: str
     #: (variant, workload, machine) -> what the template reads, except the header.
-    context: Callable[[Any, Workload, Machine], dict[str, object]]
+    context: Callable[..., Any]
     expressible: Callable[[Any, Workload, Machine], Verdict]
     #: Targets of `codegen.compile` that a file of this family runs on, given its variant and the machine it is for.
     targets: Callable[[Any, Machine], tuple[str, ...]]
@@ -33,7 +33,7 @@ class Family:
 
 
 def _by_refusal(
-    context: Callable[[Any, Workload, Machine], dict[str, object]],
+    context: Callable[..., Any],
 ) -> Callable[[Any, Workload, Machine], Verdict]:
     """The verdict of a family whose context refuses by VariantError."""
 

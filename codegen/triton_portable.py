@@ -123,14 +123,18 @@ class TritonKernel:
 
     # -- loads and stores ----------------------------------------------------------------------------------------------
 
-    def load_q(self, piece: Piece) -> str:
-        """Expression for a piece of Q."""
-        if self.tma:
-            return f"q_desc{piece.suffix}.load([batch, head, row, {piece.start}]).reshape([TILE_M, {piece.width}])"
-        return f"load_rows(q_ptr{_plus(piece)}, stride_qs, seqlen_q - row, TILE_M, {piece.width}, True)"
+    @property
+    def q_statements(self) -> tuple[str, ...]:
+        """Statements that load the Q tile."""
+        lines = []
+        for piece in self.qk_pieces:
+            made = f"load_rows(q_ptr{_plus(piece)}, stride_qs, seqlen_q - row, TILE_M, {piece.width}, True)"
+            if self.tma:
+                made = f"q_desc{piece.suffix}.load([batch, head, row, {piece.start}]).reshape([TILE_M, {piece.width}])"
+            lines.append(f"q{piece.suffix} = {made}")
+        return (*lines, f"q = ({self.q})") if self.q != "q" else tuple(lines)
 
-    def load_block(self, tensor: str, piece: Piece) -> str:
-        """Expression for a piece of a K or V block."""
+    def _load_block(self, tensor: str, piece: Piece) -> str:
         if self.tma:
             box = f"{tensor}_desc{piece.suffix}.load([batch, head_kv, key, {piece.start}])"
             return f"{box}.reshape([TILE_N, {piece.width}])"
@@ -138,19 +142,43 @@ class TritonKernel:
             f"load_rows({tensor}_block{_plus(piece)}, stride_{tensor}s, seqlen_k - key, TILE_N, {piece.width}, MASKED)"
         )
 
-    def store_rows(self, piece: Piece) -> str:
-        """Statement that writes a piece of O."""
-        made = f"out{piece.suffix}"
-        if self.tma:
-            corner = f"[batch, head, row, {piece.start}]"
-            return f"out_desc{piece.suffix}.store({corner}, {made}.reshape([1, 1, TILE_M, {piece.width}]))"
-        columns = f"tl.arange({piece.start}, {piece.start + piece.width})[None, :]"
-        return f"tl.store(out_rows + {columns}, {made}, mask=valid[:, None])"
+    @property
+    def qk_statements(self) -> tuple[str, ...]:
+        """Statements for S of a key block."""
+        lines = [f"{self.q} = q"] if self.q != "q" else []
+        if not self.tma:
+            lines += [f"{t}_block = {t}_ptr + tl.cast(key, tl.int64) * stride_{t}s" for t in "kv"]
+        for piece in self.qk_pieces:
+            name = f"k{piece.suffix}"
+            lines.append(f"{name} = {self._load_block('k', piece)}")
+            lines.append(f"s = tl.dot(q{piece.suffix}, {name}.T{', s' if piece.start else ''})")
+        return tuple(lines)
 
     @property
-    def out_dtype(self) -> str:
-        """Expression for the type of the output."""
-        return f"out_desc{self.v_pieces[0].suffix}.dtype" if self.tma else "out_ptr.dtype.element_ty"
+    def pv_statements(self) -> tuple[str, ...]:
+        """Statements that add a key block to O."""
+        lines = []
+        for piece in self.v_pieces:
+            v, o = f"v{piece.suffix}", f"o{piece.suffix}"
+            lines.append(f"{v} = {self._load_block('v', piece)}")
+            lines.append(f"{o} = tl.dot(p.to({v}.dtype), {v}, {o} * correction[:, None])")
+        return tuple(lines)
+
+    @property
+    def store_statements(self) -> tuple[str, ...]:
+        """Statements that write O."""
+        lines = [] if self.tma else ["out_rows = out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os"]
+        for piece in self.v_pieces:
+            made, desc = f"out{piece.suffix}", f"out_desc{piece.suffix}"
+            dtype = f"{desc}.dtype" if self.tma else "out_ptr.dtype.element_ty"
+            columns = f"tl.arange({piece.start}, {piece.start + piece.width})[None, :]"
+            lines.append(f"{made} = tl.where(empty, 0.0, o{piece.suffix} * inverse).to({dtype})")
+            lines.append(
+                f"{desc}.store([batch, head, row, {piece.start}], {made}.reshape([1, 1, TILE_M, {piece.width}]))"
+                if self.tma
+                else f"tl.store(out_rows + {columns}, {made}, mask=valid[:, None])"
+            )
+        return tuple(lines)
 
     # -- launch --------------------------------------------------------------------------------------------------------
 
@@ -165,6 +193,14 @@ class TritonKernel:
             Descriptor(f"{tensor}_desc{piece.suffix}", tensor, rows, piece.width)
             for tensor, rows, pieces in tensors
             for piece in pieces
+        )
+
+    @property
+    def descriptor_calls(self) -> tuple[str, ...]:
+        """Expressions in `prepare` that make the descriptors."""
+        return tuple(
+            f"TensorDescriptor.from_tensor({made.tensor}, [1, 1, {made.rows}.value, {made.columns}]),"
+            for made in self.descriptors
         )
 
     @property
@@ -184,7 +220,13 @@ class TritonKernel:
         """The kernel's parameters."""
         places = [d.name for d in self.descriptors] if self.tma else ["q_ptr", "k_ptr", "v_ptr", "out_ptr"]
         strides = [] if self.tma else [f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs"]
-        sizes = ["heads_q", "group", "seqlen_q", "seqlen_k", *(["window_left", "window_right"] if self.mask == "window" else [])]
+        sizes = [
+            "heads_q",
+            "group",
+            "seqlen_q",
+            "seqlen_k",
+            *(["window_left", "window_right"] if self.mask == "window" else []),
+        ]
         return ", ".join([*places, "lse_ptr", *strides, *sizes, "scale_log2,"])
 
 

@@ -281,7 +281,7 @@ class Language:
         program.record(
             MatrixIssue(
                 program.line(), a.shape[0] // program.ctas, b.shape[1], a.shape[1], a.dtype.name, home, program.ctas,
-                program.products, f"{a.name} x {b.name}",
+                program.products, f"{acc.name} = {a.name} x {b.name}",
             )
         )  # fmt: skip
         program.engine.append(Product(program.role(), a, b, acc, bool(use_acc), program.products))

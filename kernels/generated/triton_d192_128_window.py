@@ -38,9 +38,9 @@ def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHE
 @triton.jit
 def attend(q, kv, key, first_key, last_key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
-    q_0, q_128 = q
     k_ptr, v_ptr, stride_ks, stride_vs = kv
     row_max, row_sum, o = state
+    q_0, q_128 = q
     k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
     v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
     k_0 = load_rows(k_block, stride_ks, seqlen_k - key, TILE_N, 128, MASKED)
@@ -106,9 +106,9 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
+    valid = rows < seqlen_q
     out_rows = out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os
     out = tl.where(empty, 0.0, o * inverse).to(out_ptr.dtype.element_ty)
-    valid = rows < seqlen_q
     tl.store(out_rows + tl.arange(0, 128)[None, :], out, mask=valid[:, None])
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)

@@ -89,9 +89,9 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
+    valid = rows < seqlen_q
     out_rows = out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os
     out = tl.where(empty, 0.0, o * inverse).to(out_ptr.dtype.element_ty)
-    valid = rows < seqlen_q
     tl.store(out_rows + tl.arange(0, 256)[None, :], out, mask=valid[:, None])
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)

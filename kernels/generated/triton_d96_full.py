@@ -37,9 +37,9 @@ def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHE
 @triton.jit
 def attend(q, kv, key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
-    q_0, q_64 = q
     k_ptr, v_ptr, stride_ks, stride_vs = kv
     row_max, row_sum, o_0, o_64 = state
+    q_0, q_64 = q
     k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
     v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
     k_0 = load_rows(k_block, stride_ks, seqlen_k - key, TILE_N, 64, MASKED)
@@ -97,9 +97,9 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o_0, o_64 = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
+    valid = rows < seqlen_q
     out_rows = out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os
     out_0 = tl.where(empty, 0.0, o_0 * inverse).to(out_ptr.dtype.element_ty)
-    valid = rows < seqlen_q
     tl.store(out_rows + tl.arange(0, 64)[None, :], out_0, mask=valid[:, None])
     out_64 = tl.where(empty, 0.0, o_64 * inverse).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + tl.arange(64, 96)[None, :], out_64, mask=valid[:, None])

@@ -30,9 +30,9 @@ PLANS = {}  # what a launch works out for a shape: the second one of that shape 
 @triton.jit
 def attend(q, kv, key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
-    q_0, q_128 = q
     k_desc_0, k_desc_128, v_desc, batch, head_kv = kv
     row_max, row_sum, o = state
+    q_0, q_128 = q
     k_0 = k_desc_0.load([batch, head_kv, key, 0]).reshape([TILE_N, 128])
     s = tl.dot(q_0, k_0.T)
     k_128 = k_desc_128.load([batch, head_kv, key, 128]).reshape([TILE_N, 64])
@@ -81,8 +81,8 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
-    out = tl.where(empty, 0.0, o * inverse).to(out_desc.dtype)
     valid = rows < seqlen_q
+    out = tl.where(empty, 0.0, o * inverse).to(out_desc.dtype)
     out_desc.store([batch, head, row, 0], out.reshape([1, 1, TILE_M, 128]))
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)

@@ -74,8 +74,8 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
-    out = tl.where(empty, 0.0, o * inverse).to(out_desc.dtype)
     valid = rows < seqlen_q
+    out = tl.where(empty, 0.0, o * inverse).to(out_desc.dtype)
     out_desc.store([batch, head, row, 0], out.reshape([1, 1, TILE_M, 64]))
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)

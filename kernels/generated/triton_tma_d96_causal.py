@@ -31,9 +31,9 @@ PLANS = {}  # what a launch works out for a shape: the second one of that shape 
 @triton.jit
 def attend(q, kv, key, last_key, scale_log2, state, MASKED: tl.constexpr):
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
-    q_0, q_64 = q
     k_desc_0, k_desc_64, v_desc_0, v_desc_64, batch, head_kv = kv
     row_max, row_sum, o_0, o_64 = state
+    q_0, q_64 = q
     k_0 = k_desc_0.load([batch, head_kv, key, 0]).reshape([TILE_N, 64])
     s = tl.dot(q_0, k_0.T)
     k_64 = k_desc_64.load([batch, head_kv, key, 64]).reshape([TILE_N, 32])
@@ -87,10 +87,10 @@ def attention(
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
     row_max, row_sum, o_0, o_64 = state
     empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
-    out_0 = tl.where(empty, 0.0, o_0 * inverse).to(out_desc_0.dtype)
     valid = rows < seqlen_q
+    out_0 = tl.where(empty, 0.0, o_0 * inverse).to(out_desc_0.dtype)
     out_desc_0.store([batch, head, row, 0], out_0.reshape([1, 1, TILE_M, 64]))
-    out_64 = tl.where(empty, 0.0, o_64 * inverse).to(out_desc_0.dtype)
+    out_64 = tl.where(empty, 0.0, o_64 * inverse).to(out_desc_64.dtype)
     out_desc_64.store([batch, head, row, 64], out_64.reshape([1, 1, TILE_M, 32]))
     lse = (row_max + tl.math.log2(row_sum)) * LN2
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)

@@ -276,7 +276,12 @@ def test_is_readable_python(case: str) -> None:
     header = next(node for node in tree.body if isinstance(node, ast.Assign))
     assert ast.literal_eval(header.value)["workload"]["head_dim_qk"] == workload.head_dim_qk
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    nested = {node for outer in functions for node in ast.walk(outer) if node is not outer and isinstance(outer, ast.FunctionDef)}
+    nested = {
+        node
+        for outer in functions
+        for node in ast.walk(outer)
+        if node is not outer and isinstance(outer, ast.FunctionDef)
+    }
     functions = [node for node in functions if node not in nested]
     assert all(ast.get_docstring(function) for function in functions)
     assert tree.body[-1].name == "launch"

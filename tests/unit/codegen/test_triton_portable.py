@@ -329,7 +329,9 @@ def test_compiles_without_spills_onto_the_tensor_cores(
     path.write_text(source(dims, mask, tile, warps, stages, machine=machine))
     built = build(path, target)
     assert built.spilled_bytes == 0 and built.instructions["STL"] == 0, built
-    matrix, copy = {"sm_80": ("HMMA", "LDGSTS"), "sm_90a": ("HGMMA", "UTMALDG"), "sm_100a": ("UTCHMMA", "UTMALDG")}[target]
+    matrix, copy = {"sm_80": ("HMMA", "LDGSTS"), "sm_90a": ("HGMMA", "UTMALDG"), "sm_100a": ("UTCHMMA", "UTMALDG")}[
+        target
+    ]
     assert built.instructions[matrix] > 0 and built.instructions[copy] > 0, built
     # Softmax is one FMA and one ex2 per score, in a masked and an unmasked body.
     scores = 2 * tile[0] * tile[1] // (32 * warps)

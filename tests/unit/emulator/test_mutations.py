@@ -283,8 +283,7 @@ SUPERFLUOUS = {
         "mbarrier.wait(v_full.index(slot), phase)",
         "mbarrier.arrive(v_empty.index(slot), count=1)",
     },
-    # Both halves of Q are given back by commits in a row, after the last product that reads either.
-    BLACKWELL: {"mbarrier.wait(q_free.index(1), q_phase ^ 1)"},
+    BLACKWELL: set(),
 }
 
 
