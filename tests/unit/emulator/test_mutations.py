@@ -19,9 +19,10 @@ from tilecast.emulator.errors import (
     UninitializedError,
     WrongResultError,
 )
-from tilecast.emulator.run import emulate, header_window, kernel_path
+from tilecast.emulator.run import emulate, kernel_path
 from tilecast.emulator.source import Source
 from tilecast.emulator.verify import judge
+from tilecast.model.kernel.header import header_window
 
 HOPPER, HOPPER_CAUSAL = "hopper_ws_d128_full", "hopper_ws_d128_causal"
 BLACKWELL, BLACKWELL_CAUSAL = "blackwell_ws_d128_full", "blackwell_ws_d128_causal"
