@@ -9,7 +9,7 @@ OLDEST_TRITON := 3.6.0
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: forecast test lint format golden kernels bench clean
+.PHONY: forecast test fuzz lint format golden docs pictures kernels bench clean
 .DELETE_ON_ERROR:
 
 forecast: $(STAMP)
@@ -37,6 +37,10 @@ $(TOOLS): $(STAMP) constraints-dev.txt
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-3.6 triton==$(OLDEST_TRITON); fi
 	@touch $@
 
+# Property tests with fresh examples: what fails here is a bug that the fixed examples miss.
+fuzz: $(TOOLS)
+	$(BIN)/pytest -n 2 --fresh tests/unit/model tests/unit/explore tests/unit/emulator
+
 lint: $(TOOLS)
 	$(BIN)/ruff check .
 
@@ -44,8 +48,24 @@ format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Golden files, and the outputs that README.md and docs/ show (`pytest tests/unit/docs --update-golden` alone; --run-minutes: slow ones too).
 golden: $(TOOLS)
 	$(BIN)/pytest tests --update-golden
+
+# One offline site: open docs/_build/index.html.
+docs: $(TOOLS)
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env -b html docs docs/_build
+	@echo docs/_build/index.html
+
+# The pictures that README.md and docs/ show, each by the command that a reader can give (about 10 minutes).
+pictures: $(TOOLS)
+	$(BIN)/tilecast validate published --clock short --picture docs/published-short.png > /dev/null
+	$(BIN)/tilecast validate published --clock sustained --picture docs/published-sustained.png > /dev/null
+	$(BIN)/tilecast validate measured --picture docs/h200-measured.png > /dev/null
+	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 -o docs/asymmetry-b200-bf16.png > /dev/null
+	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 --dtype fp8 -o docs/asymmetry-b200-fp8.png > /dev/null
+	$(BIN)/tilecast report --machine b200 --batch 4 --heads 16 --seqlen 8192 --causal --whatif mufu.ex2=32 -o docs/examples/b200-ex2.md
+	$(BIN)/python tools/plot_kernels.py docs/h200-kernels.png
 
 kernels: $(TOOLS)
 	$(BIN)/tilecast ship
@@ -54,4 +74,4 @@ bench: $(STAMP)
 	$(BIN)/python tools/benchmark_speed.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,13 @@
-"""Where the tables that ship with the package lie."""
+"""Where the tables and kernels that ship with the package lie."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "data"
+_PACKAGE = Path(__file__).parents[1]
+DATA = _PACKAGE / "data"
 PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
+#: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
+MODEL_ERROR = DATA / "model_error.csv"
+SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"

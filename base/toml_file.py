@@ -13,5 +13,9 @@ def read_toml(path: Path, what: str, error: type[Exception], where: str = "") ->
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as failure:
         raise error(f"{path}: cannot read {what}: {failure.strerror or failure}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+    except RecursionError:
+        raise error(f"{where or path}: not valid TOML: brackets nest too deep") from None
+    except UnicodeDecodeError:
+        raise error(f"{where or path}: not valid TOML: expected text in UTF-8") from None
+    except tomllib.TOMLDecodeError as failure:
         raise error(f"{where or path}: not valid TOML: {failure}") from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variant import Fa4Variant, VariantError
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.pipeline.graph import Pipeline, Role, Step
 
 

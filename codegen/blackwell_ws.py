@@ -9,10 +9,12 @@ from __future__ import annotations
 from tilecast.codegen import blackwell_order
 from tilecast.codegen.blackwell_kernel import ELEMENT_BYTES, BlackwellKernel, KvRing, Piece
 from tilecast.codegen.blackwell_order import Rings
-from tilecast.model.kernel.variant import Fa4Variant, VariantError, fa4_smem_bytes, legality
+from tilecast.model.families import build_pipeline, legality
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "blackwell_ws.py.j2"

@@ -1,6 +1,6 @@
 """exp2 on the FMA pipe: coefficients, and which exponentials of a group are emulated.
 
-p(f) approximates 2^f on [0, 1); coefficients of f, f^2, ... are FlashAttention-4's minimax fits (fa4.md (f): utils.py,
+p(f) approximates 2^f on [0, 1); coefficients of f, f^2, ... are FlashAttention-4's minimax fits (FA4C: utils.py,
 POLY_EX2, fpminimax with 24-bit coefficients, relative error), the constant term is 1.
 """
 

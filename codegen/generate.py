@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilecast.codegen.families import Family
+from tilecast.codegen.families import template_of
 from tilecast.codegen.render import render
-from tilecast.codegen.search import best_expressible
+from tilecast.model.families import Family, writable
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.header import header_text
-from tilecast.model.kernel.variant import Variant, VariantError, variant_text
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.search.best import best
 
 #: Significant digits of kept forecasts: more would differ between platforms' floating point.
 _DIGITS = 3
@@ -35,25 +37,26 @@ def generate(
     variant: Variant | None = None,
     version: str = "",
     extra: Mapping[str, object] | None = None,
+    *,
+    clock: str | float = "sustained",
 ) -> Generated:
-    """The kernel of ``variant`` (default: the best expressible one by forecast); ``extra`` goes into its header.
+    """The kernel of ``variant`` (default: the best by forecast); ``extra`` goes into its header.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written,
     and PredictError when none can.
     """
-    chosen = variant if variant is not None else best_expressible(family, workload, machine)
-    if chosen.family != family.model_family:
-        raise VariantError(
-            f"--variant: family {family.name} takes knobs of {family.model_family}, got a variant of {chosen.family}"
-        )
-    verdict = family.expressible(chosen, workload, machine)
+    template = template_of(family)
+    chosen = variant if variant is not None else best(workload, machine, family.name, clock).variant
+    if chosen.family != family.name:
+        raise VariantError(f"--variant: expected a variant of family {family.name}, got one of {chosen.family}")
+    verdict = writable(chosen, workload, machine)
     if not verdict.legal:
         raise VariantError(f"{family.name} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
-    prediction = predict(workload, machine, chosen, interval=False)
+    prediction = predict(workload, machine, chosen, clock=clock, interval=False)
     header = {**header_of(family, prediction, version), **(extra or {})}
-    kernel = family.context(chosen, workload, machine)
+    kernel = template.context(chosen, workload, machine)
     values = kernel if isinstance(kernel, dict) else {"k": kernel}
-    source = render(family.template, {**values, "header": header_text(header)})
+    source = render(template.file, {**values, "header": header_text(header)})
     return Generated(source, header, chosen, prediction)
 
 
@@ -62,10 +65,10 @@ def header_of(family: Family, prediction: Prediction, version: str) -> dict[str,
     work = prediction.workload
     return {
         "tilecast": version,
-        "family": family.name,
+        "family": family.template,
         "variant": variant_text(prediction.variant),
         "machine": prediction.machine.name,
-        "targets": list(family.targets(prediction.variant, prediction.machine)),
+        "targets": list(template_of(family).targets(prediction.variant, prediction.machine)),
         "workload": work.as_dict(),
     }
 
@@ -81,7 +84,7 @@ def forecast_of(prediction: Prediction) -> dict[str, object]:
         "keys_per_iteration": prediction.pipeline.keys_per_iteration,
         "rows_per_cta": prediction.pipeline.rows_per_cta,
         "unit_share": {unit: round(share, 2) for unit, share in prediction.units.items()},
-        "binding": str(prediction.binding.get("name", "")),
+        "binding": str(prediction.binding.as_dict()["name"]),
     }
 
 

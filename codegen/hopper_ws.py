@@ -11,25 +11,20 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
-from tilecast.model.kernel.variant import LEGAL, Fa3Variant, Verdict, fa3_registers, legality
+from tilecast.model.families import build_pipeline
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "hopper_ws.py.j2"
 ROWS = 64
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
 _WIDE = 192
-#: Registers that Triton's code needs beyond what the model counts for a hand-written kernel (pointers of the epilogue,
-#: barrier addresses); read off compilations: variants within it spill.
-_COMPILER_REGISTERS = 16
 #: (consumer, producer) registers a thread and the cap at entry, by consumer warpgroups: 65536 registers in all.
 _REGISTERS = {1: (240, 24, 240), 2: (232, 40, 168), 3: (160, 32, 128)}
 #: The same where two warpgroups keep 128 registers of O each: the load warp makes do with what is left.
 _WIDE_REGISTERS = (240, 24, 168)
-#: Barriers, and what Triton takes for reductions across warps and for the state of its partitions.
-_BARRIER_BYTES = 6 * 1024
 _RESCALE_TEXT = {
     "always": "Online softmax: O is rescaled in every step.",
     "conditional": "Online softmax with conditional rescale: O is only rescaled when the maximum of one of the rows has "
@@ -126,7 +121,17 @@ class HopperKernel:
         """Fields of `Problem` that are sizes, in the order of the kernel's arguments."""
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
-        sizes = ("stride_b", "stride_h", "stride_s", "seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks")
+        sizes = (
+            "stride_b",
+            "stride_h",
+            "stride_s",
+            "seqlen_q",
+            "seqlen_k",
+            *window,
+            "heads_q",
+            "group",
+            "query_blocks",
+        )
         return (*sizes, *dealt)
 
     @property
@@ -159,43 +164,6 @@ class HopperKernel:
         return f"({', '.join(names)},)" if self.several else names[0]
 
 
-def expressible(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
-    """Whether the template can write ``variant``: the machine's rules first, then those of Triton's compiler."""
-    verdict = legality(variant, workload, machine)
-    if not verdict.legal:
-        return verdict
-    if workload.dtype == "fp8":
-        return Verdict(False, "fp8 inputs of hopper_ws", 1, 0, "dtype", "use bf16 or fp16")
-    if variant.tile_n not in (32, 64, 128, 256):
-        return Verdict(False, "tile_n of hopper_ws", variant.tile_n, 256, "keys", "use 32, 64, 128 or 256: Triton's tensors have power-of-two extents")  # fmt: skip
-    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
-        if width % 32 or width > 256:
-            return Verdict(False, f"{name} of hopper_ws", width, 256, "columns", "use a multiple of 32 up to 256")
-    need = fa3_registers(variant, workload) + _COMPILER_REGISTERS
-    limit = {1: 255, 2: 240, 3: 160}[variant.warpgroups]
-    if need > limit:
-        return Verdict(False, "registers of a consumer thread under Triton", need, limit, "registers", "use a smaller tile_n or fewer warpgroups")  # fmt: skip
-    if variant.emulated_share and emulated_of_eight(variant.emulated_share) is None:
-        return Verdict(False, "granularity of emulated_share", variant.emulated_share, 1, "of eighths", "use a multiple of 0.125")  # fmt: skip
-    if variant.scheduler == "work-stealing":
-        return Verdict(False, "scheduler work-stealing of hopper_ws", 1, 0, "scheduler", "use grid, persistent, longest-first or paired")  # fmt: skip
-    if _room_bytes(variant, workload, machine) < 0:
-        need_bytes = int(machine["smem.per_cta_bytes"]) - _room_bytes(variant, workload, machine)
-        return Verdict(False, "shared memory under Triton", need_bytes, machine["smem.per_cta_bytes"], "bytes", "use fewer kv_stages, q_stages or a smaller tile_n")  # fmt: skip
-    return LEGAL
-
-
-def _pair_bytes(workload: Workload) -> int:
-    return (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-
-
-def _room_bytes(variant: Fa3Variant, workload: Workload, machine: Machine) -> int:
-    """Shared memory that Q tiles and the K/V ring leave."""
-    query = ROWS * variant.warpgroups * variant.q_stages * workload.head_dim_qk * workload.dtype_bytes
-    ring = variant.kv_stages * variant.tile_n * _pair_bytes(workload)
-    return int(machine["smem.per_cta_bytes"]) - query - ring - _BARRIER_BYTES
-
-
 def issue_order(pipeline: Pipeline) -> tuple[str, ...]:
     """The matrix products a consumer issues in one iteration, in the pipeline's order: "qk" and "pv"."""
     role = next(role for role in pipeline.roles if role.name == "consumer0")
@@ -208,12 +176,14 @@ def ring_depth(pipeline: Pipeline, name: str) -> int:
 
 
 def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> HopperKernel:
-    """The kernel of a variant as `TEMPLATE` reads it.  The variant must be `expressible`."""
+    """The kernel of a variant as `TEMPLATE` reads it.  The variant must be writable (`model.families.writable`)."""
     pipeline = build_pipeline(workload, variant, machine)
     order = issue_order(pipeline)
     if variant.overlap and order != ("qk", "pv"):
         raise ValueError(f"hopper_ws waits for S while P V runs, so S comes first: got the order {order}")
-    consumer, load, at_launch = _WIDE_REGISTERS if workload.head_dim_v > _WIDE and variant.warpgroups == 2 else _REGISTERS[variant.warpgroups]
+    consumer, load, at_launch = (
+        _WIDE_REGISTERS if workload.head_dim_v > _WIDE and variant.warpgroups == 2 else _REGISTERS[variant.warpgroups]
+    )
     workers = variant.warpgroups - 1  # the first consumer is the default partition
     eighths = emulated_of_eight(variant.emulated_share) or 0
     return HopperKernel(

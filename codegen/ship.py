@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
+from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
 LIST = Path(__file__).with_name("shipped.toml")
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[1]
 KERNELS = _ROOT / "kernels"
 MEASURED = _ROOT / "validation" / "measured" / "h200_shipped.csv"
 #: Shapes of the benchmarks of the FlashAttention papers: 16k tokens in all, hidden size 2048 (16 heads where 2048 does
@@ -78,7 +78,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     for kernel in read_list():
         family = find_family(kernel.family)
         machine = load_machine(kernel.machine)
-        variant = parse_variant(f"family={family.model_family},{kernel.variant}")
+        variant = parse_variant(f"family={family.name},{kernel.variant}")
         made = generate(kernel.workload, machine, family, variant, version)
         yield Path("generated") / f"{kernel.module}.py", made.source
         index.append(
@@ -137,7 +137,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 
 Forecast and measured: bf16 TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
 keys to the left).  Measured in turns with the other kernels of the shape, L2 evicted, median of 15
-([`h200_shipped.csv`](../validation/measured/h200_shipped.csv); against other libraries:
+([`h200_shipped.csv`](../data/measured/h200_shipped.csv); against other libraries:
 [docs/kernels.md](../docs/kernels.md)).  [`index.json`](generated/index.json) has the sustained forecasts, unit by unit.  The pointer kernels
 are made for an A100 and forecast there; an H200 runs them, but not at that figure.
 

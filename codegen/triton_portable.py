@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -251,6 +252,7 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
     if loads not in LOADS:
         raise VariantError(f"triton: loads must be {' or '.join(LOADS)}, got '{loads}'")
     v_pieces = _pieces(workload.head_dim_v)
+    must_pipeline = len(v_pieces) > 1 or needs_pipeline(variant, workload, machine)
     return TritonKernel(
         title=_title(workload),
         description=_description(variant, workload),
@@ -261,9 +263,8 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         tile_n=variant.tile_n,
         warps=variant.warps,
         stages=variant.stages,
-        # A loop that runs at most once needs no pipeline.  But Triton 3.6 computes wrong numbers on sm_90 where a loop
-        # without one accumulates into two tensors (head_dim 96 = 64 + 32): seen on an H200, right with a pipeline.
-        edge_stages=1 if workload.mask == "none" and len(v_pieces) == 1 else variant.stages,
+        # A loop that runs at most once needs no pipeline, unless it has to have one.
+        edge_stages=1 if workload.mask == "none" and not must_pipeline else variant.stages,
         loads=loads,
         longest_first=variant.scheduler == "longest-first",
         qk_pieces=_pieces(workload.head_dim_qk),
@@ -296,7 +297,7 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
 
 def _pieces(head_dim: int) -> tuple[Piece, ...]:
     """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
-    widths = [1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1]
+    widths = tile_widths(head_dim)
     if widths[-1] < _SMALLEST_DOT:
         raise VariantError(f"triton: head_dim must be a multiple of {_SMALLEST_DOT}, got {head_dim}")
     starts = [sum(widths[:i]) for i in range(len(widths))]

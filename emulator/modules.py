@@ -7,11 +7,11 @@ from typing import Any
 
 from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.hardware.memory import Shared, Tmem
-from tilecast.emulator.language import dtypes, layouts
 from tilecast.emulator.language.hostside import Jitted, TensorDescriptor
 from tilecast.emulator.language.language import Language
-from tilecast.emulator.language.values import Int, Tensor, constexpr
 from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes, layouts
+from tilecast.emulator.values.tensors import Int, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {

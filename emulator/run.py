@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
-from tilecast.emulator.replay.trace import ProgramTrace
 from tilecast.emulator.session import RELEASES, Session
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import ProgramTrace
 from tilecast.emulator.verify import as_numpy
 from tilecast.model.kernel.header import header_window
 from tilecast.model.machine.machine import Machine, load_machine
@@ -57,9 +58,7 @@ def kernel_path(file: str | Path) -> Path:
     path = Path(file)
     if path.is_file():
         return path
-    import tilecast.kernels.generated as generated
-
-    shipped = Path(str(generated.__file__)).parent / f"{path.name.removesuffix('.py')}.py"
+    shipped = SHIPPED_KERNELS / f"{path.name.removesuffix('.py')}.py"
     if shipped.is_file() and path.parent == Path("."):
         return shipped
     raise RequestError(f"{file}: expected a kernel file or the name of a shipped kernel (tilecast generate writes one)")

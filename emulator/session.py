@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from tilecast.emulator.hardware.program import Program
-from tilecast.emulator.replay.trace import ProgramTrace
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import ProgramTrace
 
 #: Names that Triton's releases differ in: the release whose names a kernel sees.
 RELEASES = ("3.6", "3.9")
+
+
+class Charged(Protocol):
+    """The program that runs (`hardware.program.Program`), as far as values need it: it counts their work."""
+
+    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
+        """Account for work of the role that runs."""
 
 
 @dataclass
@@ -26,7 +33,7 @@ class Session:
     load_reduce: bool = False
     #: Whether products are contracted into sums (a launch option).
     fusion: bool = False
-    program: Program | None = None
+    program: Charged | None = None
     traces: list[ProgramTrace] = field(default_factory=list)
     #: Lines that put -inf into a tensor of scores.
     mask_lines: set[int] = field(default_factory=set)

@@ -10,8 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilecast.emulator.errors import UnsupportedError
+from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.model.kernel.header import HeaderError, read_header
+from tilecast.model.kernel.workload import Workload
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path}: cannot read the kernel: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: expected a kernel file, got something that is no text") from None
+
+
+def _parsed(text: str, path: str) -> ast.Module:
+    try:
+        return ast.parse(text, path)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f" line {error.lineno}:" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise RequestError(f"{path}:{line} expected a kernel file, got no Python: {reason}") from None
 
 
 class Source:
@@ -19,12 +38,12 @@ class Source:
 
     def __init__(self, path: Path | str, text: str | None = None) -> None:
         self.path = str(path)
-        self.text = Path(path).read_text(encoding="utf-8") if text is None else text
+        self.text = _read(self.path) if text is None else text
         self._lines = self.text.splitlines()
         self._targets: dict[int, str] = {}
         #: Lines of functions that assign what they return: their callers name it.
         self._returned: set[int] = set()
-        tree = ast.parse(self.text, self.path)
+        tree = _parsed(self.text, self.path)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
@@ -41,6 +60,15 @@ class Source:
             return read_header(self.text, self.path)
         except HeaderError as error:
             raise UnsupportedError(f"{error}: the emulator runs kernels that tilecast generated") from None
+
+    def workload(self) -> Workload:
+        """The workload that the header says the kernel was written for; UnsupportedError where it says none."""
+        written: Any = self.header().get("workload")
+        try:
+            return Workload.from_dict(written)
+        except (TypeError, ValueError) as error:
+            got = "none" if written is None else error
+            raise UnsupportedError(f"{self.path}: expected a workload in the TILECAST header, got {got}") from None
 
     def line(self) -> int:
         """The innermost line of this file that is running now; 0 when none is."""
@@ -90,5 +118,5 @@ class Source:
         module = types.ModuleType("emulated_kernel")
         module.__dict__.update(replaced)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}
-        exec(compile(self.text, self.path, "exec", dont_inherit=True), module.__dict__)
+        exec(compile(self.text, self.path, "exec"), module.__dict__)
         return module

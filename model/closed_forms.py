@@ -1,7 +1,7 @@
 """Closed forms: cycles per unit and score tile, forward and backward, and the HBM traffic argument.
 
 Expressions are sympy, for reading, differentiating and break-evens; sympy loads only when they are asked for.  They
-reproduce the tables of the FlashAttention-4 paper as given in fa4.md (b) and (c); the simulation does not use them, it
+reproduce the tables of the FlashAttention-4 paper (FA4P, with FA4B); the simulation does not use them, it
 is checked against them.  Symbols: M query rows, N key rows, d head dim (q/k), v head dim (v), b bytes per element,
 U rows of one matrix
 instruction, F matrix FLOP per cycle, E exponentials per cycle, W shared-memory bytes per cycle, L FMA lanes, A ALU lanes,
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from tilecast.base.words import folded
 
 if TYPE_CHECKING:
     from tilecast.model.kernel.workload import Workload
@@ -66,7 +68,7 @@ def forward_forms() -> tuple[ClosedForm, ...]:
 
 
 def backward_forms(cta_pair: bool = False) -> tuple[ClosedForm, ...]:
-    """Backward, one M x N tile: five matrix products and the itemised shared-memory traffic of fa4.md (c).
+    """Backward, one M x N tile: five matrix products and the itemised shared-memory traffic of FA4P (docs/sources.md).
 
     With ``cta_pair`` the two CTAs share tiles of M = 2 x 128 rows; cycles are per CTA and 128 x N tile.
     """
@@ -261,8 +263,8 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
     }
 
 
-def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_n: int = 128) -> str:
-    """The text of `tilecast demand`."""
+def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_n: int = 128, width: int = 120) -> str:
+    """The text of `tilecast demand`, in lines of ``width`` characters."""
     data = demand_dict(machine, workload, tile_m, tile_n)
     lines = [
         f"{machine.title}: demand of one {tile_m} x {tile_n} score tile, head_dim {workload.head_dim_qk}/{workload.head_dim_v}, {workload.dtype}"
@@ -274,9 +276,13 @@ def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_
     ):
         if not data[key]:
             continue
-        lines += ["", f"{title:<16}{'cycles':>18}  closed form"]
-        for row in data[key]:
-            lines.append(f"  {row['name']:<14}{row['cycles']:>18.0f}  {row['expression']:<42}  {row['meaning']}")
+        rows = data[key]
+        name, form = (max(len(row[part]) for row in rows) for part in ("name", "expression"))
+        lines += ["", f"{title:<{name + 4}}{'cycles':>8}  {'closed form':<{min(form, 42)}}"]
+        for row in rows:
+            start = f"  {row['name']:<{name}}  {row['cycles']:>8.0f}  "
+            text = f"{start}{row['expression']:<{min(form, 42)}}  {row['meaning']}"
+            lines.append(folded(text, width, len(start) + 4))
     busiest = max(data["forward"][:3], key=lambda row: row["cycles"])
     lines += [
         "",
@@ -291,8 +297,8 @@ def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_
     lines += [
         "",
         f"HBM traffic of {workload.label()}",
-        f"  unfused (S and P to memory and back) {traffic['unfused_total'] / 1e9:10.3f} GB   {seconds['unfused']:9.3f} ms at {machine['hbm.tbps_achieved']:g} TB/s",
-        f"  fused (Q, K, V, O once)              {traffic['fused_total'] / 1e9:10.3f} GB   {seconds['fused']:9.3f} ms",
+        f"  unfused (S and P to memory and back) {traffic['unfused_total'] / 1e9:10.3f} GB {seconds['unfused']:9.3f} ms at {machine['hbm.tbps_achieved']:g} TB/s",
+        f"  fused (Q, K, V, O once)              {traffic['fused_total'] / 1e9:10.3f} GB {seconds['fused']:9.3f} ms",
         f"  unfused with fp32 S and P            {traffic['unfused_fp32_total'] / 1e9:10.3f} GB",
         f"  K and V of every query tile, from L2 {data['l2_refetch_bytes'] / 1e9:10.3f} GB",
         f"  N^2 d^2 / M, M one SM's shared memory{traffic['flash_attention_1_bound'] / 1e9:10.3f} GB   (constants dropped)",

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A loaded machine is slow, not wrong: no deadline for examples.
-settings.register_profile("tilecast", deadline=None)
-settings.load_profile("tilecast")
+# A loaded machine is slow, not wrong: no deadline for examples.  The same examples in every run, so that a failure is the
+# change's and not luck's; `make fuzz` draws fresh ones.
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("fresh", deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 # Before numpy loads: workers fill the cores, and threads inside the emulator's small products only get in the way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -19,7 +21,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite the files in tests/golden")
+    parser.addoption("--fresh", action="store_true", help="property tests draw fresh examples")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden and the outputs that the pages show"
+    )
+    parser.addoption("--run-minutes", action="store_true", help="also run documented commands that take minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fresh"):
+        settings.load_profile("fresh")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """tilecast: forecast what a tiled attention kernel does on a GPU, and why.
 
     >>> import tilecast
-    >>> answer = tilecast.predict(tilecast.Workload(batch=4, seqlen_q=8192, seqlen_k=8192), "b200")
+    >>> answer = tilecast.predict(tilecast.Workload(batch=4, seqlen_q=8192), "b200")
 
 Names load on first use, so that ``import tilecast`` costs nothing.
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "attention": "tilecast.kernels.operator",
-    "AttentionError": "tilecast.kernels.errors",
-    "UnsupportedError": "tilecast.kernels.errors",
+    "attention": "tilecast.kernels",
+    "AttentionError": "tilecast.kernels",
+    "UnsupportedError": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
-    "best_variant": "tilecast.model.forecast.predict",
+    "best": "tilecast.model.search.best",
     "Prediction": "tilecast.model.forecast.predict",
-    "PredictError": "tilecast.model.forecast.predict",
+    "PredictError": "tilecast.model.chip.evaluate",
     "Workload": "tilecast.model.kernel.workload",
     "WorkloadError": "tilecast.model.kernel.workload",
     "Machine": "tilecast.model.machine.machine",
@@ -32,10 +32,11 @@ _HOME = {
     "sensitivities": "tilecast.model.whatif.sensitivity",
     "break_evens": "tilecast.model.whatif.break_even",
     "asymmetry_map": "tilecast.model.whatif.asymmetry",
-    "parse_variant": "tilecast.model.kernel.variant",
-    "VariantError": "tilecast.model.kernel.variant",
+    "schedule_kernel": "tilecast.model.schedule.report",
+    "parse_variant": "tilecast.model.families",
+    "VariantError": "tilecast.model.kernel.verdict",
     "tune": "tilecast.validation.lab.tuning",
-    "prune_configs_by": "tilecast.autotune",
+    "prune_configs_by": "tilecast.explore.autotune",
     "preset": "tilecast.model.kernel.presets",
     "preset_names": "tilecast.model.kernel.presets",
     "read_shapes": "tilecast.model.kernel.shapes_csv",
@@ -47,19 +48,23 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from tilecast.autotune import prune_configs_by
+    from tilecast.explore.autotune import prune_configs_by
     from tilecast.explore.review.build import report
     from tilecast.explore.sweep.api import sweep
     from tilecast.explore.sweep.errors import SweepError
     from tilecast.explore.sweep.table import SweepTable
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
-    from tilecast.model.forecast.predict import PredictError, Prediction, best_variant, predict
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.families import parse_variant
+    from tilecast.model.forecast.predict import Prediction, predict
     from tilecast.model.kernel.presets import preset, preset_names
     from tilecast.model.kernel.shapes_csv import read_shapes
-    from tilecast.model.kernel.variant import VariantError, parse_variant
+    from tilecast.model.kernel.verdict import VariantError
     from tilecast.model.kernel.workload import Workload, WorkloadError
     from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
+    from tilecast.model.schedule.report import schedule_kernel
+    from tilecast.model.search.best import best
     from tilecast.model.whatif.asymmetry import asymmetry_map
     from tilecast.model.whatif.break_even import break_evens
     from tilecast.model.whatif.sensitivity import sensitivities

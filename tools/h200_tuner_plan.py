@@ -7,11 +7,10 @@ Every writable variant of `hopper_ws` for a head dimension and mask is in the dr
 
 from __future__ import annotations
 
-from tilecast.codegen.families import FAMILIES, Family
 from tilecast.codegen.ship import read_list
 from tilecast.codegen.tune.structure import sample
-from tilecast.model.kernel.space import legal_space
-from tilecast.model.kernel.variant import Variant, parse_variant, variant_text
+from tilecast.model.families import Family, find_family, parse_variant, writable
+from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -28,19 +27,18 @@ SHAPES = {
 
 def _writable(family: Family, work: Workload) -> tuple[Variant, ...]:
     machine = load_machine(MACHINE)
-    space = legal_space(family.model_family, work, machine)
-    return tuple(v for v in space if family.expressible(v, work, machine).legal)
+    return tuple(v for v in family.space(work, machine) if writable(v, work, machine).legal)
 
 
 def _shipped(family: Family, work: Workload) -> list[Variant]:
     rows = [
         row
         for row in read_list()
-        if row.family == family.name
+        if find_family(row.family) == family
         and (row.workload.head_dim_qk, row.workload.head_dim_v) == (work.head_dim_qk, work.head_dim_v)
         and row.workload.mask == work.mask
     ]
-    return [parse_variant(f"family={family.model_family},{row.variant}") for row in rows]
+    return [parse_variant(f"family={family.name},{row.variant}") for row in rows]
 
 
 def plan() -> str:
@@ -53,7 +51,7 @@ def plan() -> str:
         work = Workload(4, 16, 16, 4096, 4096, dim, dim, "causal" if causal else "none")
         out += ["", "[[group]]", 'role = "held-out"', "variants = ["]
         for name, count in (("hopper_ws", HOPPER), ("triton", TRITON)):
-            family = FAMILIES[name]
+            family = find_family(name)
             for variant in sample(_writable(family, work), count, _shipped(family, work)):
                 out.append(f'  "{name}:{variant_text(variant).partition(",")[2]}",')
         out += ["]", "shapes = ["]

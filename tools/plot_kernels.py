@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-DATA = Path(__file__).with_name("h200_kernels.csv")
+DATA = Path(__file__).parents[1] / "data" / "measured" / "h200_kernels.csv"
 #: Label, how the kernel column starts, colour (Okabe and Ito's palette, readable without colour vision).
 SERIES = (
     ("tilecast hopper_ws", "hopper_ws", "#D55E00"),

@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.compiled.shares import executed
@@ -48,7 +49,7 @@ class CounterRow:
         return {unit: self.predicted[unit] - self.measured[unit] for unit in self.measured}
 
 
-def load(table: Path = TABLE, codes: Path = CODES) -> list[CounterRow]:
+def load(table: Path = TABLE, codes: Path = CODES, progress: Progress = silent) -> list[CounterRow]:
     """Rows of the table whose machine code is profiled; CodeError when files are missing or are something else."""
     try:
         with table.open(newline="", encoding="utf-8") as file:
@@ -72,7 +73,8 @@ def load(table: Path = TABLE, codes: Path = CODES) -> list[CounterRow]:
             row["value"]
         )
     found = []
-    for (kernel, variant, work, machine), counters in kernels.items():
+    steps = reported(kernels.items(), "forecast", len(kernels), progress)
+    for (kernel, variant, work, machine), counters in steps:
         code = profiles.get((kernel, variant, work.head_dim_qk, work.head_dim_v, work.mask, work.dtype))
         if code is not None:
             found.append(_row(code, work, machine, counters))

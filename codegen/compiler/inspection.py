@@ -8,11 +8,9 @@ from pathlib import Path
 
 from tilecast.codegen.compiler.compile import compile_kernel, load_source
 from tilecast.codegen.compiler.sass import Loop, disassemble, inner_loops, resources
-from tilecast.codegen.families import find_family
+from tilecast.model.families import build_pipeline, find_family, parse_variant
 from tilecast.model.kernel.header import header_workload
-from tilecast.model.kernel.variant import parse_variant
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.graph import Pipeline, Role
 
 #: Disagreement between machine code and forecast that is worth a flag.
@@ -101,7 +99,7 @@ def pipeline_of(header: dict[str, object]) -> Pipeline:
     """The pipeline that a generated file's header describes."""
     family = find_family(str(header["family"]))
     text = str(header["variant"])
-    variant = parse_variant(text if text.startswith("family=") else f"family={family.model_family},{text}")
+    variant = parse_variant(text if text.startswith("family=") else f"family={family.name},{text}")
     return build_pipeline(header_workload(header), variant, load_machine(str(header["machine"])))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.codegen.compiler.compile import tool
+from tilecast.codegen.compiler.sass import hides_scores
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 
 _FIRST = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
@@ -37,8 +38,6 @@ _LATENCY = {
     "S2R": "special", "S2UR": "special", "CS2R": "special", "REDUX": "shuffle", "LDG": "global", "I2F": "convert",
     "F2I": "convert", "VOTEU": "vote", "R2UR": "vote", "SYNCS": "poll",
 }  # fmt: skip
-#: A stretch with this many selects, no exponential and at least that length is masking code.
-_MASKING_SELECTS, _MASKING_LENGTH = 16, 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +148,7 @@ class _Flow:
 
     def is_masking(self, begin: int, end: int) -> bool:
         """Whether [begin, end) hides scores and does nothing else."""
-        opcodes = [self.lines[i].opcode for i in range(begin, end)]
-        selects = sum(opcode in ("FSEL", "SEL") for opcode in opcodes)
-        return len(opcodes) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and "MUFU" not in opcodes
+        return hides_scores([self.lines[i].opcode for i in range(begin, end)])
 
 
 def _walk(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.codegen.compiler.compile import CompileError, tool
 
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)(.*?);")
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)(.*?);")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 
@@ -30,12 +31,13 @@ _PIPE = {opcode: pipe for pipe, opcodes in PIPE_OF.items() for opcode in opcodes
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: byte address, opcode, modifiers."""
+    """One machine instruction: byte address, opcode, modifiers, operands, and the predicate it is under ("@!P0" or "")."""
 
     address: int
     opcode: str
     modifiers: str
     operands: str
+    predicate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def disassemble(cubin: Path) -> tuple[tuple[Instruction, ...], dict[str, int]]:
             continue
         found = _INSTRUCTION.match(line)
         if found:
-            address, opcode, modifiers, operands = found.groups()
-            instructions.append(Instruction(int(address, 16), opcode, modifiers, operands))
+            address, predicate, opcode, modifiers, operands = found.groups()
+            instructions.append(Instruction(int(address, 16), opcode, modifiers, operands, (predicate or "").strip()))
     if not instructions:
         raise CompileError(f"{cubin}: nvdisasm printed no instructions")
     return tuple(instructions), labels
@@ -119,6 +121,12 @@ def inner_loops(instructions: tuple[Instruction, ...], labels: dict[str, int]) -
 _MASKING_SELECTS, _MASKING_LENGTH = 16, 48
 
 
+def hides_scores(opcodes: Sequence[str]) -> bool:
+    """Whether a stretch of code masks scores and does nothing else: many selects and no exponential."""
+    selects = sum(opcode in ("FSEL", "SEL") for opcode in opcodes)
+    return len(opcodes) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and "MUFU" not in opcodes
+
+
 def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: dict[str, int]) -> Loop:
     """The loop [begin, end] without the masking code that its branches jump over."""
     left_out: set[int] = set()
@@ -126,12 +134,7 @@ def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: d
         target = _BRANCH.search(instructions[index].operands) if instructions[index].opcode == "BRA" else None
         after = labels.get(target.group(1), 0) if target else 0
         stretch = range(index + 1, min(after, end))
-        selects = sum(instructions[i].opcode in ("FSEL", "SEL") for i in stretch)
-        if (
-            len(stretch) >= _MASKING_LENGTH
-            and selects >= _MASKING_SELECTS
-            and not any(instructions[i].opcode == "MUFU" for i in stretch)
-        ):
+        if hides_scores([instructions[i].opcode for i in stretch]):
             left_out.update(stretch)
     kept = tuple(instructions[i] for i in range(begin, end + 1) if i not in left_out)
     return Loop(begin, end, kept, len(left_out))

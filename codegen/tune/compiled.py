@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tilecast.codegen.compiler.compile import CompileError, compile_kernel
-from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
-from tilecast.codegen.compiler.sass import resources
-from tilecast.codegen.families import find_family
+from tilecast.base.files import OutputError, write_text_atomically
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.codegen.compiler.compile import CompileError
+from tilecast.codegen.compiler.profile import READ_ARCH, READ_FAMILIES, profile_source
+from tilecast.codegen.families import template_of
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.forecast import forecast
+from tilecast.model.families import find_family
 from tilecast.model.kernel.header import without_header
-from tilecast.model.kernel.variant import Variant, VariantError, variant_text
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: The target whose machine code is simulated.
-READ_ARCH = "sm_90a"
 #: Goes up when `codegen.machine_code` reads more from the same code: what was kept before is then read anew.
 _READING = "2"
 
@@ -57,39 +56,20 @@ class Job:
     cache: str
 
 
-def cache_folder() -> Path:
-    """Where compiled candidates are kept: $TILECAST_CACHE, $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("TILECAST_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tilecast" / "tuned-kernels"
-
-
 def target_of(family: str, variant: Variant, machine: Machine) -> str:
     """The target of `codegen.compile` for a machine; CompileError where there is none."""
     capability = int(machine["chip.compute_capability"])
     suffix = "a" if capability >= 90 else ""
     wanted = f"sm_{capability}{suffix}"
-    able = find_family(family).targets(variant, machine)
+    able = template_of(find_family(family)).targets(variant, machine)
     if wanted not in able:
         raise CompileError(f"{family} is compiled for {', '.join(able)}, not for {machine.name} (sm_{capability})")
     return wanted
 
 
-def compile_candidates(
-    jobs: Sequence[Job], workers: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> list[CompiledCandidate]:
-    """The jobs' results in their order; failures are results, not exceptions."""
-    if workers <= 1 or len(jobs) <= 1:
-        out = []
-        for done, job in enumerate(jobs, start=1):
-            out.append(compile_candidate(job))
-            progress(done, len(jobs))
-        return out
-    found = []
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs))) as pool:
-        for done, result in enumerate(pool.imap(compile_candidate, jobs, chunksize=1), start=1):
-            found.append(result)
-            progress(done, len(jobs))
-    return found
+def compile_candidates(jobs: Sequence[Job], workers: int, progress: Progress = silent) -> list[CompiledCandidate]:
+    """The jobs' results in their order, by ``workers`` processes (0: one a core); failures are results, not exceptions."""
+    return list(reported(spread(compile_candidate, jobs, workers), "compile", len(jobs), progress))
 
 
 def compile_candidate(job: Job) -> CompiledCandidate:
@@ -116,29 +96,13 @@ def _profile(job: Job) -> tuple[KernelCode | None, CompiledCandidate]:
         found = _load(kept)
         if found is not None:
             return found
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.py"
-        file.write_text(source, encoding="utf-8")
-        compiled = compile_kernel(file, target, job.workload.dtype)
-        cubin = file.with_suffix(".cubin")
-        cubin.write_bytes(compiled.cubin)
-        used = resources(cubin)
-        facts = CompiledCandidate(registers=used.registers, spill_bytes=used.stack_bytes)
-        code: KernelCode | None = None
-        if target == READ_ARCH and job.family in ("hopper_ws", "triton"):
-            work = job.workload
-            try:
-                code = kernel_code(
-                    disassemble_with_control(cubin), family=job.family, variant=variant_text(job.variant),
-                    head_dims=(work.head_dim_qk, work.head_dim_v), mask=work.mask, dtype=work.dtype, arch=target,
-                    compiler=f"triton {_triton()}", warps=compiled.warps, registers=used.registers,
-                    shared_bytes=compiled.shared_bytes, stack_bytes=used.stack_bytes,
-                )  # fmt: skip
-            except CodeError as error:
-                facts = replace(facts, unread=f"its machine code cannot be read: {error}")
+    made = profile_source(source, job.family, variant_text(job.variant), job.workload, target)
+    facts = CompiledCandidate(registers=made.registers, spill_bytes=made.stack_bytes)
+    if made.code is None and target == READ_ARCH and job.family in READ_FAMILIES:
+        facts = replace(facts, unread=f"its machine code cannot be read: {made.unread}")
     if kept is not None:
-        _keep(kept, code, facts)
-    return code, facts
+        _keep(kept, made.code, facts)
+    return made.code, facts
 
 
 def _triton() -> str:
@@ -152,7 +116,9 @@ def _kept_as(job: Job, source: str, target: str) -> Path | None:
     """The file a kernel's result is kept in; the header (machine, lengths) does not count."""
     if not job.cache:
         return None
-    name = "\n".join((_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), without_header(source)))
+    name = "\n".join(
+        (_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), without_header(source))
+    )
     return Path(job.cache) / f"{job.family}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
@@ -164,10 +130,8 @@ def _keep(path: Path, code: KernelCode | None, facts: CompiledCandidate) -> None
     })  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
+        write_text_atomically(path, text)
+    except (OSError, OutputError):
         return
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from tilecast.model.kernel.variant import variant_text
-
-if TYPE_CHECKING:
-    from tilecast.codegen.tune.survey import Candidate, Tuning
+from tilecast.base.html_table import html_table
+from tilecast.codegen.tune.trail import Candidate, Trail
+from tilecast.model.kernel.variant import short_text, variant_text
 
 _SHOWN = 10
 #: Fates in words, as the counts show them.
@@ -36,7 +34,7 @@ def _knobs(candidates: Sequence[Candidate]) -> tuple[list[str], str]:
     return [",".join(knob for knob in knobs if knob not in common) for knobs in split], ",".join(common)
 
 
-def as_text(tuning: Tuning) -> str:
+def as_text(tuning: Trail) -> str:
     """Counts, the shortlist, the winner, and how far the run could go."""
     winner = tuning.winner
     total = len(tuning.candidates)
@@ -74,7 +72,7 @@ def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def as_dict(tuning: Tuning) -> dict[str, object]:
+def as_dict(tuning: Trail) -> dict[str, object]:
     """Keys documented in docs/tuning.md; existing keys keep their meaning between versions."""
     return {
         "machine": tuning.machine.name,
@@ -90,7 +88,7 @@ def as_dict(tuning: Tuning) -> dict[str, object]:
     }
 
 
-def as_csv(tuning: Tuning) -> str:
+def as_csv(tuning: Trail) -> str:
     """The candidates, one a line."""
     out = io.StringIO()
     rows = [_row(c) for c in tuning.candidates]
@@ -110,3 +108,15 @@ def _row(c: Candidate) -> dict[str, object]:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{1e3 * seconds:.6g}")
+
+
+def as_html(tuning: Trail) -> str:
+    """The shortlist as a small table, for notebooks."""
+    title = f"{tuning.family} for {tuning.workload.label()} on {tuning.machine.title}: best of {len(tuning.candidates)} variants by {_BY[tuning.by]}"
+    rows = [
+        (short_text(c.variant), _ms(c.forecast_s), _ms(c.compiled_s), _ms(c.measured_s), _number(c.registers), _number(c.spill_bytes))
+        for c in tuning.shortlist[:_SHOWN]
+    ]  # fmt: skip
+    return html_table(
+        title, ("variant", "forecast, ms", "from code, ms", "measured, ms", "registers", "spill bytes"), rows
+    )

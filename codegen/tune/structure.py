@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from math import hypot
 from typing import TypeVar
 
-from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, Fa4Variant, Variant, variant_text
+from tilecast.model.families import family_of
+from tilecast.model.kernel.variant import Variant, variant_text
 
 T = TypeVar("T")
 
@@ -25,22 +26,12 @@ TIE = 0.02
 
 def structure(variant: Variant) -> tuple[object, ...]:
     """What decides the shape of the loop: variants of one structure differ in depths, orders and shares only."""
-    if isinstance(variant, Fa3Variant):
-        return (variant.warpgroups, variant.tile_n, variant.overlap, variant.ping_pong, variant.rescale)
-    if isinstance(variant, Fa4Variant):
-        return (variant.tile_n, variant.stages, variant.split, variant.cta_group, variant.split_p)
-    if isinstance(variant, Fa2Variant):
-        return (variant.tile_m, variant.tile_n, variant.warps)
-    return ()
+    return family_of(variant).structure(variant)
 
 
 def tile(variant: Variant) -> tuple[object, ...]:
     """The tile alone: what a compiler has to keep in registers."""
-    if isinstance(variant, Fa3Variant):
-        return (variant.warpgroups, variant.tile_n)
-    if isinstance(variant, Fa4Variant):
-        return (variant.tile_n, variant.stages, variant.split, variant.cta_group)
-    return structure(variant)
+    return family_of(variant).tile(variant)
 
 
 def diverse(
@@ -84,15 +75,7 @@ def sample(variants: Sequence[Variant], count: int, first: Sequence[Variant] = (
 
 def plainness(variant: Variant) -> tuple[float, ...]:
     """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
-    if isinstance(variant, Fa3Variant):
-        features = (variant.emulated_share > 0, variant.ping_pong, variant.rescale != "always", variant.q_stages > 1)
-        return (sum(features), variant.kv_stages)
-    if isinstance(variant, Fa4Variant):
-        features = (variant.emulated_share > 0, variant.cta_group > 1, variant.split == "k", variant.stats_slots > 1)
-        return (sum(features), variant.kv_stages)
-    if isinstance(variant, Fa2Variant):
-        return (variant.scheduler != "grid", variant.stages)
-    return ()
+    return family_of(variant).plainness(variant)
 
 
 def pick_winner(timed: Sequence[Timed]) -> tuple[int, tuple[int, ...]]:

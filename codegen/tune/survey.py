@@ -1,4 +1,4 @@
-"""What a tuner knows of every candidate, and the stages that need no GPU: survey by forecast, survey by machine code.
+"""The stages of tuning that need no GPU: survey by forecast, survey by machine code.
 
 Each stage takes a `Tuning` and returns another one; nothing is ever taken out of it, a candidate only gets a `fate` and a
 reason.  The stages read aloud: legal? writable? the deepest ring? forecast before compilation, forecast from machine code,
@@ -7,31 +7,21 @@ measured (`validation.tuning`), chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from tilecast.codegen.families import Family
 from tilecast.codegen.tune.compiled import CompiledCandidate
 from tilecast.codegen.tune.structure import structure, tile
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.space import knob_space
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality
+from tilecast.codegen.tune.trail import FATES, Candidate, by_guess
+from tilecast.codegen.tune.tuning import Tuning
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import Family, family_of, knob_space, legality, writable
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.search.best import Best, best
 from tilecast.model.search.rank import Ranked, rank
 
-#: What can become of a candidate, in the order in which it can happen.
-FATES = (
-    "illegal",
-    "not writable",
-    "shallower ring",
-    "floor",
-    "forecast",
-    "compile",
-    "machine code",
-    "measured",
-    "winner",
-)
 #: Candidates compiled by default, and how many of one structure: the forecast before compilation gets structures wrong by
 #: up to 20 %, so a dozen of them go on; what is left to the second of each is its depths and orders.
 COMPILED = 24
@@ -43,106 +33,45 @@ TIMED_PER_STRUCTURE = 3
 TIMED_PER_TILE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One variant and what is known of it; times in seconds, None where a stage never looked."""
-
-    variant: Variant
-    #: Position in the space: the order of preference among equals.
-    order: int
-    fate: str
-    reason: str
-    #: Whether it is still in the running after the last stage.
-    kept: bool = False
-    floor_s: float | None = None
-    forecast_s: float | None = None
-    compiled_s: float | None = None
-    registers: int | None = None
-    spill_bytes: int | None = None
-    measured_s: float | None = None
-    measured_low_s: float | None = None
-    measured_high_s: float | None = None
-
-    @property
-    def best_guess_s(self) -> float | None:
-        """The most that is known: measured, else from machine code, else the forecast before compilation."""
-        known = (self.measured_s, self.compiled_s, self.forecast_s)
-        return next((s for s in known if s is not None), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The audit trail of one tuning run; ``candidates`` in the order of the space."""
-
-    workload: Workload
-    machine: Machine
-    family: str
-    clock: str | float
-    budget: int
-    #: What the last stage compared by: "forecast", "machine code" or "measured".
-    by: str
-    candidates: tuple[Candidate, ...]
-    #: Sentences on how far the run could go ("no CUDA GPU here: forecast only").
-    notes: tuple[str, ...] = ()
-
-    @property
-    def winner(self) -> Candidate:
-        """The candidate chosen."""
-        return next(c for c in self.candidates if c.fate == "winner")
-
-    @property
-    def shortlist(self) -> tuple[Candidate, ...]:
-        """Those still in the running after the last stage, best first."""
-        return tuple(sorted((c for c in self.candidates if c.kept), key=_by_guess))
-
-    def counts(self) -> dict[str, int]:
-        """How many candidates met each fate."""
-        return {fate: n for fate in FATES if (n := sum(c.fate == fate for c in self.candidates))}
-
-    def text(self) -> str:
-        """The report for people."""
-        from tilecast.codegen.tune.render import as_text
-
-        return as_text(self)
-
-    def to_dict(self) -> dict[str, object]:
-        """The documented, stable keys of --json and --audit."""
-        from tilecast.codegen.tune.render import as_dict
-
-        return as_dict(self)
-
-    def __str__(self) -> str:
-        return self.text()
-
-
 def survey(
     workload: Workload, machine: Machine, family: Family, *, clock: str | float = "sustained", keep: int = COMPILED,
-    per_structure: int = COMPILED_PER_STRUCTURE,
+    per_structure: int = COMPILED_PER_STRUCTURE, fixed: Mapping[str, object] | None = None,
 ) -> Tuning:  # fmt: skip
     """The whole space by forecast: who is illegal, cannot be written, cannot win, and the ``keep`` that go on.
+
+    ``fixed`` are knobs with the one value that all candidates have.
 
     Raises PredictError, with the first obstacle, where nothing can be written.
     """
     out: list[Candidate] = []
-    writable: list[Candidate] = []
-    for order, variant in enumerate(knob_space(family.model_family, workload, machine)):
+    ready: list[Candidate] = []
+    space = knob_space(family.name, workload, machine)
+    if fixed:
+        space = tuple(dict.fromkeys(replace(v, **fixed) for v in space))  # type: ignore[arg-type]
+    for order, variant in enumerate(space):
         verdict = legality(variant, workload, machine)
         fate = "illegal"
         if verdict.legal:
-            verdict, fate = family.expressible(variant, workload, machine), "not writable"
+            verdict, fate = writable(variant, workload, machine), "not writable"
         if verdict.legal:
-            writable.append(Candidate(variant, order, "", ""))
+            ready.append(Candidate(variant, order, "", ""))
         else:
             out.append(Candidate(variant, order, fate, verdict.sentence()))
-    if not writable:
+    if not ready:
         first = min(out, key=lambda c: (FATES.index(c.fate) < 1, c.order))
         raise PredictError(f"{family.name} cannot be written for {workload.label()} on {machine.name}: {first.reason}")
-    deepest, shallower = _deepest(writable)
+    deepest, shallower = _deepest(ready)
     ranking = rank(
         [c.variant for c in deepest], workload, machine, clock=clock, keep=keep, group=structure, per_group=per_structure
     )  # fmt: skip
-    leader, last = ranking.best[0].seconds, ranking.best[-1].seconds
-    assert leader is not None and last is not None
+    # The kernel that `predict` names, whatever the depth of its ring: the search is the same one.
+    chosen = best(workload, machine, family.name, clock)
+    if fixed:
+        top = rank([c.variant for c in ready], workload, machine, clock=clock, keep=1).best[0]
+        assert top.seconds is not None
+        chosen = Best(top.variant, top.seconds, "best with the knobs that are fixed", 0, 0, ())
+    leader, last = chosen.seconds, ranking.best[-1].seconds
+    assert last is not None
 
     def known(entry: Ranked, fate: str, reason: str) -> Candidate:
         return replace(
@@ -162,32 +91,38 @@ def survey(
         text = f"takes at least {1e3 * entry.floor_seconds:.4g} ms: {entry.floor_seconds / leader - 1:.1%} above the leader"
         out.append(known(entry, "floor", f"{text}, and the last that could be kept is faster"))
     found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *shallower]))
-    return choose(found, [deepest[entry.order].order for entry in ranking.best])
+    return choose(_with_chosen(found, chosen), [_order_of(found, chosen.variant)])
+
+
+def _order_of(tuning: Tuning, variant: Variant) -> int:
+    """Position of ``variant`` in the space, or behind it for one whose share was refined between the space's steps."""
+    return next((c.order for c in tuning.candidates if c.variant == variant), len(tuning.candidates))
+
+
+def _with_chosen(tuning: Tuning, chosen: Best) -> Tuning:
+    """The search's own choice among those that go on."""
+    order = _order_of(tuning, chosen.variant)
+    first = Candidate(chosen.variant, order, "forecast", "", kept=True, forecast_s=chosen.seconds)
+    others = tuple(c for c in tuning.candidates if c.order != order)
+    return replace(tuning, candidates=_in_order([*others, first]))
 
 
 def _deepest(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-    """(candidates with the deepest K/V ring of those alike, the others): more slots of the same ring cost nothing."""
+    """(candidates with the deepest K/V ring of those alike, the others): on the GPU a deeper ring rides out late copies, which
+    the forecast does not know; the search's own choice goes on besides."""
     best: dict[Variant, Candidate] = {}
     for c in candidates:
-        if not isinstance(c.variant, Fa3Variant | Fa4Variant):
-            best[c.variant] = c  # fa2: more stages may mean fewer CTAs on an SM
-            continue
-        kind = replace(c.variant, kv_stages=0)
-        if kind not in best or _depth(c.variant) > _depth(best[kind].variant):
+        depth = family_of(c.variant).ring_depth
+        kind: Variant = replace(c.variant, kv_stages=0) if depth else c.variant  # type: ignore[arg-type]
+        if kind not in best or (depth and depth(c.variant) > depth(best[kind].variant)):
             best[kind] = c
     kept = {c.order for c in best.values()}
     shallower = [
-        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots fits as well")
+        replace(c, fate="shallower ring", reason="the same kernel with more K/V slots goes on")
         for c in candidates
         if c.order not in kept
     ]
     return [c for c in candidates if c.order in kept], shallower
-
-
-def _depth(variant: Variant) -> float:
-    if isinstance(variant, Fa4Variant):
-        return variant.kv_stages or float("inf")  # 0: as many as fit
-    return variant.kv_stages if isinstance(variant, Fa3Variant) else 0
 
 
 def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, CompiledCandidate]]) -> Tuning:
@@ -221,7 +156,7 @@ def with_machine_code(tuning: Tuning, compiled: Sequence[tuple[Candidate, Compil
             changed[c.order] = replace(known, fate=stage, reason=text, kept=True)
     merged = tuple(changed.get(c.order, _unwon(c)) for c in tuning.candidates)
     found = replace(tuning, by=stage, candidates=merged)
-    ready = sorted((c for c in changed.values() if c.kept), key=_by_guess)
+    ready = sorted((c for c in changed.values() if c.kept), key=by_guess)
     return choose(found, [c.order for c in ready])
 
 
@@ -265,14 +200,5 @@ def _behind(seconds: float | None, leader: float, whom: str) -> str:
     return f"{share:.1%} slower than {whom}" if share >= 0.0005 else f"level with {whom}"
 
 
-def _by_guess(c: Candidate) -> tuple[float, int]:
-    return (c.best_guess_s if c.best_guess_s is not None else float("inf"), c.order)
-
-
 def _in_order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates, key=lambda c: c.order))
-
-
-def columns() -> tuple[str, ...]:
-    """Names of a candidate's fields, as the audit trail's columns."""
-    return tuple(f.name for f in fields(Candidate))

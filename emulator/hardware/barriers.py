@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilecast.emulator.errors import BarrierError, BoundsError
 from tilecast.emulator.hardware.clocks import Knowledge
-
-if TYPE_CHECKING:
-    from tilecast.emulator.hardware.program import Program
-
-#: (barrier number, phase): what completes, and what waits, in a recorded trace.
-Key = tuple[int, int]
+from tilecast.emulator.hardware.context import Context
+from tilecast.emulator.trace import Key
 
 
 class Instance:
@@ -130,7 +126,7 @@ class Instance:
 class Barrier:
     """One element of a barrier array: an object in each CTA, or one in the leader (``shared``)."""
 
-    def __init__(self, program: Program, name: str, number: int, shared: bool) -> None:
+    def __init__(self, program: Context, name: str, number: int, shared: bool) -> None:
         self.program, self.name, self.number, self.shared = program, name, number, shared
         self.instances = [Instance(self, cta) for cta in range(1 if shared else program.ctas)]
 
@@ -151,7 +147,7 @@ class Barrier:
 class BarrierArray:
     """Barriers as kernels hold them: [count, 1] or [1] of int64 in shared memory."""
 
-    def __init__(self, barriers: list[Barrier], program: Program, name: str) -> None:
+    def __init__(self, barriers: list[Barrier], program: Context, name: str) -> None:
         self._barriers, self._program, self.name = barriers, program, name
 
     @property

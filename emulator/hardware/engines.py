@@ -7,28 +7,68 @@ effect, as late as somebody needs it or at a random moment before, and checks it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
 from tilecast.emulator.hardware.barriers import Barrier, Instance
-from tilecast.emulator.hardware.clocks import COPY, MATRIX_ENGINE, Knowledge, code_of
-from tilecast.emulator.hardware.memory import Access, Shared, Tmem
-from tilecast.emulator.language.values import Tensor
-from tilecast.emulator.replay.trace import Commit as CommitEvent
-from tilecast.emulator.replay.trace import CopyIssue
+from tilecast.emulator.hardware.clocks import COPY, MATRIX_ENGINE, Agent, Knowledge, code_of
+from tilecast.emulator.hardware.memory import Memories, Shared, Tmem
+from tilecast.emulator.hardware.shadow import Access
+from tilecast.emulator.trace import Commit as CommitEvent
+from tilecast.emulator.trace import CopyIssue, Event
+from tilecast.emulator.values.dtypes import Dtype
+from tilecast.emulator.values.tensors import Tensor
 
-if TYPE_CHECKING:
-    from tilecast.emulator.hardware.program import Program, Role
-    from tilecast.emulator.language.hostside import TensorDescriptor
+
+class Tiles(Protocol):
+    """A tensor in global memory that is copied tile by tile: a tensor descriptor."""
+
+    dtype: Dtype
+    block_shape: Sequence[int]
+    layout: Any
+
+    def tile(self, corner: Sequence[int]) -> Any:
+        """The values from ``corner`` on, zeros outside the tensor."""
+
+
+class Engines(Memories, Protocol):
+    """A running program with copies in flight."""
+
+    copies: list[Copy]
+    issued_copies: list[dict[int, int]]
+
+    def line(self) -> int:
+        """Line of the kernel that runs now."""
+
+    def next_copy(self) -> int:
+        """A number for a copy."""
+
+    def record(self, event: Event) -> None:
+        """Append to the trace of the running role."""
+
+
+class Issuer(Protocol):
+    """The role that issues."""
+
+    name: str
+    agents: list[Agent]
+
+    @property
+    def program(self) -> Engines:
+        """The program that it is part of."""
+
+    @property
+    def wgmma_stream(self) -> int:
+        """Number of its wgmma queue among the streams."""
 
 
 class Copy:
     """One CTA's part of a tile on its way from global to shared memory."""
 
     def __init__(
-        self, role: Role, cta: int, desc: TensorDescriptor, corner: Sequence[int], bar: Instance, target: Shared,
+        self, role: Issuer, cta: int, desc: Tiles, corner: Sequence[int], bar: Instance, target: Shared,
         number: int, event: CopyIssue | None,
     ) -> None:  # fmt: skip
         program = role.program
@@ -61,7 +101,7 @@ class Copy:
         return (slice(None),) * split + (slice(self.cta * half, (self.cta + 1) * half),)
 
 
-def issue_copy(role: Role, desc: TensorDescriptor, coordinates: Sequence[Any], bar: Barrier, target: Shared) -> None:
+def issue_copy(role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barrier, target: Shared) -> None:
     """One copy in each CTA; LayoutError where tile and target differ."""
     program = role.program
     if target.shape != list(desc.block_shape) or target.dtype is not desc.dtype:
@@ -88,7 +128,7 @@ def _operand_values(operand: Shared | Tmem) -> Any:
     return (operand.view if isinstance(operand, Tmem) else operand.a).astype(np.float32)
 
 
-def _read_operand(program: Program, operand: Shared | Tmem, access: Access) -> None:
+def _read_operand(program: Engines, operand: Shared | Tmem, access: Access) -> None:
     memory = program.tmem if isinstance(operand, Tmem) else program.smem
     for cta in range(program.ctas):
         memory.read(operand.cells_of(cta), access, operand.dtype.bits)
@@ -97,7 +137,7 @@ def _read_operand(program: Program, operand: Shared | Tmem, access: Access) -> N
 class Product:
     """tcgen05.mma: acc = a b (+ acc), both CTAs' memory in a pair."""
 
-    def __init__(self, role: Role, a: Shared | Tmem, b: Shared, acc: Tmem, use_acc: bool, number: int) -> None:
+    def __init__(self, role: Issuer, a: Shared | Tmem, b: Shared, acc: Tmem, use_acc: bool, number: int) -> None:
         program = role.program
         self.program, self.a, self.b, self.acc, self.use_acc, self.number = program, a, b, acc, use_acc, number
         self.line, self.actor = program.line(), f"the matrix product that {role.name} issues"
@@ -126,7 +166,7 @@ class Product:
 class Commit:
     """tcgen05.commit: arrive at a barrier, in both CTAs of a pair, when the products before it are done."""
 
-    def __init__(self, role: Role, bar: Barrier, after: int, event: CommitEvent) -> None:
+    def __init__(self, role: Issuer, bar: Barrier, after: int, event: CommitEvent) -> None:
         program = role.program
         if bar.shared and program.ctas == 2:
             raise UnsupportedError(
@@ -151,7 +191,7 @@ class Commit:
 class Wgmma:
     """warpgroup_mma: registers that the tensor core writes; A from shared memory or registers, B from shared memory."""
 
-    def __init__(self, role: Role, a: Shared | Tensor, b: Shared, acc: Tensor, use_acc: bool, number: int) -> None:
+    def __init__(self, role: Issuer, a: Shared | Tensor, b: Shared, acc: Tensor, use_acc: bool, number: int) -> None:
         program = role.program
         self.program, self.role, self.b, self.use_acc, self.number = program, role, b, use_acc, number
         #: Registers are read in place: their values must be there at issue, but for a product of the same queue.

@@ -1,4 +1,4 @@
-"""Shared and tensor memory that remember, cell by cell, who wrote and who read last, and object to what is unordered.
+"""Shared and tensor memory as kernels see it, on the shadow that remembers who wrote and read each cell.
 
 A cell of shared memory is one row of one slot (a half row where a pair of CTAs divides the columns); a cell of tensor
 memory is one 32-bit column of one CTA.
@@ -6,143 +6,65 @@ memory is one 32-bit column of one CTA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tilecast.emulator.errors import (
     BoundsError,
     LayoutError,
-    RaceError,
-    UninitializedError,
     UnsupportedError,
 )
-from tilecast.emulator.hardware.barriers import BarrierArray
-from tilecast.emulator.hardware.clocks import STREAMS, Knowledge
-from tilecast.emulator.language import dtypes
-from tilecast.emulator.language.layouts import SharedLayout, row_per_lane
-from tilecast.emulator.language.values import Tensor
-
-if TYPE_CHECKING:
-    from tilecast.emulator.hardware.program import Program
+from tilecast.emulator.hardware.barriers import Barrier, BarrierArray
+from tilecast.emulator.hardware.context import Context
+from tilecast.emulator.hardware.shadow import Access, Shadow
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import SharedLayout, row_per_lane
+from tilecast.emulator.values.tensors import Tensor
 
 TMEM_COLUMNS = 512
 _BARRIER_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who touches memory: event code and stream, what it knows, its source line, and through which proxy."""
+class Memories(Context, Protocol):
+    """A running program that has memories, an allocator for each and a role that accesses them."""
 
-    code: int
-    stream: int
-    known: Knowledge
-    line: int
-    actor: str
-    through_async_proxy: bool = False
+    smem: Shadow
+    tmem: Shadow
+    tmem_bytes: Any
 
+    def target(self) -> str:
+        """Name that the running statement assigns to."""
 
-class Shadow:
-    """Last writer and last readers of every cell of one memory."""
+    def step(self) -> None:
+        """A point where other roles may go first."""
 
-    def __init__(self, program: Program, what: str, has_proxies: bool) -> None:
-        self._program, self._what, self._has_proxies = program, what, has_proxies
-        self._writer = np.zeros(0, np.int64)
-        self._writer_line = np.zeros(0, np.int32)
-        self._bits = np.zeros(0, np.int16)
-        self._readers = np.zeros((STREAMS, 0), np.int64)
-        self._reader_lines = np.zeros((STREAMS, 0), np.int32)
-        self._places: list[tuple[int, int, int, str]] = []
+    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
+        """Account for work of the running role."""
 
-    def grow(self, cells: int) -> int:
-        """Add cells; returns the number of the first."""
-        start = len(self._writer)
-        self._writer = np.append(self._writer, np.zeros(cells, np.int64))
-        self._writer_line = np.append(self._writer_line, np.zeros(cells, np.int32))
-        self._bits = np.append(self._bits, np.zeros(cells, np.int16))
-        self._readers = np.append(self._readers, np.zeros((STREAMS, cells), np.int64), axis=1)
-        self._reader_lines = np.append(self._reader_lines, np.zeros((STREAMS, cells), np.int32), axis=1)
-        return start
+    def accesses(self) -> list[tuple[int, Access]]:
+        """(CTA, the running role's access to its memory)."""
 
-    def call(self, start: int, end: int, slot: int, name: str) -> None:
-        """Name the cells of one allocation, ``slot`` of them to an index."""
-        self._places.append((start, end, slot, name))
+    def new_barrier(self, name: str, shared: bool) -> Barrier:
+        """A barrier with a number of its own."""
 
-    def place(self, cell: int) -> str:
-        """Name of a cell for people."""
-        for start, end, slot, name in self._places:
-            if start <= cell < end:
-                number = f"[{(cell - start) // slot}]" if end - start > slot else ""
-                return f"{self._what} {name}{number}"
-        return f"{self._what} cell {cell}"
+    def reserve_smem(self, size: int, name: str) -> None:
+        """AllocationError beyond what a CTA may have."""
 
-    def read(self, cells: Any, who: Access, bits: int) -> None:
-        """``who`` reads; RaceError or UninitializedError when it should not."""
-        writers = self._writer[cells]
-        for code in _distinct(writers):
-            if code == 0:
-                raise UninitializedError(
-                    f"{self._quote(who.line)}: {who.actor} reads {self.place(int(cells[writers == 0][0]))}, which nobody has written"
-                )
-            self._known(code, cells, writers, who, "reads", "write")
-        if (self._bits[cells] != bits).any():
-            cell = int(cells[self._bits[cells] != bits][0])
-            raise UninitializedError(
-                f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
-                f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones"
-            )
-        self._readers[who.stream, cells] = who.code
-        self._reader_lines[who.stream, cells] = who.line
+    def take_columns(self, columns: int, name: str) -> int:
+        """The first of so many columns of tensor memory; AllocationError when they run out."""
 
-    def write(self, cells: Any, who: Access, bits: int, changes: bool = True) -> None:
-        """``who`` writes (``changes``: something else than what is there); RaceError when an access is not ordered before."""
-        if changes:
-            writers = self._writer[cells]
-            for code in _distinct(writers):
-                if code:
-                    self._known(code, cells, writers, who, "writes", "write")
-        readers = self._readers[:, cells]
-        for stream in np.flatnonzero(readers.any(axis=1)):
-            for code in _distinct(readers[stream]):
-                if code not in (0, who.code) and not who.known.has(code):
-                    cell = int(cells[readers[stream] == code][0])
-                    self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
-        self._readers[:, cells] = 0
-        self._writer[cells] = who.code
-        self._writer_line[cells] = who.line
-        self._bits[cells] = bits
+    def own_cells(self, owners: Any) -> None:
+        """CTA of new cells of shared memory."""
 
-    def _known(self, code: int, cells: Any, writers: Any, who: Access, verb: str, other: str) -> None:
-        if not who.known.has(code):
-            cell = int(cells[writers == code][0])
-            self._race(cell, who, verb, other, code, int(self._writer_line[cell]))
-        if self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
-            cell = int(cells[writers == code][0])
-            raise RaceError(
-                f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy and may not "
-                f"see the ordinary store at {self._quote(int(self._writer_line[cell]))}: fence_async_shared() is missing between them"
-            )
-
-    def _race(self, cell: int, who: Access, verb: str, other: str, code: int, line: int) -> None:
-        raise RaceError(
-            f"race on {self.place(cell)}: {who.actor} {verb} at {self._quote(who.line)}; the {other} by "
-            f"{self._program.actor(code)} at {self._quote(line)} is not ordered before it by any barrier"
-        )
-
-    def _quote(self, line: int) -> str:
-        return self._program.session.source.quote(line)
-
-
-def _distinct(codes: Any) -> list[int]:
-    first = codes[0]
-    return [int(first)] if (codes == first).all() else [int(c) for c in np.unique(codes)]
+    def cta_of_cell(self, cells: Any) -> Any:
+        """CTA of cells of shared memory."""
 
 
 class Shared:
     """A view of shared memory: values, and the numbers of its cells in the same arrangement."""
 
-    def __init__(self, program: Program, a: Any, cells: Any, name: str, layout: Any = None) -> None:
+    def __init__(self, program: Memories, a: Any, cells: Any, name: str, layout: Any = None) -> None:
         self.program, self.a, self.cells, self.name, self.layout = program, a, cells, name, layout
 
     @property
@@ -217,7 +139,7 @@ class Shared:
         self.a[...] = value.a
 
 
-def allocate_shared(program: Program, dtype: dtypes.Dtype, shape: Any, layout: Any, shared: bool = False) -> Any:
+def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: Any, shared: bool = False) -> Any:
     """Shared memory or, for int64 with one element to a row, barriers; AllocationError beyond the CTA's share."""
     extents, name = [int(n) for n in shape], program.target()
     if dtype is dtypes.INT64:
@@ -249,7 +171,7 @@ def allocate_shared(program: Program, dtype: dtypes.Dtype, shape: Any, layout: A
 class Tmem:
     """Columns of tensor memory seen as one type; views may overlap."""
 
-    def __init__(self, program: Program, byte: int, columns: int, dtype: dtypes.Dtype, name: str) -> None:
+    def __init__(self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str) -> None:
         self.program, self.byte, self.columns, self.dtype, self.name = program, byte, columns, dtype, name
 
     @property
@@ -332,7 +254,7 @@ class Tmem:
         self.view[...] = value.a
 
 
-def allocate_tensor(program: Program, dtype: dtypes.Dtype, shape: Any, _layout: Any, value: Any = None) -> Tmem:
+def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, _layout: Any, value: Any = None) -> Tmem:
     """Columns for ``shape``; AllocationError beyond the 512 of the chip."""
     rows, columns = (int(n) for n in shape)
     name = program.target()

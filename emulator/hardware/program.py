@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import greenlet
 import numpy as np
@@ -31,11 +31,10 @@ from tilecast.emulator.hardware.clocks import (
     Agent,
 )
 from tilecast.emulator.hardware.engines import Commit, Copy, Product, Wgmma
-from tilecast.emulator.hardware.memory import TMEM_COLUMNS, Access, Shadow
-from tilecast.emulator.replay.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
-
-if TYPE_CHECKING:
-    from tilecast.emulator.session import Session
+from tilecast.emulator.hardware.memory import TMEM_COLUMNS
+from tilecast.emulator.hardware.shadow import Access, Shadow
+from tilecast.emulator.session import Session
+from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
 
 #: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
 _SWITCH, _EFFECT = 0.3, 0.4

@@ -12,9 +12,9 @@ import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, RaceError, UnsupportedError
 from tilecast.emulator.hardware.program import Program
-from tilecast.emulator.language import dtypes
-from tilecast.emulator.language.values import Float, Int, Pointer, Tensor
 from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.tensors import Float, Int, Pointer, Tensor
 
 _TORCH = {dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32"}
 
@@ -189,7 +189,7 @@ def _ordered(program: Program, memory: Array, places: Any, known: Any, line: int
 
 def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> None:
     """gl.store: checks bounds and that no other unordered store goes to the same element."""
-    program = _running(session)
+    program = running(session)
     offsets, asked = _wanted(program, pointer, mask, "store")
     memory, line = pointer.memory, program.line()
     program.charge("global", int(asked.sum()) * memory.flat.itemsize)
@@ -212,7 +212,7 @@ def _bits_of(values: Any) -> Any:
 
 def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
     """gl.load: checks bounds and that stores of this program are ordered before."""
-    program = _running(session)
+    program = running(session)
     offsets, asked = _wanted(program, pointer, mask, "load")
     memory = pointer.memory
     program.charge("global", int(asked.sum()) * memory.flat.itemsize, True)
@@ -225,10 +225,12 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     return Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None)
 
 
-def _running(session: Session) -> Program:
-    if session.program is None:
+def running(session: Session) -> Program:
+    """The running program; UnsupportedError outside a kernel."""
+    program = session.program
+    if not isinstance(program, Program):
         raise UnsupportedError("a Gluon operation outside a kernel")
-    return session.program
+    return program
 
 
 class Jitted:

@@ -12,12 +12,13 @@ from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
 from tilecast.emulator.hardware.program import Program
-from tilecast.emulator.language import dtypes, hostside, ptx
-from tilecast.emulator.language.layouts import DotOperandLayout, same_threads
-from tilecast.emulator.language.values import Int, Int64, Pointer, Tensor, joint_layout, raw, reduced
-from tilecast.emulator.replay.trace import Arrive, MatrixIssue, MatrixWait
-from tilecast.emulator.replay.trace import Commit as CommitEvent
+from tilecast.emulator.language import hostside, ptx
 from tilecast.emulator.session import Session
+from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
+from tilecast.emulator.trace import Commit as CommitEvent
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
+from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw, reduced
 
 
 class Language:
@@ -29,9 +30,7 @@ class Language:
     @property
     def program(self) -> Program:
         """The running program; UnsupportedError outside a kernel."""
-        if self.session.program is None:
-            raise UnsupportedError("a Gluon operation outside a kernel")
-        return self.session.program
+        return hostside.running(self.session)
 
     # -- making tensors ------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
-from tilecast.emulator.replay.trace import ProgramTrace
+from tilecast.emulator.trace import ProgramTrace
+from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
-from tilecast.model.kernel.variant import parse_variant
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.sm.simulate import steady_state
 
 #: Differences up to here need no reason.

@@ -6,7 +6,7 @@ why.
 
 from __future__ import annotations
 
-from tilecast.emulator.replay.trace import CopyIssue, MatrixIssue, Work
+from tilecast.emulator.trace import CopyIssue, MatrixIssue, Work
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Op

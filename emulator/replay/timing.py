@@ -7,22 +7,22 @@ executed source.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+from tilecast.base import chrome_trace as traces
 from tilecast.emulator.errors import EmulationError
-from tilecast.emulator.hardware.barriers import Key
 from tilecast.emulator.replay import costs
-from tilecast.emulator.replay.trace import (
+from tilecast.emulator.trace import (
     Arrive,
     Commit,
     CopyIssue,
     Event,
     Fork,
     Join,
+    Key,
     MatrixIssue,
     MatrixWait,
     ProgramTrace,
@@ -33,10 +33,11 @@ from tilecast.emulator.replay.trace import (
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Op
 from tilecast.model.sm.fair_share import fair_speeds
+from tilecast.model.sm.fluid import EPS_CYCLES as _EPS
+from tilecast.model.sm.fluid import advance
 
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY = "rescale", "copy latency"
-_EPS = 1e-6
 _NEVER = float("inf")
 _LAP = 4
 
@@ -254,17 +255,10 @@ class _Replay:
             key = tuple(id(entry.op) for entry in self.active)
             if key not in self.speeds:
                 self.speeds[key] = fair_speeds(tuple(entry.op for entry in self.active))
-            speeds = self.speeds[key]
-            step = upcoming - now
-            for entry, speed in zip(self.active, speeds, strict=True):
-                if speed > 0:
-                    step = min(step, entry.left / speed)
+            step, ended = advance(self.active, self.speeds[key], upcoming - now)
             if step == _NEVER:
                 raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
             now += step
-            for entry, speed in zip(self.active, speeds, strict=True):
-                entry.left -= step * speed
-            ended = [entry for entry in self.active if entry.left <= _EPS]
             self.active = [entry for entry in self.active if entry.left > _EPS]
             for entry in ended:
                 self.finish(entry, now)
@@ -297,22 +291,20 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
 
 
 def chrome_trace(timelines: Iterable[Timeline]) -> str:
-    """Chrome-trace JSON: a process for each program, a lane for each role, one microsecond per cycle."""
-    events: list[dict[str, object]] = []
+    """Chrome-trace JSON (`base.chrome_trace`): a process for each program, a lane for each role."""
+    events: list[traces.Event] = []
     for timeline in timelines:
-        pid = timeline.program
-        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"program {pid}"}})
-        lanes = {lane: i for i, lane in enumerate(dict.fromkeys(span.lane for span in timeline.spans), 1)}
-        for lane, tid in lanes.items():
-            events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": lane}})
+        program = timeline.program
+        events.append(traces.process_name(program, f"program {program}"))
+        names = dict.fromkeys(span.lane for span in timeline.spans)
+        lanes = {name: traces.Lane(program, i) for i, name in enumerate(names, 1)}
+        events += [traces.lane_name(lane, name) for name, lane in lanes.items()]
         for number, span in enumerate(timeline.spans):
-            shared = {"cat": span.kind, "name": span.name, "pid": pid, "tid": lanes[span.lane]}
+            where = (lanes[span.lane], span.kind, span.name, span.start, span.end)
             args = {"line": span.line, "cycles": round(span.end - span.start, 1)}
             if span.kind in ("copy", "product"):
-                # Work on an engine overlaps its role's next steps: an asynchronous slice keeps lanes readable.
-                ident = f"{pid}.{number}"
-                events.append({**shared, "ph": "b", "ts": span.start, "id": ident, "args": args})
-                events.append({**shared, "ph": "e", "ts": span.end, "id": ident})
+                # Work on an engine overlaps its role's next steps.
+                events += traces.overlapping_bar(*where, args, f"{program}.{number}")
             else:
-                events.append({**shared, "ph": "X", "ts": span.start, "dur": span.end - span.start, "args": args})
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": "1 us = 1 SM cycle"}})
+                events += traces.bar(*where, args)
+    return traces.trace_text(events)

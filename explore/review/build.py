@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tilecast.base.progress import Progress, silent
 from tilecast.explore.review.content.assumptions import assumptions, machine_digest
 from tilecast.explore.review.content.considered import binding_name, considered, workload_options
 from tilecast.explore.review.content.content import (
     Change,
     Provenance,
     Regime,
-    ReviewContent,
     Side,
     Step,
     Tornado,
@@ -25,12 +24,12 @@ from tilecast.explore.review.content.judgement import Evidence, peak_share, ques
 from tilecast.explore.review.content.nearby import regions
 from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
+from tilecast.explore.review.review import Review
+from tilecast.model.families import native_family
 from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.candidates import native_family
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
-from tilecast.model.search.reoptimise import reoptimise
 from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
@@ -39,6 +38,8 @@ from tilecast.model.whatif.what_if import WhatIf, what_if
 #: Facts that move the time by less than this (percent per percent) are named, not drawn.
 LEAST = 0.005
 _STEP = 0.05
+#: Steps that `report` tells its progress.
+_STAGES = 5
 
 
 def report(
@@ -54,7 +55,8 @@ def report(
     date: str = "",
     machine_name: str = "",
     map_grid: int = 9,
-) -> ReviewContent:
+    progress: Progress = silent,
+) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
 
     ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
@@ -67,46 +69,33 @@ def report(
     machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
     table = Path(measured) if measured is not None else None
     changed: WhatIf | None = None
+    progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:
         changed = what_if(workload, chip, changes, scales, variant=variant, family=family, clock=clock)
-    p = _forecast(workload, chip, variant, family, clock, changed)
+    progress("review", 1, _STAGES, "sensitivities")
+    p = predict(workload, chip, variant, family=family, clock=clock)
     change = _change(changed) if changed is not None else None
-    found = Evidence(
-        p, ceilings(p), assumptions(p, clock), considered(p, clock), regions(p, table), _tornado(p, clock), change
-    )  # fmt: skip
+    tornado = _tornado(p, clock)
+    progress("review", 2, _STAGES, "alternatives")
+    others = considered(p, clock)
+    progress("review", 3, _STAGES, "assumptions and accuracy")
+    found = Evidence(p, ceilings(p), assumptions(p, clock), others, regions(p, table), tornado, change)
     bound = binding_name(p)
-    return ReviewContent(
+    progress("review", 4, _STAGES, "the map")
+    drawn = _map(p, machine_name, clock, map_grid)
+    progress("review", _STAGES, _STAGES)
+    return Review(
         title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
         question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
-        map=_map(p, machine_name, clock, map_grid), variants=found.variants,
+        map=drawn, variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(
             _command(p, machine_name, variant, clock, changes, scales, measured, date), _version(), source_digest(), date, machine_digest(chip)
         ),
     )  # fmt: skip
-
-
-def _forecast(
-    workload: Workload,
-    chip: Machine,
-    variant: Variant | None,
-    family: str | None,
-    clock: str | float,
-    changed: WhatIf | None,
-) -> Prediction:
-    """The forecast with its interval, of the kernel given or of the best that the search of a what-if finds."""
-    best = variant
-    if changed is not None:
-        best = changed.before.variant
-    elif best is None:
-        # Refuses what cannot run with the sentence of `predict`, before the search.
-        predict(workload, chip, family=family, clock=clock, interval=False)
-        best = reoptimise(workload, chip, family or native_family(chip), clock).variant
-    p = predict(workload, chip, best, clock=clock)
-    return p if variant is not None else replace(p, variant_chosen=True)
 
 
 def _regimes(p: Prediction) -> tuple[Regime, ...]:
@@ -194,9 +183,9 @@ def _command(
     ]
     if variant is not None:
         words += ["--variant", variant_text(variant)]
-    elif p.variant.family != native_family(p.machine):
+    elif p.variant.family != native_family(p.machine).name:
         words += ["--family", p.variant.family]
-    for option, values in (("--whatif", changes), ("--scale", scales)):
+    for option, values in (("--set", changes), ("--scale", scales)):
         for fact, value in (values or {}).items():
             words += [option, f"{fact}={value:g}"]
     if measured is not None:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.progress import Progress, silent
 from tilecast.explore.sweep.errors import SweepError
 from tilecast.explore.sweep.run.drive import Task, drive
 from tilecast.explore.sweep.run.gpus import GpuEngine, GpuLocks, Host, compile_request, find_host, measure_request
@@ -20,8 +21,6 @@ from tilecast.explore.sweep.table import SweepTable, rows_of
 from tilecast.model.machine.machine import Machine, load_machine
 
 ENGINES = ("local", "ray")
-#: Progress: (items done of those to do, items to do, what is going on).
-Tell = Callable[[int, int, str], None]
 #: Targets that kernels can be compiled for without the GPU, by compute capability.
 _TARGETS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a", 103: "sm_103a"}
 
@@ -35,7 +34,7 @@ def sweep(
     ray_address: str | None = None,
     run: bool = True,
     retry_failed: bool = False,
-    tell: Tell = lambda *_: None,
+    progress: Progress = silent,
     command: str = "",
 ) -> SweepTable:
     """Compute every item of ``spec`` (a TOML file, or its content as a mapping) that ``store`` lacks.
@@ -70,11 +69,11 @@ def sweep(
             machines = [(machine_hash(m), machine_document(m)) for m in parsed.machines]
             base.begin(machines, (version("tilecast"), source_hash(parsed.do), command, len(plan.items), len(known)))
             if host is not None:
-                _measure(todo, host, base, workers, tell, command)
+                _measure(todo, host, base, workers, progress, command)
             else:
                 chosen = _engine(engine, workers, ray_address)
                 try:
-                    _forecast(todo, parsed, chosen, base, tell)
+                    _forecast(todo, parsed, chosen, base, progress)
                 finally:
                     if isinstance(engine, str):
                         chosen.close()
@@ -92,10 +91,10 @@ def _engine(engine: str | Engine, workers: int, ray_address: str | None) -> Engi
     return LocalEngine(workers)
 
 
-def _forecast(todo: Sequence[WorkItem], spec: Spec, engine: Engine, store: Store, tell: Tell) -> None:
+def _forecast(todo: Sequence[WorkItem], spec: Spec, engine: Engine, store: Store, progress: Progress) -> None:
     greeting = _greeting("forecast", spec.machines)
     tasks = [Task(item.key, {"do": "forecast", "item": item.text}, item.group) for item in todo]
-    drive(tasks, engine, greeting, _keeper(todo, store, tell, "forecasts"))
+    drive(tasks, engine, greeting, _keeper(todo, store, progress, "forecasts"))
 
 
 def _greeting(kind: str, machines: Sequence[Machine]) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _greeting(kind: str, machines: Sequence[Machine]) -> dict[str, Any]:
 
 
 def _keeper(
-    todo: Sequence[WorkItem], store: Store, tell: Tell, what: str
+    todo: Sequence[WorkItem], store: Store, progress: Progress, what: str
 ) -> Callable[[Task, dict[str, Any], float], None]:
     """Commits each answer before it counts as done."""
     texts = {item.key: item.text for item in todo}
@@ -114,9 +113,9 @@ def _keeper(
         nonlocal done
         store.put(task.name, texts[task.name], answer, seconds)
         done += 1
-        tell(done, len(todo), what)
+        progress(what, done, len(todo))
 
-    tell(0, len(todo), what)
+    progress(what, 0, len(todo))
     return keep
 
 
@@ -135,7 +134,7 @@ def _measurement_plan(spec: Spec, host: Host) -> Plan:
 
 
 def _measure(
-    todo: Sequence[WorkItem], host: Host, store: Store, workers: int, tell: Tell, command: str,
+    todo: Sequence[WorkItem], host: Host, store: Store, workers: int, progress: Progress, command: str,
     start: Callable[..., Any] | None = None,
 ) -> None:  # fmt: skip
     """Compile on all cores first; then time, one item at a time on each GPU."""
@@ -144,16 +143,16 @@ def _measure(
     timing = GpuEngine(locks, start)
     greeting = _greeting("measure", ())
     try:
-        _compile(todo, host, workers, tell, greeting, tilecast)
+        _compile(todo, host, workers, progress, greeting, tilecast)
         # Every item its own group: nothing is shared between them, and the GPUs should end together.
         tasks = [Task(item.key, measure_request(item.text, command, tilecast), item.key) for item in todo]
-        drive(tasks, timing, greeting, _keeper(todo, store, tell, f"timed on {len(locks.held)} GPU(s)"))
+        drive(tasks, timing, greeting, _keeper(todo, store, progress, f"timed on {len(locks.held)} GPU(s)"))
     finally:
         timing.close()
 
 
 def _compile(
-    todo: Sequence[WorkItem], host: Host, workers: int, tell: Tell, greeting: dict[str, Any], tilecast: str
+    todo: Sequence[WorkItem], host: Host, workers: int, progress: Progress, greeting: dict[str, Any], tilecast: str
 ) -> None:
     """Fill Triton's cache; a kernel that does not compile says so when its turn to be timed comes."""
     target = _TARGETS.get(host.gpus[0].capability)
@@ -167,10 +166,10 @@ def _compile(
     def count(*_: object) -> None:
         nonlocal done
         done += 1
-        tell(done, len(tasks), "compiled")
+        progress("compiled", done, len(tasks))
 
     engine = LocalEngine(workers)
-    tell(0, len(tasks), "compiled")
+    progress("compiled", 0, len(tasks))
     try:
         drive(tasks, engine, greeting, count)
     finally:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tilecast.explore.sweep.table import SweepTable
+from typing import Any, Protocol
 
 Row = Mapping[str, Any]
 #: Lines of a list before it says how many more there are.
@@ -17,25 +14,48 @@ _SHAPE = ("dtype", "mask", "window_left", "window_right", "batch", "heads_q", "h
           "head_dim_qk", "head_dim_v")  # fmt: skip
 
 
-def summary(table: SweepTable) -> str:
+class Results(Protocol):
+    """What there is to summarise: `table.SweepTable`, whose fields these are."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+    @property
+    def columns(self) -> Sequence[str]: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def items(self) -> int: ...
+    @property
+    def known(self) -> int: ...
+    @property
+    def computed(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def left_out(self) -> Sequence[str]: ...
+
+    def count(self, status: str) -> int: ...
+
+
+def summary(table: Results) -> str:
     """Counts; a line a machine; the best variant of each workload; why items were refused."""
     parts = [_head(table), *_machines(table), *_best(table), *_refused(table)]
     return "\n".join(part for part in parts if part is not None)
 
 
-def _head(table: SweepTable) -> str:
+def _head(table: Results) -> str:
     ok, refused, failed = (table.count(status) for status in ("ok", "infeasible", "failed"))
     lines = [f"{table.title}" if table.title else "sweep"]
     rate = f" in {table.seconds:.1f} s ({table.computed / table.seconds:.0f}/s)" if table.computed else ""
     lines.append(f"  {table.items} items: {table.known} from the store, {table.computed} computed{rate}")
-    rest = table.items - len(table)
+    rest = table.items - len(table.rows)
     lines.append(f"  {ok} ok, {refused} infeasible, {failed} failed" + (f", {rest} not computed yet" if rest else ""))
     return "\n".join(lines)
 
 
-def _machines(table: SweepTable) -> list[str]:
+def _machines(table: Results) -> list[str]:
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in table:
+    for row in table.rows:
         if row["status"] == "ok":
             groups.setdefault((row["machine"], row.get("asked_clock", row.get("mode", ""))), []).append(row)
     if not groups:
@@ -57,10 +77,10 @@ def _bound(row: Row) -> str:
     return "recurrence" if row.get("binding_kind") == "recurrence" else str(row.get("binding", ""))
 
 
-def _best(table: SweepTable) -> list[str]:
+def _best(table: Results) -> list[str]:
     """Per machine, clock and workload: the fastest of several variants; ties go to the earlier."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in table:
+    for row in table.rows:
         if row["status"] == "ok":
             who = (row["machine"], row.get("asked_clock", row.get("mode", "")))
             groups.setdefault((*who, *(row[name] for name in _SHAPE)), []).append(row)
@@ -97,10 +117,10 @@ def _knobs(row: Row) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _refused(table: SweepTable) -> list[str]:
+def _refused(table: Results) -> list[str]:
     lines = []
     for status in ("infeasible", "failed"):
-        reasons = Counter(_cause(row["reason"]) for row in table if row["status"] == status)
+        reasons = Counter(_cause(row["reason"]) for row in table.rows if row["status"] == status)
         lines += [f"  {status} {count:>6} x  {reason}" for reason, count in reasons.most_common(5)]
         if len(reasons) > 5:
             lines.append(f"  {status}: {len(reasons) - 5} more reasons in the table")

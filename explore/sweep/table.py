@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast.explore.sweep.errors import SweepError
+from tilecast.explore.sweep.summary import summary
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.records import shape_fields
 
@@ -69,8 +70,6 @@ class SweepTable:
 
     def text(self) -> str:
         """The summary for people."""
-        from tilecast.explore.sweep.summary import summary
-
         return summary(self)
 
     def __str__(self) -> str:

@@ -66,8 +66,6 @@ def own_copy(x):
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------
-
-
 @gluon.constexpr_function
 def accumulator(columns):
     """wgmma accumulator of ROWS x columns: a row lives in the four lanes of a quad."""
@@ -75,22 +73,11 @@ def accumulator(columns):
 
 
 @gluon.constexpr_function
-def left_operand(columns):
-    """P as wgmma reads it from registers: the same elements in the same threads as in the accumulator."""
-    return gl.DotOperandLayout(operand_index=0, parent=accumulator(columns), k_width=2)
-
-
-@gluon.constexpr_function
 def store_layout(columns):
     """Eight neighbouring columns to a thread, so that stores are 16 bytes wide; the exchange stays inside quads."""
     wide = [[0, 32 << bit] for bit in range((columns // 32).bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], *wide, [8, 0]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, columns],
-    )
+    registers, lanes = [[0, 1], [0, 2], [0, 4], *wide, [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns])
 
 
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, accumulator(TILE_N)))  # a number to each row of S
@@ -98,8 +85,6 @@ ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 # -- shared memory -----------------------------------------------------------------------------------------------------
-
-
 @gluon.jit
 def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
     """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
@@ -187,8 +172,6 @@ def issue_qk(q, k):
 
 
 # -- work, keys, results -----------------------------------------------------------------------------------------------
-
-
 @aggregate
 class Problem:
     """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
@@ -255,30 +238,29 @@ class Problem:
     @gluon.jit
     def store_lse(self, lse, batch, head, row, wanted=None):
         """Log-sum-exp of ROWS query rows, or of the ``wanted`` ones among them."""
-        rows = row + gl.arange(0, ROWS, layout=lse.type.layout)
-        mask = rows < self.seqlen_q
-        if wanted is not None:
-            mask = mask & wanted
-        gl.store(self.lse_of(batch, head) + rows, lse, mask=mask)
+        rows = own_copy(row) + gl.arange(0, ROWS, layout=lse.type.layout)
+        valid = rows < self.seqlen_q if wanted is None else (rows < self.seqlen_q) & wanted
+        gl.store(self.lse_of(batch, head) + rows, lse, mask=valid)
 
     @gluon.jit
     def lse_of(self, batch, head):
         """Address of a head's first log-sum-exp."""
-        return self.lse + (batch * self.heads_q + head).to(gl.int64) * own_copy(self.seqlen_q)
+        return self.lse + own_copy(batch * self.heads_q + head).to(gl.int64) * own_copy(self.seqlen_q)
 
     @gluon.jit
     def store_rows(self, o, factor, batch, head, row, wanted=None):
         """O times a number per row, of the ``wanted`` rows."""
         layout: gl.constexpr = store_layout(o.shape[1])
-        rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-        mask = rows < self.seqlen_q
+        rows = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+        valid = rows < self.seqlen_q
         if wanted is not None:
-            mask = mask & gl.convert_layout(wanted, gl.SliceLayout(1, layout))
-        start = batch.to(gl.int64) * own_copy(self.stride_b) + head.to(gl.int64) * own_copy(self.stride_h)
+            valid = valid & gl.convert_layout(wanted, rows.type.layout)
+        start = own_copy(batch).to(gl.int64) * own_copy(self.stride_b)
+        start += own_copy(head).to(gl.int64) * own_copy(self.stride_h)
         columns = gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
         pointers = self.out + 8 * (start + rows.to(gl.int64) * own_copy(self.stride_s))[:, None] + columns[None, :]
         o = scaled(o, factor).to(self.out.dtype.element_ty)
-        gl.store(pointers, gl.convert_layout(o, layout), mask=mask[:, None])
+        gl.store(pointers, gl.convert_layout(o, layout), mask=valid[:, None])
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
@@ -302,8 +284,7 @@ class Statistics:
 @gluon.jit
 def partial_sums(p):
     """Sums over the columns that one thread holds."""
-    pairs = gl.sum(gl.reshape(p, [ROWS, TILE_N // 8, 4, 2]), axis=3)
-    return gl.sum(pairs, axis=1)
+    return gl.sum(gl.sum(gl.reshape(p, [ROWS, TILE_N // 8, 4, 2]), axis=3), axis=1)
 
 
 @gluon.jit
@@ -335,13 +316,6 @@ def online_softmax(s, before, problem):
 
 
 @gluon.jit
-def anchored_softmax(s, before, problem):
-    """A step with the reference there is: (P, statistics).  No row maximum, and O stays as it is."""
-    p = mufu_exp2(s * problem.scale_log2 - before.reference[:, None])
-    return p, Statistics(before.row_max, before.row_sums + partial_sums(p), before.reference)
-
-
-@gluon.jit
 def scaled(o, factor):
     """O times a number per row."""
     return o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
@@ -357,12 +331,11 @@ def row_results(statistics, row, problem):
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------
-
-
 @gluon.jit
 def issue_pv(p, v, o):
-    """O += P V, asynchronous."""
-    return warpgroup_mma(gl.convert_layout(p, left_operand(HEAD_DIM_V)), v[0], o, is_async=True)
+    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+    return warpgroup_mma(gl.convert_layout(p, operand), v[0], o, is_async=True)
 
 
 @gluon.jit
@@ -403,16 +376,13 @@ class QueryTile:
     def key_block(self, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True):
         """One iteration: the next block's S and this block's P V together, then the softmax of the next block.
 
-        ``key``: the first key of the next block, None where every row sees all its keys.
-        Returns (n, p, statistics, o) of the next block.
+        ``key`` is its first key, or None where every row sees it whole.
         """
         operand = p.to(self.problem.out.dtype.element_ty)
         self.k.wait(n + 1)
         s = issue_qk(self.q.tile(self.q_number), self.k.tile(n + 1))
-
         self.v.wait(n)
         o = issue_pv(operand, self.v.tile(n), o)
-
         s = warpgroup_mma_wait(1, deps=[s])
         self.k.release(n + 1)
         if key is not None:
@@ -420,7 +390,8 @@ class QueryTile:
         if RESCALE:
             p, statistics, factor = online_softmax(s, statistics, self.problem)
         else:
-            p, statistics = anchored_softmax(s, statistics, self.problem)
+            p = mufu_exp2(s * self.problem.scale_log2 - statistics.reference[:, None])
+            statistics = Statistics(statistics.row_max, statistics.row_sums + partial_sums(p), statistics.reference)
         o = warpgroup_mma_wait(0, deps=[o])
         self.v.release(n)
         if RESCALE:
@@ -457,7 +428,7 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
             n = pass_blocks(n, cta_end - end, k, v)
 
             # The first block has no P V to go with.
-            q_number = tiles * WARPGROUPS + g
+            q_number = own_copy(tiles * WARPGROUPS + g)
             tile = QueryTile(q, k, v, q_number, row, problem)
             q.wait(q_number)
             k.wait(n)
@@ -498,63 +469,49 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
 
 
 # -- rows whose scores outgrew the fixed reference ---------------------------------------------------------------------
-
-
 @gluon.jit
-def attend_again(n, tiles, descs, rings, problem, batch, head, row, wanted):
-    """The textbook online softmax for the ``wanted`` rows, one key block after the other: few inputs ever come here."""
+def attend_again(descs, rings, problem):
+    """Does the rows again that carry a mark in place of their log-sum-exp, by the textbook: few inputs ever come here."""
     q_desc, k_desc, v_desc = descs
-    q, k, v = rings
-    q.load(tiles, q_desc, batch, head, row)
-    q.wait(tiles)
-    zero = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
-    lowest = gl.full([ROWS], float("-inf"), gl.float32, layout=SCORE_ROWS)
-    statistics = Statistics(lowest, partial_sums(zero), gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS))
-    o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
-    first, end = problem.key_blocks(row, ROWS)
-    for block in range(first, end):
-        k.load(n, k_desc, batch, head // problem.group, block * TILE_N)
-        v.load(n, v_desc, batch, head // problem.group, block * TILE_N)
-        k.wait(n)
-        s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(tiles), k.tile(n))])
-        k.release(n)
-        s = problem.hide_keys(s, block * TILE_N, row)
-        p, statistics, factor = online_softmax(s, statistics, problem)
-        v.wait(n)
-        o = issue_pv(p.to(problem.out.dtype.element_ty), v.tile(n), scaled(o, factor))
-        o = warpgroup_mma_wait(0, deps=[o])
-        v.release(n)
-        n += 1
-    q.release(tiles)
-    _, inverse, lse = row_results(statistics, row, problem)
-    problem.store_lse(lse, batch, head, row, wanted)
-    problem.store_rows(o, inverse, batch, head, row, wanted=wanted)
-
-    return n
-
-
-@gluon.jit
-def attend_failed_rows(descs, rings, problem):
-    """Does again the rows of this program's tiles that carry a mark in place of their log-sum-exp."""
-    q, k, v = rings
     # The roles have left the barriers of the rings in any phase.
-    fresh_q = Ring(q.tiles, barriers(Q_STAGES * WARPGROUPS, 1), barriers(Q_STAGES * WARPGROUPS, 1))
-    fresh_k = Ring(k.tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
-    fresh_v = Ring(v.tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
+    q = Ring(rings[0].tiles, barriers(Q_STAGES * WARPGROUPS, 1), barriers(Q_STAGES * WARPGROUPS, 1))
+    k = Ring(rings[1].tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
+    v = Ring(rings[2].tiles, barriers(KV_STAGES, 1), barriers(KV_STAGES, 1))
     fence_async_shared()
     n = own_copy(gl.to_tensor(0))
     tiles = own_copy(gl.to_tensor(0))
     for turn in range(problem.turns):
-        batch, head, row, exists = problem.work_tile(turn)
-        if exists:
-            for _ in range(WARPGROUPS):
-                rows = row + gl.arange(0, ROWS, layout=SCORE_ROWS)
-                marks = gl.load(problem.lse_of(batch, head) + rows, mask=rows < problem.seqlen_q, other=0.0)
-                wanted = marks.to(gl.int32, bitcast=True) == AGAIN
-                if gl.max(gl.where(wanted, 1, 0), 0) > 0:
-                    n = attend_again(n, tiles, descs, (fresh_q, fresh_k, fresh_v), problem, batch, head, row, wanted)
-                    tiles += 1
-                row += ROWS
+        batch, head, tile_row, exists = problem.work_tile(turn)
+        for row in range(tile_row, tile_row + gl.where(exists, TILE_M, 0), ROWS):
+            rows = row + gl.arange(0, ROWS, layout=SCORE_ROWS)
+            marks = gl.load(problem.lse_of(batch, head) + rows, mask=rows < problem.seqlen_q, other=0.0)
+            wanted = marks.to(gl.int32, bitcast=True) == AGAIN
+            if gl.max(wanted.to(gl.int32), 0) > 0:
+                q.load(tiles, q_desc, batch, head, row)
+                q.wait(tiles)
+                zeros = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
+                nothing = gl.zeros([ROWS], gl.float32, layout=SCORE_ROWS)
+                statistics = Statistics(nothing - float("inf"), partial_sums(zeros), nothing)
+                o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
+                first, end = problem.key_blocks(row, ROWS)
+                for block in range(first, end):
+                    k.load(n, k_desc, batch, head // problem.group, block * TILE_N)
+                    v.load(n, v_desc, batch, head // problem.group, block * TILE_N)
+                    k.wait(n)
+                    s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(tiles), k.tile(n))])
+                    k.release(n)
+                    s = problem.hide_keys(s, block * TILE_N, row)
+                    p, statistics, factor = online_softmax(s, statistics, problem)
+                    v.wait(n)
+                    o = issue_pv(p.to(problem.out.dtype.element_ty), v.tile(n), scaled(o, factor))
+                    o = warpgroup_mma_wait(0, deps=[o])
+                    v.release(n)
+                    n += 1
+                q.release(tiles)
+                tiles += 1
+                _, inverse, lse = row_results(statistics, row, problem)
+                problem.store_lse(lse, batch, head, row, wanted)
+                problem.store_rows(o, inverse, batch, head, row, wanted)
 
 
 NUMBERS = (
@@ -590,22 +547,16 @@ def attention(
     again = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     again.store(gl.full([1], 0, gl.int32, layout=ONE))
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (consumer_role, (0, again, rings, problem)),
-            (consumer_role, (1, again, rings, problem)),
-            (load_role, (descs, rings, problem)),
-        ],
-        [4, 1],
-        [232, 40],
-    )
+    gl.warp_specialize([
+        (consumer_role, (0, again, rings, problem)),
+        (consumer_role, (1, again, rings, problem)),
+        (load_role, (descs, rings, problem)),
+    ], [4, 1], [232, 40])  # fmt: skip
     if gl.max(again.load(ONE), 0) > 0:
-        attend_failed_rows(descs, rings, problem)
+        attend_again(descs, rings, problem)
 
 
 # -- host --------------------------------------------------------------------------------------------------------------
-
-
 def prepare(q, k, v, out, window_left, window_right):
     """(programs, tensor descriptors, numbers of `Problem`) of a launch."""
     batch, heads_q, seqlen_q, _ = q.shape
@@ -632,36 +583,36 @@ def prepare(q, k, v, out, window_left, window_right):
     turns = 2 * triton.cdiv(pairs, programs)
     stride_b, stride_h, stride_s = (stride // 8 for stride in out.stride()[:3])
     group = heads_q // heads_kv
-    numbers = (
+    return programs, descriptors, (
         stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns,
     )  # fmt: skip
-    return programs, descriptors, numbers
 
 
 def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError, one sentence, for tensors or limits that this kernel does not take."""
-
-    def expect(met, sentence):
-        if not met:
-            raise ValueError(sentence)
-
-    limits = (window_left, window_right)
-    expect(limits in ((-1, -1), (-1, 0)), f"window: this kernel has no window, got {limits}")
-    for name, x in (("q", q), ("k", k)):
-        expect(len(x.shape) == 4, f"{name}: expected (batch, heads, seqlen, head_dim), got shape {tuple(x.shape)}")
-    rows, keys, (heads_q, heads_kv) = tuple(q.shape[:3]), (q.shape[0], *k.shape[1:3]), (q.shape[1], k.shape[1])
-    grouped = heads_q == heads_q // max(heads_kv, 1) * heads_kv
-    expect(grouped, f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
-    shapes = {"q": (*rows, 192), "k": (*keys, 192), "v": (*keys, 128), "out": (*rows, 128)}
-    for (name, shape), x in zip(shapes.items(), (q, k, v, out)):
-        expect(tuple(x.shape) == shape, f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-        same = str(x.dtype) in DTYPES and x.dtype == q.dtype
-        expect(same, f"{name}: expected all tensors in bfloat16 or all in float16, got {x.dtype}")
-        expect(x.device == q.device, f"{name}: expected device {q.device} as q has, got {x.device}")
-        aligned = x.stride(3) == 1 and not any(step % 8 for step in x.stride()[:3]) and x.data_ptr() % 16 == 0
-        expect(aligned, f"{name}: expected unit last stride, rows that start at 16 bytes, got strides {x.stride()}")
-    written = str(lse.dtype) == "torch.float32" and tuple(lse.shape) == rows and lse.is_contiguous()
-    expect(written, f"lse: expected contiguous float32 of shape {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    """ValueError for tensors or limits that this kernel does not take."""
+    if (window_left, window_right) not in ((-1, -1), (-1, 0)):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
+    if heads != heads // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
+    for name, tensor, shape in (
+        ("q", q, (batch, heads, rows, 192)),
+        ("k", k, (batch, heads_kv, keys, 192)),
+        ("v", v, (batch, heads_kv, keys, 128)),
+        ("out", out, (batch, heads, rows, 128)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
+            )
+    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
 
 
 def on(descriptor, tensor):

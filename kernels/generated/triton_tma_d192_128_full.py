@@ -105,29 +105,30 @@ def prepare(q, k, v, out, window_left, window_right):
 
 
 def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError, one sentence, for tensors or limits that this kernel does not take."""
-
-    def expect(met, sentence):
-        if not met:
-            raise ValueError(sentence)
-
-    limits = (window_left, window_right)
-    expect(limits in ((-1, -1),), f"window: this kernel has no window, got {limits}")
-    for name, x in (("q", q), ("k", k)):
-        expect(len(x.shape) == 4, f"{name}: expected (batch, heads, seqlen, head_dim), got shape {tuple(x.shape)}")
-    rows, keys, (heads_q, heads_kv) = tuple(q.shape[:3]), (q.shape[0], *k.shape[1:3]), (q.shape[1], k.shape[1])
-    grouped = heads_q == heads_q // max(heads_kv, 1) * heads_kv
-    expect(grouped, f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
-    shapes = {"q": (*rows, 192), "k": (*keys, 192), "v": (*keys, 128), "out": (*rows, 128)}
-    for (name, shape), x in zip(shapes.items(), (q, k, v, out)):
-        expect(tuple(x.shape) == shape, f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-        same = str(x.dtype) in DTYPES and x.dtype == q.dtype
-        expect(same, f"{name}: expected all tensors in bfloat16 or all in float16, got {x.dtype}")
-        expect(x.device == q.device, f"{name}: expected device {q.device} as q has, got {x.device}")
-        aligned = x.stride(3) == 1 and not any(step % 8 for step in x.stride()[:3]) and x.data_ptr() % 16 == 0
-        expect(aligned, f"{name}: expected unit last stride, rows that start at 16 bytes, got strides {x.stride()}")
-    written = str(lse.dtype) == "torch.float32" and tuple(lse.shape) == rows and lse.is_contiguous()
-    expect(written, f"lse: expected contiguous float32 of shape {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    """ValueError for tensors or limits that this kernel does not take."""
+    if (window_left, window_right) not in ((-1, -1),):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
+    if heads != heads // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
+    for name, tensor, shape in (
+        ("q", q, (batch, heads, rows, 192)),
+        ("k", k, (batch, heads_kv, keys, 192)),
+        ("v", v, (batch, heads_kv, keys, 128)),
+        ("out", out, (batch, heads, rows, 128)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
+            )
+    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
 
 
 def on(descriptor, tensor):

@@ -25,7 +25,7 @@ _MOST_PLAYED = 1536
 #: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
 _SHARED_L2 = 0.5
 #: Schedulers under which CTAs live on from tile to tile, as against one CTA a tile.
-LASTING = ("persistent", "work-stealing", "paired")
+PERSISTENT_SCHEDULERS = ("persistent", "work-stealing", "paired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,26 @@ def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: 
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     loop = tile_cycles(trace, masked_trace, tiles)
-    lasting = variant.scheduler in LASTING
+    persistent = variant.scheduler in PERSISTENT_SCHEDULERS
     start, finish = tile_edges(pipeline, machine)
-    gap = _gap(pipeline, machine, trace)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
-    per_tile = loop + (gap if lasting else start + finish)
+    if persistent:
+        # However well tiles overlap, each takes the time its busiest unit needs for it.
+        least = tiles.iterations * max(pipeline.demand().values(), default=0.0)
+        per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least)
+    else:
+        per_tile = loop + start + finish
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
-    once = start + finish if lasting else 0.0
-    makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
+    once = start + finish if persistent else 0.0
     count = tiles.count * heads
+    edges = once + edge_memory_cycles(pipeline, machine, count, slots)
+    makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + edges
     share = tiles.weight * heads / slots
-    mean = float(per_tile.sum()) * share + once
-    inside = mean - once if lasting else float(loop.sum()) * share
+    mean = float(per_tile.sum()) * share + edges
+    inside = mean - edges if persistent else float(loop.sum()) * share
+    # A tile of few blocks may end before its loop has settled to the period, and so may take less than its share of it.
     steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
     mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
@@ -118,7 +124,24 @@ def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
     return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
 
 
-def _gap(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
+def edge_memory_cycles(pipeline: Pipeline, machine: Machine, count: int, slots: int) -> float:
+    """Cycles the launch takes longer because its ``count`` tiles read Q and write O with nothing to hide it under.
+
+    All tiles share the memory's bandwidth, whatever the number of SMs: twice the SMs move the same bytes in half as many
+    turns, each twice as long.  A few tiles are held by the copy engines of their own SMs instead.
+    """
+    if not pipeline.edge_read_bytes:
+        return 0.0
+    read, write = pipeline.edge_read_bytes, pipeline.edge_write_bytes
+    mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
+    memory = machine["hbm.tbps_achieved"]
+    shared = (read / memory + write / machine.get("l2.store_tbps", memory)) * mhz / 1e6
+    alone = (read + write) / machine["tma.bytes_per_clk"]
+    # Of the CTAs on an SM one moves its bytes under the loops of the others.
+    return max(count / pipeline.ctas_per_sm * shared, -(-count // slots) * alone)
+
+
+def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
     """Cycles between the tiles of a CTA that lives on."""
     # It prefetches the next query tile and stores the last one under the loop; what stays is the part of fill and drain
     # that exceeds one iteration of overlap between neighbouring tiles.
@@ -169,7 +192,7 @@ def traffic(
     blocks = tiles.total_iterations * heads
     l2 = blocks * pipeline.keys_per_iteration * row + queries
     kv = workload.batch * workload.heads_kv * workload.seqlen_k * row
-    share = tiles.total_iterations * pipeline.keys_per_iteration / (tiles.count * workload.seqlen_k)
+    share = min(1.0, tiles.total_iterations * pipeline.keys_per_iteration / (tiles.count * workload.seqlen_k))
     sharers = tiles.count * workload.group_size
     resident = min(slots, sharers)
     heads_alive = max(1.0, slots / max(1, sharers))

@@ -18,6 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilecast.model.machine.machine import Machine
 
@@ -27,6 +31,10 @@ _UNIT_ENERGY = (
     ("fma", "power.fma_pj_per_op", "fma.lanes"),
     ("alu", "power.alu_pj_per_op", "alu.lanes"),
 )
+#: Clocks are looked for from here up, to within this.
+_LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
+#: Halvings of the range of clocks that take it below that.
+_HALVINGS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +71,22 @@ def energy_joule_at_1ghz(machine: Machine, activity: Activity) -> dict[str, floa
     return out
 
 
+#: Seconds of a kernel as a function of the executed clock in GHz.
+Length = Callable[[float], float]
+
+
+def length(busy_cycles: float, hbm_seconds: float) -> Length:
+    """A kernel of ``busy_cycles`` clocks that its memory traffic keeps for at least ``hbm_seconds``."""
+    return lambda ghz: max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+
+
 def power_at(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, ghz: float) -> float:
     """Board watts when the kernel executes at ``ghz``; ``busy_cycles`` is its length in clocks, HBM time a floor."""
-    return _power_curve(machine, activity, busy_cycles, hbm_seconds)(ghz)
+    return float(_power_curve(machine, activity, length(busy_cycles, hbm_seconds))(ghz))
 
 
-def _power_curve(
-    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float
-) -> Callable[[float], float]:
-    """`power_at` as a function of the clock alone: what does not depend on it is worked out once."""
+def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Board watts as a function of the executed clock in GHz: what does not depend on it is worked out once."""
     exponent = machine["power.energy_exponent"]
     l2_exponent = machine.get("power.l2_energy_exponent", exponent)
     share = machine["power.tensor_clock_share"]
@@ -81,39 +96,78 @@ def _power_curve(
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
     active, idle = machine["power.active_w_at_1ghz"], machine["power.idle_w"]
 
-    def watts(ghz: float) -> float:
-        seconds = max(busy_cycles / (ghz * 1e9), hbm_seconds, 1e-12)
+    def watts(ghz: Any) -> Any:
+        seconds = seconds_at(ghz)
         set_ghz = ghz / share
         tree = active * set_ghz ** (1 + exponent)
-        return float(idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds)
+        return idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds
 
     return watts
 
 
 def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, regime: str) -> Clock:
     """The clock of ``regime`` ("sustained" or "short"): the highest at which power stays within its limit."""
+    return settle(machine, activity, length(busy_cycles, hbm_seconds), regime)
+
+
+def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
+    """(limit in watts, lowest and highest clock in MHz) of a regime."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
-    top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
-    low, high = 100.0, top
-    bound = "boost"
-    watts = _power_curve(machine, activity, busy_cycles, hbm_seconds)
-    if watts(high / 1e3) > limit:
-        bound = "power"
-        for _ in range(40):
-            middle = 0.5 * (low + high)
-            if watts(middle / 1e3) > limit:
-                high = middle
-            else:
-                low = middle
-    return _clock(machine, activity, busy_cycles, hbm_seconds, high, limit, bound)
+    return limit, _LOWEST_MHZ, machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+
+
+def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str) -> Clock:
+    """`settle_clock` for work of any length; at 100 MHz where even that draws more than the limit."""
+    limit, low, high = _range(machine, regime)
+    watts = _power_curve(machine, activity, seconds_at)
+    drawn = watts(high / 1e3)
+    if drawn <= limit:
+        return Clock(high, drawn, limit, "boost")
+    # Power rises with the clock: the line through two points of the curve (regula falsi, Illinois) finds the limit fast.
+    over, under = drawn - limit, watts(low / 1e3) - limit
+    if under >= 0.0:
+        return Clock(low, under + limit, limit, "power")
+    kept = 0
+    while high - low > _SAME_MHZ:
+        middle = min(max((low * over - high * under) / (over - under), low + _SAME_MHZ / 2), high - _SAME_MHZ / 2)
+        excess = watts(middle / 1e3) - limit
+        if excess > 0.0:
+            high, over = middle, excess
+            under, kept = (under / 2 if kept > 0 else under), 1
+        else:
+            low, under = middle, excess
+            over, kept = (over / 2 if kept < 0 else over), -1
+    return Clock(low, watts(low / 1e3), limit, "power")
+
+
+def settled_mhz(
+    machine: Machine,
+    activity: Activity,
+    busy_cycles: NDArray[np.float64],
+    hbm_seconds: NDArray[np.float64],
+    regime: str,
+) -> NDArray[np.float64]:
+    """Clocks of `settle_clock` for many kernels at once: the numbers of ``activity`` are arrays too."""
+    limit, low, high = _range(machine, regime)
+
+    def seconds_at(ghz: Any) -> Any:
+        return np.maximum(busy_cycles / (ghz * 1e9), np.maximum(hbm_seconds, 1e-12))
+
+    watts = _power_curve(machine, activity, seconds_at)
+    lows, highs = np.full(len(busy_cycles), low), np.full(len(busy_cycles), high)
+    held = watts(highs / 1e3) > limit
+    for _ in range(_HALVINGS if held.any() else 0):
+        middle = 0.5 * (lows + highs)
+        over = watts(middle / 1e3) > limit
+        highs, lows = np.where(held & over, middle, highs), np.where(over, lows, middle)
+    return highs
 
 
 def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:
     """A clock the user locked; the power it would need is reported beside it."""
-    return _clock(machine, activity, busy_cycles, hbm_seconds, mhz, machine["chip.tdp_w"], "fixed")
+    return fixed(machine, activity, length(busy_cycles, hbm_seconds), mhz)
 
 
-def _clock(
-    machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float, limit: float, bound: str
-) -> Clock:
-    return Clock(mhz, power_at(machine, activity, busy_cycles, hbm_seconds, mhz / 1e3), limit, bound)
+def fixed(machine: Machine, activity: Activity, seconds_at: Length, mhz: float) -> Clock:
+    """`fixed_clock` for work of any length."""
+    return Clock(mhz, _power_curve(machine, activity, seconds_at)(mhz / 1e3), machine["chip.tdp_w"], "fixed")

@@ -24,11 +24,18 @@ class HeadTiles:
     masked: NDArray[np.int64]
     weight: float
     count: int
+    #: Score elements of each listed tile's blocks that lie inside the tensors (rows that exist times keys that exist).
+    inside: NDArray[np.int64]
 
     @property
     def total_iterations(self) -> float:
         """Loop iterations of all tiles of the head."""
         return float(self.iterations.sum()) * self.weight
+
+    @property
+    def elements_inside(self) -> float:
+        """Score elements of all blocks of the head that lie inside the tensors."""
+        return float(self.inside.sum()) * self.weight
 
 
 def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
@@ -63,4 +70,6 @@ def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
     whole = np.maximum(last_all // keys - -(-first_all // keys), 0)
     # A ragged last block needs the same masking as a diagonal one.
     masked = np.clip(blocks - whole, 0, blocks)
-    return HeadTiles(blocks, masked, count / len(index), count)
+    keys_inside = np.minimum(last_block * keys, sk) - first_block * keys
+    inside = np.where(blocks > 0, (high_row - low_row) * keys_inside, 0)
+    return HeadTiles(blocks, masked, count / len(index), count, inside)

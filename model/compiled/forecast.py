@@ -13,7 +13,9 @@ from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts,
 from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
-from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 

@@ -13,7 +13,8 @@ from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpIns
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.fetch import LINE
 from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
-from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 
 _SIZE = 2  # bytes of an element; the profiles are of 16-bit kernels
 

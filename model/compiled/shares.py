@@ -9,7 +9,8 @@ from tilecast.model.compiled.code import KernelCode
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import hopper_counts, triton_counts
 from tilecast.model.compiled.program import TileCounts
-from tilecast.model.kernel.variant import Fa3Variant, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 

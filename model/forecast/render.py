@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
 
+from tilecast.model.forecast.answer import Forecast
+from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import variant_text
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
 
 _BAR = 24
 
 
-def as_dict(p: Prediction) -> dict[str, object]:
+def as_dict(p: Forecast) -> dict[str, object]:
     """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
     return {
         "machine": p.machine.name,
         "workload": p.workload.as_dict(),
         "variant": variant_text(p.variant),
-        "variant_chosen": p.variant_chosen,
+        "variant_chosen": p.variant_origin != "as given",
+        "variant_origin": p.variant_origin,
         "pipeline": p.pipeline.name,
         "regime": p.regime,
         "time_ms": p.time_ms,
@@ -32,7 +31,14 @@ def as_dict(p: Prediction) -> dict[str, object]:
             {"regime": name, "time_ms": ms, "tflops": tflops, "clock_mhz": mhz}
             for name, ms, tflops, mhz in p.other_regimes
         ],
-        "binding": p.binding,
+        "model_error": {
+            "rows": p.model_error.rows,
+            "mean": p.model_error.mean,
+            "p90": p.model_error.p90,
+            "bias": p.model_error.bias,
+            "where": p.model_error.where,
+        },
+        "binding": p.binding.as_dict(),
         "units": p.units,
         "pipes": p.pipes,
         "ii_cycles": p.ii_cycles,
@@ -53,49 +59,83 @@ def as_dict(p: Prediction) -> dict[str, object]:
         "tiles": p.chip.tiles,
         "l2_bytes": p.chip.l2_bytes,
         "hbm_bytes": p.chip.hbm_bytes,
+        "memory_gbps": p.memory_gbps,
+        "flop_per_byte": p.flop_per_byte,
+        "tensor_bytes": p.workload.tensor_bytes,
         "assumed_facts": list(p.assumed_facts),
+        "notes": list(p.notes),
         "outside_calibrated_range": list(p.outside_calibrated_range),
     }
 
 
-def as_text(p: Prediction) -> str:
+def as_text(p: Forecast) -> str:
     """The report `tilecast predict` prints; every number is computed, and says in which unit."""
     return "\n".join((*_headline(p), "", *_why(p), "", *_units(p), "", *_waterfall(p), "", *_footing(p)))
 
 
-def _headline(p: Prediction) -> list[str]:
+def _headline(p: Forecast) -> list[str]:
     low, high = p.tflops_interval
     bound = {
         "power": f"held by the {p.clock.limit_w:.0f} W limit",
         "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
-        "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W",
+        "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W"
+        + (f", above the {p.clock.limit_w:.0f} W limit" if p.clock.power_w > p.clock.limit_w else ""),
     }[p.clock.bound]
-    how = "best legal variant of its family" if p.variant_chosen else "as given"
     lines = [
         f"{p.machine.title}: {p.workload.label()}",
-        f"  {p.time_ms:.4g} ms   {p.tflops:.0f} TFLOP/s   (interval {low:.0f} to {high:.0f})   {p.regime} clock",
+        f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s   {p.regime} clock",
+        f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}",
         f"  SM clock   {p.clock_mhz:.0f} MHz, {bound}",
     ]
     lines += [
-        f"  {name:<10} {ms:.4g} ms   {tflops:.0f} TFLOP/s at {mhz:.0f} MHz" for name, ms, tflops, mhz in p.other_regimes
+        f"  {name:<10} {ms:.4g} ms   {_speed(tflops)} TFLOP/s at {mhz:.0f} MHz"
+        for name, ms, tflops, mhz in p.other_regimes
     ]
-    lines += [f"  kernel     {p.pipeline.name}  ({how})", f"  variant    {variant_text(p.variant)}"]
+    lines += [f"  memory     {_memory(p)}"]
+    lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {variant_text(p.variant)}"]
     return lines
 
 
-def _why(p: Prediction) -> list[str]:
+def _speed(tflops: float) -> str:
+    """Whole TFLOP/s from 100 on, else three significant digits."""
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
+def _memory(p: Forecast) -> str:
+    """Traffic, its rate against what a copy reaches, arithmetic intensity, and the tensors against the capacity."""
+    held = f"tensors {_bytes(p.workload.tensor_bytes)}"
+    if p.machine.has("hbm.capacity_gb"):
+        held += f" of {p.machine['hbm.capacity_gb']:g} GB"
+    return (
+        f"{_bytes(p.chip.hbm_bytes)} moved, {p.memory_gbps:.0f} of {p.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s, "
+        f"{p.flop_per_byte:.3g} FLOP/B; {held}"
+    )
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _why(p: Forecast) -> list[str]:
     answer = p.binding
-    lines = [
-        "What it waits for",
+    lines = ["What it waits for"]
+    if answer.kind in OUTSIDE_LOOP:
+        return [*lines, *_outside_loop(p)]
+    lines += [
         f"  {p.ii_cycles:.0f} cycles per iteration of {p.pipeline.rows_per_cta} rows x "
         f"{p.pipeline.keys_per_iteration} keys; lower bounds: {p.bounds.res.unit} {p.bounds.res.cycles:.0f} (ResMII), "
         f"recurrence {p.bounds.rec.cycles:.0f} (RecMII)",
     ]
-    kind, name = answer["kind"], answer["name"]
+    kind, name = answer.kind, answer.name
     if kind == "unit":
         lines.append(f"  bound by the {name} unit")
-    elif kind == "memory":
-        lines.append(f"  bound by {name}")
+    elif kind in ("memory", "power"):
+        lines.append(
+            f"  bound by {name}" if kind == "memory" else f"  bound by the {p.clock.limit_w:.0f} W power limit"
+        )
     else:
         lines.append("  bound by a recurrence, the loop that each block must close before the next:")
     lines += [
@@ -106,7 +146,23 @@ def _why(p: Prediction) -> list[str]:
     return lines
 
 
-def _units(p: Prediction) -> list[str]:
+def _outside_loop(p: Forecast) -> list[str]:
+    """What holds a launch whose loop hardly counts."""
+    share = {step.cause: step.share for step in p.waterfall}
+    blocks = p.chip.iterations / p.chip.tiles
+    loop = f"the loop of a busy SM is {blocks:.3g} blocks a tile, {p.ii_cycles:.0f} cycles each in steady state"
+    if p.binding.kind == "launch":
+        return [f"  the launch itself: {share['launch']:.0%} of the time; {loop}"]
+    if p.binding.kind == "start":
+        return [f"  tiles start, fill their pipeline and end, and have little loop between; {loop}"]
+    chain = " -> ".join(p.binding.chain) or "its busiest unit"
+    return [
+        f"  too few tiles: {p.chip.tiles} for {p.chip.slots} that the SMs can hold, more at once would take no longer",
+        f"  {loop}, held by {chain}",
+    ]
+
+
+def _units(p: Forecast) -> list[str]:
     lines = ["Busy share of each unit in the loop (slack is what is left)"]
     for unit, share in sorted(p.units.items(), key=lambda item: -item[1]):
         filled = round(min(1.0, share) * _BAR)
@@ -117,7 +173,7 @@ def _units(p: Prediction) -> list[str]:
     return lines
 
 
-def _waterfall(p: Prediction) -> list[str]:
+def _waterfall(p: Forecast) -> list[str]:
     lines = ["From peak to achieved (cycles per SM at the predicted clock, share of the time)"]
     for step in p.waterfall:
         if abs(step.share) < 0.0005:
@@ -127,15 +183,16 @@ def _waterfall(p: Prediction) -> list[str]:
     return lines
 
 
-def _footing(p: Prediction) -> list[str]:
+def _footing(p: Forecast) -> list[str]:
     lines = ["Rests on"]
     lines += [f"  {text}" for text in p.assumed_facts] or ["  measured and specified facts only"]
+    lines += [f"  NOTE {text}" for text in p.notes]
     if p.outside_calibrated_range:
         lines.append("  OUTSIDE the range the model was held against: " + "; ".join(p.outside_calibrated_range))
     return lines
 
 
-def as_html(p: Prediction) -> str:
+def as_html(p: Forecast) -> str:
     """The text report in a frame a notebook shows as is."""
     return (
         '<pre style="font-family:ui-monospace,monospace;line-height:1.25;font-size:12px">'

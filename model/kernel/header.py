@@ -41,7 +41,10 @@ def _literal(value: Any) -> str:
 def read_header(text: str, path: object) -> dict[str, Any]:
     """The header of a kernel's source; HeaderError, naming ``path``, where it has none."""
     node = _assignment(text)
-    found = ast.literal_eval(node.value) if node is not None else None
+    try:
+        found = ast.literal_eval(node.value) if node is not None else None
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
         raise HeaderError(f"{path}: expected a file written by 'tilecast generate', found no {_NAME} header")
     return found

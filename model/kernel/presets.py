@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tilecast.base.words import nearest
 from tilecast.model.kernel.workload import WorkloadError
 
 
@@ -55,7 +55,5 @@ def preset(name: str) -> Preset:
     """The preset called ``name``; WorkloadError with the nearest names when there is none."""
     known = presets()
     if name not in known:
-        close = difflib.get_close_matches(name, known, 3, 0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-        raise WorkloadError(f"unknown preset '{name}'; {hint}")
+        raise WorkloadError(f"unknown preset '{name}'{nearest(name, known)}")
     return known[name]

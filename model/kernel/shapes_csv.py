@@ -1,8 +1,9 @@
 """A CSV of shapes as workloads.
 
-Columns: batch, heads, heads_kv, seqlen, seqlen_k, head_dim, head_dim_v, causal, window, dtype, preset.  Only seqlen
-and either heads and head_dim or a preset are needed; the rest default (batch 1, heads_kv = heads, seqlen_k = seqlen,
-head_dim_v = head_dim, causal 0, dtype bf16).  ``window`` is "left,right" quoted, or one number for (n, 0).
+Columns: batch, heads, heads_kv, seqlen, seqlen_k, head_dim, head_dim_v, causal, window, dtype, preset.  Each may be left
+out; defaults are those of the command line (batch 1, heads 16, heads_kv = heads, seqlen 4096, seqlen_k = seqlen, head_dim
+128, head_dim_v = head_dim, causal 0, dtype bf16), or the preset's.  ``window`` is "left,right" quoted, or one number for
+(n, 0).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from tilecast.model.kernel.presets import preset
+from tilecast.model.kernel.presets import Preset, preset
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
 COLUMNS = (
@@ -26,6 +27,8 @@ COLUMNS = (
     "dtype",
     "preset",
 )
+_COLUMN_OF = {"heads_q": "heads", "seqlen_q": "seqlen", "head_dim_qk": "head_dim"}
+_FIELDS = (*COLUMNS, *_COLUMN_OF)
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 
@@ -37,8 +40,11 @@ def read_shapes(path: str | Path) -> list[Workload]:
             reader = csv.DictReader(handle)
             header = [name.strip() for name in reader.fieldnames or ()]
             unknown = [name for name in header if name not in COLUMNS]
-            if not header or "seqlen" not in header or unknown:
-                got = f"unknown column '{unknown[0]}'" if unknown else "no 'seqlen' column"
+            twice = [name for i, name in enumerate(header) if name in header[:i]]
+            if not header or twice or unknown:
+                got = (
+                    f"unknown column '{unknown[0]}'" if unknown else f"'{twice[0]}' twice" if twice else "an empty file"
+                )
                 raise WorkloadError(f"{file.name}: row 1: expected columns out of {', '.join(COLUMNS)}, got {got}")
             out = []
             for row in reader:
@@ -48,7 +54,7 @@ def read_shapes(path: str | Path) -> list[Workload]:
                         raise WorkloadError(f"expected {len(header)} fields, got a different number")
                     out.append(_workload(values))
                 except WorkloadError as error:
-                    raise WorkloadError(f"{file.name}: row {reader.line_num}: {error}") from None
+                    raise WorkloadError(f"{file.name}: row {reader.line_num}: {_in_columns(str(error))}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}: cannot read the shapes: {getattr(error, 'strerror', None) or error}") from None
     if not out:
@@ -56,11 +62,33 @@ def read_shapes(path: str | Path) -> list[Workload]:
     return out
 
 
+def _in_columns(sentence: str) -> str:
+    """A refusal that begins with a field's name, with the column's name instead."""
+    field, colon, rest = sentence.partition(":")
+    return f"column '{_COLUMN_OF.get(field, field)}':{rest}" if colon and field in _FIELDS else sentence
+
+
+def model_heads_kv(model: Preset | None, heads: int) -> int:
+    """Key/value heads of ``heads`` query heads: as many share one as in ``model`` (None: one each).
+
+    WorkloadError where they do not divide so.
+    """
+    if model is None:
+        return heads
+    group = model.heads_q // model.heads_kv
+    if heads > 0 and heads % group:
+        raise WorkloadError(
+            f"heads: {heads} query heads are no multiple of the {group} that share a key/value head in {model.name}: "
+            "give heads_kv too"
+        )
+    return max(1, heads // group)
+
+
 def _workload(row: dict[str, str]) -> Workload:
     model = preset(row["preset"]) if row.get("preset") else None
-    heads = _whole(row, "heads", model.heads_q if model else None)
-    dim = _whole(row, "head_dim", model.head_dim_qk if model else None)
-    length = _whole(row, "seqlen", model.seqlen if model else None)
+    heads = _whole(row, "heads", model.heads_q if model else 16)
+    dim = _whole(row, "head_dim", model.head_dim_qk if model else 128)
+    length = _whole(row, "seqlen", model.seqlen if model else 4096)
     causal = row.get("causal", "").lower()
     if causal not in (*_TRUE, *_FALSE):
         raise WorkloadError(f"column 'causal': expected 0 or 1, got '{row['causal']}'")
@@ -71,8 +99,7 @@ def _workload(row: dict[str, str]) -> Workload:
     return Workload(
         batch=_whole(row, "batch", 1),
         heads_q=heads,
-        # A preset's key/value heads go with its own query heads only.
-        heads_kv=_whole(row, "heads_kv", model.heads_kv if model and not row.get("heads") else heads),
+        heads_kv=_whole(row, "heads_kv", None) if row.get("heads_kv") else model_heads_kv(model, heads),
         seqlen_q=length,
         seqlen_k=_whole(row, "seqlen_k", length),
         head_dim_qk=dim,
@@ -96,7 +123,7 @@ def _whole(row: dict[str, str], column: str, default: int | None) -> int:
 
 
 def parse_window(text: str, causal: bool) -> tuple[int, int] | None:
-    """(left, right) from "left,right" or "n" (n keys back); with causal the right side is 0."""
+    """(left, right) from "left,right" or "n" (n keys back), None from ""; with ``causal`` the right side is 0 (or -1)."""
     if not text:
         return None
     parts = text.replace(" ", "").split(",")
@@ -108,4 +135,8 @@ def parse_window(text: str, causal: bool) -> tuple[int, int] | None:
         numbers.append(0)
     if len(numbers) != 2 or min(numbers) < -1:
         raise WorkloadError(f"window: expected two numbers of at least -1, got '{text}'")
+    if causal and numbers[1] > 0:
+        raise WorkloadError(
+            f"window: causal attention sees no key after the diagonal: expected '{numbers[0]},0', got '{text}'"
+        )
     return numbers[0], 0 if causal else numbers[1]

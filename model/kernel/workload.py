@@ -1,15 +1,16 @@
 """Workload: the attention problem, without a word about kernels.
 
-FLOP conventions (fa4.md): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
+FLOP conventions (FA4P): the FlashAttention papers count 2 Sq Sk (Dqk + Dv) per head and halve it for causal;
 cudnn-frontend counts the unmasked entries, S (S + 1) / 2.  `Workload.flops` is the first where it applies (square
 causal), and counts unmasked entries exactly where halving would be wrong (Sq != Sk, windows).
 """
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from tilecast.base.words import did_you_mean
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 1}
 MASKS = ("none", "causal", "window")
@@ -21,26 +22,38 @@ class WorkloadError(ValueError):
     """A workload that makes no sense: one sentence with what, expected, got."""
 
 
+#: Default of fields that follow another: it is gone once a workload is made.
+_FOLLOWS: Any = None
+
+
 @dataclass(frozen=True)
 class Workload:
     """Forward attention: batch x heads_q query heads over heads_kv key/value heads.
 
     Masks are aligned bottom right (query i is key position i + seqlen_k - seqlen_q).  ``window`` is (left, right) as
     in FlashAttention: keys before and after the diagonal that stay visible, -1 for no limit.
+
+    What is not given is as on the command line: ``heads_kv`` as ``heads_q``, ``seqlen_k`` as ``seqlen_q``, ``head_dim_v``
+    as ``head_dim_qk``, and ``mask`` "window" where there is a window.
     """
 
     batch: int = 1
     heads_q: int = 16
-    heads_kv: int = 16
+    heads_kv: int = _FOLLOWS
     seqlen_q: int = 4096
-    seqlen_k: int = 4096
+    seqlen_k: int = _FOLLOWS
     head_dim_qk: int = 128
-    head_dim_v: int = 128
+    head_dim_v: int = _FOLLOWS
     mask: str = "none"
     window: tuple[int, int] | None = None
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
+        for name, leader in (("heads_kv", "heads_q"), ("seqlen_k", "seqlen_q"), ("head_dim_v", "head_dim_qk")):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self, leader))
+        if self.mask == "none" and self.window is not None:
+            object.__setattr__(self, "mask", "window")
         for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -59,10 +72,10 @@ class Workload:
                 raise WorkloadError(f"{name}: expected a multiple of 8 from 16 to 1024, got {value}")
         if self.dtype not in DTYPES:
             raise WorkloadError(
-                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{_near(self.dtype, tuple(DTYPES))}"
+                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{did_you_mean(self.dtype, DTYPES)}"
             )
         if self.mask not in MASKS:
-            raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{_near(self.mask, MASKS)}")
+            raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{did_you_mean(self.mask, MASKS)}")
         if (self.mask == "window") != (self.window is not None):
             raise WorkloadError(f"window: mask '{self.mask}' and window {self.window} do not go together")
         if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
@@ -109,6 +122,14 @@ class Workload:
         return highs - lows
 
     @property
+    def tensor_bytes(self) -> int:
+        """Bytes of Q, K, V and O; O is 16 bit whatever the inputs are."""
+        queries = self.batch * self.heads_q * self.seqlen_q
+        keys = self.batch * self.heads_kv * self.seqlen_k
+        inputs = queries * self.head_dim_qk + keys * (self.head_dim_qk + self.head_dim_v)
+        return inputs * self.dtype_bytes + queries * self.head_dim_v * 2
+
+    @property
     def flops(self) -> float:
         """Forward FLOP as the FlashAttention papers count them (see the module docstring)."""
         pair = 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v)
@@ -122,6 +143,20 @@ class Workload:
     def flops_exact(self) -> float:
         """Forward FLOP of the unmasked entries (cudnn-frontend's convention)."""
         return 2.0 * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v) * self.exact_pairs()
+
+    def reduced(self) -> Workload:
+        """The same problem with the plainest mask that hides the same keys."""
+        left, right = self._limits()
+        # The first row sees the fewest keys to the right, the last row the fewest to the left.
+        if right >= self.seqlen_q - 1:
+            right = -1
+        if left >= self.seqlen_k - 1:
+            left = -1
+        if left < 0 and right <= 0:
+            plain = "none" if right < 0 else "causal"
+            return self if self.mask == plain else replace(self, mask=plain, window=None)
+        window = (left, right)
+        return self if window == self.window else replace(self, mask="window", window=window)
 
     def label(self) -> str:
         """Short text for headlines."""
@@ -143,7 +178,7 @@ class Workload:
         known = set(Workload.__dataclass_fields__)
         unknown = sorted(set(values) - known)
         if unknown:
-            raise WorkloadError(f"workload: unknown field '{unknown[0]}'{_near(unknown[0], tuple(known))}")
+            raise WorkloadError(f"workload: unknown field '{unknown[0]}'{did_you_mean(unknown[0], known)}")
         fields = dict(values)
         if fields.get("window") is not None:
             fields["window"] = tuple(fields["window"])
@@ -158,8 +193,3 @@ def _clipped_sum(rows: int, start: int, top: int) -> int:
     count = last - first
     ramp = count * start + (first + last - 1) * count // 2
     return ramp + (rows - last) * top
-
-
-def _near(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(word), known, 2, 0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -6,16 +6,14 @@ rate is meant), a section (``smem``: every rate in it) or a group (``clock``, ``
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tilecast.base.words import close_matches
 from tilecast.model.machine.machine import Machine, MachineError
-from tilecast.model.machine.schema import KEYS
+from tilecast.model.machine.schema import KEYS, WHOLE_UNITS
 
-#: Units that only come whole.
-_WHOLE = ("SM", "CTA", "columns", "warps", "registers", "inputs", "flag", "sm")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "clock": ("chip.clock_max_mhz",),
     "sms": ("chip.sm_count",),
@@ -75,12 +73,12 @@ def _near(word: str, machine: Machine) -> str:
     """'; did you mean ...' among full keys, sections and groups."""
     sections = {key.split(".")[0] for key in machine if is_rate(key)}
     known = (*machine, *sorted(sections), *_GROUPS, "latency")
-    close = difflib.get_close_matches(word, known, 3, 0.5)
+    close = close_matches(word, known, cutoff=0.5)
     if not close:
         # A right fact in the wrong section, or without one.
         tail = word.rpartition(".")[2]
         fields = {key.partition(".")[2]: key for key in machine}
-        close = [fields[field] for field in difflib.get_close_matches(tail, tuple(fields), 3, 0.4)]
+        close = [fields[field] for field in close_matches(tail, fields)]
     if close:
         return f"; did you mean {' or '.join(close)}?"
     return f"; sections: {', '.join(sorted(sections))}; `tilecast machine show {machine.name}` lists every fact"
@@ -127,7 +125,7 @@ def _put(machine: Machine, values: dict[str, float], keys: Iterable[str], new: I
         if key in values:
             raise MachineError(f"what-if on {machine.name}: {key} is changed twice")
         unit = KEYS[key].unit
-        if unit in _WHOLE and value != int(value):
+        if unit in WHOLE_UNITS and value != int(value):
             raise MachineError(f"what-if on {machine.name}: {key} takes a whole number ({unit}), got {value:g}")
         values[key] = value
 

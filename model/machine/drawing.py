@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from tilecast.base.words import folded
 from tilecast.model.machine.machine import Fact, Machine
 
 _WIDTH = 100
 
 
-def describe_machine(machine: Machine) -> str:
-    """The drawing and the table, at most 110 columns wide in the drawing."""
-    return "\n".join((_title(machine), "", *draw_sm(machine), "", *_facts(machine)))
+def describe_machine(machine: Machine, width: int = 120) -> str:
+    """The drawing (100 columns; left out where ``width`` is less) and the facts in lines of ``width`` characters."""
+    drawing = draw_sm(machine) if width >= _WIDTH else draw_sm(machine)[-3:]
+    return "\n".join((_title(machine), "", *drawing, "", *_facts(machine, width)))
 
 
 def _title(m: Machine) -> str:
@@ -77,14 +79,19 @@ def draw_sm(m: Machine) -> list[str]:
     return lines
 
 
-def _facts(m: Machine) -> list[str]:
-    lines = [f"{'fact':<34}{'value':>12}  {'unit':<20}{'range':<18}{'kind':<10}source"]
+def _facts(m: Machine, width: int) -> list[str]:
+    lines = [f"{'fact':<32}{'value':>9}  {'unit':<15}{'range':<16}{'kind':<9} source"]
     section = ""
     for key, fact in sorted(m.facts.items()):
         if key.split(".")[0] != section:
             section = key.split(".")[0]
             lines.append("")
-        lines.append(f"{key:<34}{fact.value:>12g}  {fact.unit:<20}{_range(fact):<18}{fact.kind:<10}{_source(fact)}")
+        start = f"{key:<32}{fact.value:>9g}  {fact.unit:<15}{_range(fact):<16}{fact.kind:<9} "
+        # Sources begin under each other where there is room, below their fact where there is not.
+        if width - len(start) >= 24:
+            lines.append(folded(start + _source(fact), width, len(start)))
+        else:
+            lines += [start.rstrip(), folded(f"    {_source(fact)}", width, 4)]
     return lines
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecast.base.toml_file import read_toml
+from tilecast.base.words import nearest
 from tilecast.model.machine.schema import (
     FAMILIES,
     KEYS,
@@ -19,7 +20,6 @@ from tilecast.model.machine.schema import (
     check_complete,
     check_fact,
     machine_json_schema,
-    nearest,
 )
 
 __all__ = ["Fact", "Machine", "MachineError", "load_machine", "machine_json_schema", "machine_names"]
@@ -115,7 +115,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def load_machine(name_or_path: str | Path) -> Machine:
-    """A shipped machine by name, or any machine file by path (something with a slash or ending in .toml)."""
+    """A shipped machine by name (or "h200" for h200-sxm), or any machine file by path (something with a slash or ending in .toml)."""
     text = str(name_or_path)
     if text.endswith(".toml") or "/" in text:
         return _load_file(Path(text))
@@ -124,9 +124,15 @@ def load_machine(name_or_path: str | Path) -> Machine:
 
 @lru_cache(maxsize=64)
 def _load_shipped(name: str) -> Machine:
-    if name not in machine_names():
-        raise MachineError(f"unknown machine '{name}'{nearest(name, machine_names())}")
-    return _load_file(_FOLDER / f"{name}.toml")
+    known = machine_names()
+    wanted = name.lower()
+    # "h200" and "5090" are names people use: one part of a name is enough where only one machine has it.
+    short = [full for full in known if wanted in full.split("-")]
+    if wanted not in known and len(short) == 1:
+        wanted = short[0]
+    if wanted not in known:
+        raise MachineError(f"unknown machine '{name}'{nearest(name, known)}")
+    return _load_file(_FOLDER / f"{wanted}.toml")
 
 
 def _load_file(path: Path) -> Machine:

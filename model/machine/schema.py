@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, NamedTuple
+
+from tilecast.base.words import nearest
 
 TENSOR_KINDS = ("tcgen05", "wgmma", "mma_sync")
 FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-consumer")
 KINDS = ("spec", "measured", "inferred", "assumed", "what-if")
 TEXT_KEYS = ("name", "title", "arch", "family", "tensor_kind", "inherits")
+
+
+#: Units that only come whole.
+WHOLE_UNITS = ("SM", "CTA", "columns", "warps", "registers", "inputs", "flag", "sm")
 
 
 class MachineError(ValueError):
@@ -142,6 +147,7 @@ KEYS: dict[str, Key] = {
     "l2.latency_cycles": Key("cycles", 1, 20000, _ALL, "L2 hit, near"),
     "l2.bytes_per_clk_per_sm": Key("B/clk/SM", 0.1, 4096, _ALL, "L2 bandwidth, all SMs reading"),
     "l2.bytes_per_clk_per_sm_lockstep": Key("B/clk/SM", 0.1, 4096, (), "same, all SMs reading one tile at one time"),
+    "hbm.capacity_gb": Key("GB", 0.01, 1e6, (), "memory that programs can use"),
     "hbm.tbps_spec": Key("TB/s", 0.01, 1000, (), "memory bandwidth, data sheet"),
     "hbm.tbps_achieved": Key("TB/s", 0.01, 1000, _ALL, "memory bandwidth a copy reaches"),
     "hbm.latency_cycles": Key("cycles", 1, 20000, (), "memory load"),
@@ -169,12 +175,6 @@ KEYS: dict[str, Key] = {
 }
 
 
-def nearest(word: str, known: tuple[str, ...]) -> str:
-    """'; did you mean X or Y?', or the list of what is known."""
-    close = difflib.get_close_matches(word, known, 3, 0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
-
-
 def check_fact(where: str, key: str, entry: Any) -> None:
     """Raise MachineError unless ``entry`` is a well-formed fact for ``key``; ``where`` names the file."""
     if key not in KEYS:
@@ -196,6 +196,8 @@ def check_fact(where: str, key: str, entry: Any) -> None:
             continue
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise MachineError(f"{where}: field '{key}' {name} takes a number in {rule.unit}, got {number!r}")
+        if rule.unit in WHOLE_UNITS and number != int(number):
+            raise MachineError(f"{where}: field '{key}' {name} takes a whole number ({rule.unit}), got {number:g}")
         if not rule.low <= number <= rule.high:
             raise MachineError(
                 f"{where}: field '{key}' {name} takes {rule.low:g} to {rule.high:g} {rule.unit}, got {number:g}"

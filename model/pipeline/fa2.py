@@ -6,7 +6,7 @@ streams that share the units.  Within a stream everything is in order: overlap c
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa2Variant, fa2_ctas_per_sm
+from tilecast.model.kernel.variants.fa2 import Fa2Variant, ctas_per_sm
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -19,7 +19,7 @@ _MMA_FLOP = 2 * 16 * 8 * 16
 
 def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
-    ctas = fa2_ctas_per_sm(variant, workload, machine)
+    ctas = ctas_per_sm(variant, workload, machine)
     streams = ctas * variant.warps // 4
     rows = variant.tile_m * 4 // variant.warps
     ops: list[Op] = []
@@ -47,11 +47,11 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=ctas,
         prologue_cycles=machine["launch.cta_start_cycles"],
-        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"]
-        + machine["l2.latency_cycles"]
-        + common.store_cycles(machine, o * 2)
-        + common.first_read_cycles(machine, variant.tile_m * workload.head_dim_qk * size),
+        epilogue_cycles=o * 4 / machine["smem.bytes_per_clk"] + machine["l2.latency_cycles"],
+        edge_read_bytes=variant.tile_m * workload.head_dim_qk * size,
+        edge_write_bytes=o * 2.0,
         tiles_overlap=False,
+        legacy_matrix_path=machine.tensor_kind == "tcgen05",
         mask_demand=tuple((f"max{s}", common.mask_work(machine, rows * variant.tile_n * 2.0)) for s in range(streams)),
         facts_used=(
             "tensor.mma_latency_cycles",
@@ -119,7 +119,7 @@ class _Stream:
             count = size / 512 / 4
             loads.append(
                 Op(f"{name}{s}", "load", f"load{s}", (("tma", busy), ("issue", count)), max(busy, count),
-                   engine="tma", issue_cycles=count, tile=s, instructions=(("other", count),))
+                   engine="async", issue_cycles=count, tile=s, instructions=(("other", count),))
             )  # fmt: skip
         return [
             *loads,

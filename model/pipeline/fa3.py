@@ -9,7 +9,7 @@ layout puts a row on four threads, so each row reduction ends in two shuffles.
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa3Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -62,8 +62,8 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=1,
         prologue_cycles=_prologue_cycles(variant, machine),
-        epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"]
-        + common.store_cycles(machine, o * 2) + common.first_read_cycles(machine, rows * workload.head_dim_qk * size),
+        epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"],
+        edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False,
         mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),

@@ -1,4 +1,4 @@
-"""FlashAttention-4 forward on Blackwell: roles, barriers and tensor memory of fa4.md (d) as a Pipeline.
+"""FlashAttention-4 forward on Blackwell: roles, barriers and tensor memory of flash_fwd_sm100.py (FA4C) as a Pipeline.
 
 Two softmax warpgroups own one score tile each.  With ``split="q"`` the tiles are two query tiles and meet the same
 keys; with ``split="k"`` they are alternate key blocks of one query tile, which fits head dimensions whose two O
@@ -8,7 +8,8 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variant import Fa4Variant, fa4_smem_bytes
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -16,7 +17,7 @@ from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.pipeline.softmax_cost import rescale_share
 from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
 
-#: Share of the P columns written before the matrix role may start PV (split_P_arrive, fa4.md (d)).
+#: Share of the P columns written before the matrix role may start PV (FA4C, split_P_arrive).
 _FIRST_PART = 0.75
 #: Scalar instructions the matrix and load warps issue around one MMA instruction (descriptor, predicate, issue).
 _INSTRUCTIONS_PER_MMA = 4.0
@@ -181,7 +182,7 @@ class _Parts:
                 Edge("load_v", f"pv{s}a", 0, landed, "data", "V tile"),
                 Edge(f"qk{s}", f"max{s}", 0, s_ready, "data", "S full"),
                 Edge(f"max{s}", f"correct{s}", 0, handoff, "data", "row statistics"),
-                # The correction step of one tile releases the statistics slot of the other (fa4.md (d)).
+                # The correction step of one tile releases the statistics slot of the other (FA4C).
                 Edge(
                     f"correct{before}",
                     f"sum{s}",

@@ -46,7 +46,7 @@ class Op:
     demand: tuple[tuple[str, float], ...]
     #: Shortest time from start to finish when the operation has the SM to itself.
     min_cycles: float
-    #: "" (synchronous), "tensor" (in-order matrix engine) or "tma" (copies in flight side by side).
+    #: "" (synchronous), "tensor" or "tma" (engines that serve in order of issue) or "async" (beside the others).
     engine: str = ""
     issue_cycles: float = 0.0
     #: Query tile (stage) the operation belongs to; -1 when it serves all of them.
@@ -122,21 +122,28 @@ class Pipeline:
     rows_per_cta: int
     keys_per_iteration: int
     ctas_per_sm: int
-    #: Cycles before the first operation of a tile can start, and after the last one until the tile is stored.
+    #: Cycles before the first operation of a tile can start, and after the last one until the tile is stored, without
+    #: what the launch's other tiles cost it in memory bandwidth (`edge_read_bytes`, `edge_write_bytes`).
     prologue_cycles: float
     epilogue_cycles: float
     #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
     mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
     facts_used: tuple[str, ...] = ()
+    #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.
+    edge_read_bytes: float = 0.0
+    edge_write_bytes: float = 0.0
     #: CTAs that work on one tile together (2 for tcgen05 CTA pairs), each on its own SM.
     cta_group: int = 1
     #: Whether a persistent CTA's other roles finish a tile under the next one's loop; False where the warps that multiply
     #: also write the output.
     tiles_overlap: bool = True
+    #: Whether its products run on mma.sync, below the rate of a machine that has wgmma or tcgen05.
+    legacy_matrix_path: bool = False
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)
+    _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         index = {op.name: op for op in self.ops}
@@ -161,6 +168,16 @@ class Pipeline:
         if sorted(programmed) != sorted(index):
             raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
         object.__setattr__(self, "_index", index)
+
+    def __hash__(self) -> int:
+        # A pipeline is a key of many caches and holds hundreds of values: hash it once.
+        if not self._hash:
+            object.__setattr__(
+                self,
+                "_hash",
+                hash((self.name, self.machine, self.ops, self.edges, self.roles, self.buffers, self.prologue_cycles)),
+            )
+        return self._hash
 
     def op(self, name: str) -> Op:
         """The operation called ``name``; KeyError when there is none."""

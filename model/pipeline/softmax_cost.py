@@ -20,7 +20,7 @@ CORRECTION_INSTRUCTIONS = 30
 CORRECTION_ALU_INSTRUCTIONS = 14
 
 #: Share of tile steps in which one warp of the correction group really rescales at threshold 8:
-#: a tenth (fa4.md (g), [BLOG]) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
+#: a tenth (FA4B) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
 _RESCALE_SHARE_AT_8 = 0.065
 _RESCALE_SHARE_AT_0 = 0.65
 
@@ -110,7 +110,7 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
 
     A hardware exponential is one MUFU.EX2; an emulated one costs ``mufu.ex2_emulation_fma_slots`` FMA lane slots
-    at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (fa4.md (f)).
+    at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (FA4C, utils.py).
     """
     emulated = elements * emulated_share
     hardware = elements - emulated
@@ -173,18 +173,3 @@ def ramp_latency(machine: Machine) -> float:
 def load_cycles(machine: Machine, size_bytes: float) -> float:
     """Cycles the bulk copy engine of one SM is busy with ``size_bytes``."""
     return size_bytes / machine["tma.bytes_per_clk"]
-
-
-def store_cycles(machine: Machine, size_bytes: float) -> float:
-    """Cycles one SM takes to write ``size_bytes`` while all others write too."""
-    return size_bytes / _bytes_per_clk(machine, machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]))
-
-
-def first_read_cycles(machine: Machine, size_bytes: float) -> float:
-    """Cycles one SM takes to read ``size_bytes`` from memory while all others read too."""
-    return size_bytes / _bytes_per_clk(machine, machine["hbm.tbps_achieved"])
-
-
-def _bytes_per_clk(machine: Machine, tbps: float) -> float:
-    mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
-    return tbps * 1e6 / (machine["chip.sm_count"] * mhz)

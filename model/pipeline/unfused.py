@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variant import UnfusedVariant
+from tilecast.model.kernel.variants.unfused import UnfusedVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common

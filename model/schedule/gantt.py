@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilecast.base.lanes import draw_bar, ruler
 from tilecast.model.pipeline.graph import Op, Pipeline
 from tilecast.model.schedule.solve import Schedule
 
@@ -22,7 +23,7 @@ def text_gantt(pipeline: Pipeline, schedule: Schedule, width: int = 100, periods
     label = max([len(name) for name, _ in lanes] + [len("cycles")]) + _MARGIN
     cells = max(10, width - label - 2)
     horizon = schedule.ii_cycles * periods
-    lines = [f"{'cycles':<{label}}{_ruler(horizon, cells)}"]
+    lines = [f"{'cycles':<{label}}{ruler(horizon, cells, 5)}"]
     for name, ops in lanes:
         rows = _rows(ops, schedule, horizon, cells)
         lines += [f"{name if n == 0 else '':<{label}}|{row}|" for n, row in enumerate(rows)]
@@ -38,16 +39,6 @@ def _lanes(pipeline: Pipeline) -> list[tuple[str, list[Op]]]:
             lanes.append((role.name, work))
     copies = [op for op in pipeline.ops if op.engine and op.engine != "tensor"]
     return lanes + ([("copies", copies)] if copies else [])
-
-
-def _ruler(horizon: int, cells: int) -> str:
-    text, step = [" "] * (cells + 8), 5
-    for n in range(step):
-        mark = str(horizon * n // step)
-        at = cells * n // step + 1
-        text[at : at + len(mark)] = mark
-    end = str(horizon)
-    return ("".join(text)[: cells + 2 - len(end)] + end).rstrip()
 
 
 def _rows(ops: list[Op], schedule: Schedule, horizon: int, cells: int) -> list[str]:
@@ -70,20 +61,5 @@ def _rows(ops: list[Op], schedule: Schedule, horizon: int, cells: int) -> list[s
             rows.append([" "] * cells)
             taken.append(0.0)
         taken[row] = end
-        _draw(rows[row], begin, end, name, horizon)
+        draw_bar(rows[row], begin * cells / horizon, end * cells / horizon, name)
     return ["".join(row) for row in rows] or [" " * cells]
-
-
-def _draw(row: list[str], begin: float, end: float, name: str, horizon: int) -> None:
-    cells = len(row)
-    first = max(0, round(begin * cells / horizon))
-    last = min(cells, max(first + 1, round(end * cells / horizon)))
-    size = last - first
-    if size <= 0:
-        return
-    head = "<" if begin < 0 else "["
-    tail = ">" if end > horizon else "]"
-    inner = size - 2
-    body = name[:inner] if inner < len(name) else name.center(inner, "=")
-    text = head + body + tail if inner > 0 else "#" * size
-    row[first:last] = list(text)

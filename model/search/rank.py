@@ -10,30 +10,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from heapq import heapify, heappop, heappush
 from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tilecast.model.chip.launch import LASTING, makespan_cycles, tile_edges, traffic
-from tilecast.model.chip.power import Activity, fixed_clock, settle_clock
-from tilecast.model.chip.tiles import HeadTiles, head_tiles
-from tilecast.model.forecast.predict import evaluate_seconds, launch_activity
-from tilecast.model.kernel.variant import UnfusedVariant, Variant
+from tilecast.model.chip.evaluate import evaluate_seconds
+from tilecast.model.families import family_of
+from tilecast.model.kernel.alike import key_without
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
-from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.sm.bounds import held_cycles, rec_mii
+from tilecast.model.search.floor import Floors, unmasked_seconds
 
-#: A forecast reads the period off a finite window, where it may lie this far under the recurrence.
-_RECURRENCE_MARGIN = 0.98
-#: Forecasts are compared to the nanosecond, as `predict.best_variant` does; equal ones keep the order given.
-_DIGITS = 9
+#: Forecasts are compared to the nanosecond; equal ones keep the order given.
+DIGITS = 9
+#: How far a group of variants has come apart when one is left.
+_SINGLE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +68,22 @@ def rank(
     """
     if keep < 1 or per_group < 1:
         raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
-    floors = [floor_seconds(workload, machine, variant, clock) for variant in variants]
     board = _Board(keep, per_group if group else keep)
+    names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for order in sorted(range(len(variants)), key=lambda i: (floors[i], i)):
-        variant, floor = variants[order], floors[order]
-        name = group(variant) if group else ()
-        if round(floor, _DIGITS) > board.last(name):
+    for floor, order in _in_order_of_floors(variants, Floors(workload, machine, clock), names, board):
+        variant, name = variants[order], names[order]
+        if round(floor, DIGITS) > board.last(name):
             dropped.append(Ranked(variant, order, floor, None))
             continue
         if workload.mask != "none":
             # Half the simulation already: masked blocks take no less than plain ones.
-            floor = max(floor, _unmasked_seconds(workload, machine, variant, clock))
-            if round(floor, _DIGITS) > board.last(name):
+            floor = max(floor, unmasked_seconds(workload, machine, variant, clock))
+            if round(floor, DIGITS) > board.last(name):
                 dropped.append(Ranked(variant, order, floor, None))
                 continue
-        seconds = round(evaluate_seconds(workload, machine, variant, clock), _DIGITS)
+        seconds = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
         forecast.append(Ranked(variant, order, floor, seconds))
         board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
@@ -104,6 +96,51 @@ def rank(
         (best if fits else behind).append(entry)
         seen[name] += fits
     return Ranking(tuple(best), tuple(behind), tuple(dropped))
+
+
+def _in_order_of_floors(
+    variants: Sequence[Variant], floors: Floors, names: Sequence[Hashable], board: _Board
+) -> Iterator[tuple[float, int]]:
+    """(floor, order) of every variant, by floor; the floors of those that ``board`` will not take are rough ones.
+
+    Variants wait in groups that share a floor.  The group whose floor is least comes apart into smaller ones with better
+    floors, down to single variants.
+    """
+    if not variants:
+        return
+    record = family_of(variants[0])
+    by_demand = _groups(
+        range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand))
+    )
+    rough = floors.of_demand([variants[members[0]] for members in by_demand])
+    heap = [(floor, members[0], 0, members) for floor, members in zip(rough, by_demand, strict=True)]
+    heapify(heap)
+    by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
+    while heap:
+        floor, _, level, members = heappop(heap)
+        if level == _SINGLE or all(round(floor, DIGITS) > board.last(names[order]) for order in members):
+            for order in members:
+                yield floor, order
+        elif level == 0:
+            for group in _groups(members, variants, by_operations):
+                heappush(heap, (max(floor, floors.of_operations(variants[group[0]])), group[0], 1, group))
+        else:
+            for order in members:
+                heappush(heap, (max(floor, floors.own(variants[order])), order, _SINGLE, [order]))
+
+
+def _groups(
+    orders: Iterable[int], variants: Sequence[Variant], key: Callable[[Variant], Hashable]
+) -> list[list[int]]:  # fmt: skip
+    groups: dict[Hashable, list[int]] = {}
+    for order in orders:
+        groups.setdefault(key(variants[order]), []).append(order)
+    return list(groups.values())
+
+
+def _but_scheduler(knobs: Mapping[str, object]) -> set[str]:
+    """``knobs`` less the scheduler, which deals the tiles and so changes every floor."""
+    return set(knobs) - {"scheduler"}
 
 
 class _Board:
@@ -127,132 +164,3 @@ class _Board:
         insort(self.all, seconds)
         if len(own) > self.per_group:
             del self.all[bisect_left(self.all, own.pop())]
-
-
-def _unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
-    """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor."""
-    if isinstance(variant, UnfusedVariant):
-        return 0.0
-    pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
-    if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
-        return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
-    return evaluate_seconds(workload, machine, variant, clock, masks=False)
-
-
-def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
-    """Seconds that no forecast of ``variant`` goes below; no simulation.  0 for the unfused family, which has no loop."""
-    if isinstance(variant, UnfusedVariant):
-        return 0.0
-    pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    cycles, activity, hbm_seconds = _floor_cycles(workload, machine, variant, pipeline)
-    if isinstance(clock, str):
-        settled = settle_clock(machine, activity, cycles, hbm_seconds, clock)
-    else:
-        settled = fixed_clock(machine, activity, cycles, hbm_seconds, float(clock))
-    return max(cycles / (settled.mhz * 1e6), hbm_seconds) + machine["launch.kernel_us"] * 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class LoopFloor:
-    """What no simulation of a tile's loop goes below, in closed form.
-
-    ``unit_cycles`` a block for the busiest unit; and a recurrence of ``cycles`` over ``laps`` blocks that holds for all
-    but the first and last ``loose`` blocks, entered after ``before`` cycles and left ``after`` cycles before the end.
-    """
-
-    unit_cycles: float
-    cycles: float
-    laps: int
-    loose: int
-    before: float
-    after: float
-
-    def tile_cycles(self, iterations: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Least cycles of the loops of tiles with so many blocks; 0 for none."""
-        times = np.where(iterations > self.loose, (iterations - self.loose - 1) // self.laps + 1, 0)
-        chain = np.where(iterations > 0, times * self.cycles + self.before + self.after, 0.0)
-        floor: NDArray[np.float64] = np.maximum(chain, iterations * self.unit_cycles)
-        return floor
-
-
-@lru_cache(maxsize=16384)
-def loop_floor(pipeline: Pipeline) -> LoopFloor:
-    """The floor of a pipeline's loop."""
-    recurrence = rec_mii(pipeline)
-    unit = max(pipeline.demand().values(), default=0.0)
-    if not recurrence.edges:
-        return LoopFloor(unit, 0.0, 1, 0, 0.0, 0.0)
-    # Walking the recurrence once visits blocks this far behind and ahead of the one it began with.
-    offsets = [0]
-    for edge in recurrence.edges:
-        offsets.append(offsets[-1] + edge.distance)
-    before, after = _paths(pipeline)
-    entry = recurrence.ops_on_cycle[0]
-    return LoopFloor(
-        unit, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
-        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry],
-    )  # fmt: skip
-
-
-def _paths(pipeline: Pipeline) -> tuple[dict[str, float], dict[str, float]]:
-    """Per operation: cycles before it can start in the first block, and from its start to the end of the last."""
-    links = [
-        (edge.src, edge.dst, pipeline.op(edge.src).min_cycles + edge.latency_cycles)
-        for edge in pipeline.edges
-        if edge.distance == 0
-    ]
-    for role in pipeline.roles:
-        for first, second in pairwise(role.program):
-            if first.shift == second.shift:
-                links.append((first.op, second.op, held_cycles(pipeline.op(first.op))))
-    before = {op.name: 0.0 for op in pipeline.ops}
-    after = {op.name: op.min_cycles for op in pipeline.ops}
-    # As many rounds as there are operations settle every path of a graph without cycles.
-    for _ in pipeline.ops:
-        changed = False
-        for src, dst, cycles in links:
-            if before[src] + cycles > before[dst]:
-                before[dst], changed = before[src] + cycles, True
-            if after[dst] + cycles > after[src]:
-                after[src], changed = after[dst] + cycles, True
-        if not changed:
-            break
-    return before, after
-
-
-def _floor_cycles(
-    workload: Workload, machine: Machine, variant: Variant, pipeline: Pipeline
-) -> tuple[float, Activity, float]:
-    """(cycles the launch takes at least, what it does in all, seconds its memory traffic takes)."""
-    pair = pipeline.cta_group
-    tiles = _tiles(workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
-    heads = workload.batch * workload.heads_q
-    slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
-    loop = loop_floor(pipeline)
-    start, finish = tile_edges(pipeline, machine)
-    if variant.scheduler not in LASTING:
-        per_tile, once = loop.tile_cycles(tiles.iterations) + start + finish, 0.0
-    elif pipeline.tiles_overlap:
-        # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
-        per_tile, once = np.maximum(tiles.iterations - 1, 0) * loop.unit_cycles, start + finish
-        inner = np.maximum(tiles.iterations - loop.loose - 1, 0) // loop.laps * loop.cycles
-        per_tile = np.maximum(per_tile, inner)
-    else:
-        per_tile = loop.tile_cycles(tiles.iterations) + finish - machine["tma.latency_l2_cycles"]
-        once = start + finish
-    alike = bool(np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) == 0)
-    if alike or np.ptp(per_tile) > 1.0:
-        cycles = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + once
-    else:
-        # Floors that are alike say nothing about how forecasts that are not would fill the last wave.
-        cycles = float(per_tile.sum()) * tiles.weight * heads / slots + once
-    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
-    activity = launch_activity(workload, machine, pipeline, tiles.total_iterations * heads, l2, hbm)
-    return max(cycles, l2 / port), activity, hbm / (machine["hbm.tbps_achieved"] * 1e12)
-
-
-@lru_cache(maxsize=1024)
-def _tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
-    return head_tiles(workload, rows, keys)

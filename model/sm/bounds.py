@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from typing import NamedTuple
 
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role
 
@@ -20,6 +20,12 @@ from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Rol
 Arc = tuple[int, int, int, int]
 
 _TIE = 1e-9
+#: Weights of the exact search are whole numbers of cycles / _SCALE.
+_SCALE = 1 << 20
+
+
+def _scaled(cycles: float) -> int:
+    return round(cycles * _SCALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +94,15 @@ def res_mii(pipeline: Pipeline) -> ResMii:
     return ResMii(unit, demand.get(unit, 0.0), demand, roles)
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A timed dependence between graph nodes and the edge a reader should see for it (None: internal)."""
+class _Link(NamedTuple):
+    """A timed dependence between graph nodes and the edge a reader should see for it (None: internal).
+
+    ``weight`` is in cycles / _SCALE, so that sums and comparisons are exact.
+    """
 
     src: str
     dst: str
-    weight: Fraction
+    weight: int
     distance: int
     shown: Edge | None
 
@@ -106,10 +114,10 @@ def _runs(op: Op) -> str:
 
 def _links(pipeline: Pipeline, with_roles: bool) -> list[_Link]:
     """Every timed dependence.  Matrix operations have two nodes: they queue between issue and start."""
-    links = [_Link(op.name, _runs(op), Fraction(0), 0, None) for op in pipeline.ops if op.engine == "tensor"]
+    links = [_Link(op.name, _runs(op), 0, 0, None) for op in pipeline.ops if op.engine == "tensor"]
     for edge in pipeline.edges:
         src = pipeline.op(edge.src)
-        weight = Fraction(src.min_cycles) + Fraction(edge.latency_cycles)
+        weight = _scaled(src.min_cycles) + _scaled(edge.latency_cycles)
         links.append(_Link(_runs(src), edge.dst, weight, edge.distance, edge))
     if with_roles:
         for role in pipeline.roles:
@@ -133,9 +141,9 @@ def _role_links(pipeline: Pipeline, role: Role) -> list[_Link]:
             a, b = pipeline.op(step.op), pipeline.op(following.op)
             shown = Edge(a.name, b.name, distance, 0.0, "order", why)
             if steps is matrix:
-                links.append(_Link(_runs(a), _runs(b), Fraction(a.min_cycles), distance, shown))
+                links.append(_Link(_runs(a), _runs(b), _scaled(a.min_cycles), distance, shown))
             else:
-                links.append(_Link(a.name, b.name, Fraction(held_cycles(a)), distance, shown))
+                links.append(_Link(a.name, b.name, _scaled(held_cycles(a)), distance, shown))
     return links
 
 
@@ -211,17 +219,16 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
     for op in pipeline.ops:
         numbers.setdefault(op.name, len(numbers))
         numbers.setdefault(_runs(op), len(numbers))
-    scale = lcm(*(link.weight.denominator for link in links)) if links else 1
-    arcs = [(numbers[link.src], numbers[link.dst], int(link.weight * scale), link.distance) for link in links]
+    arcs = [(numbers[link.src], numbers[link.dst], link.weight, link.distance) for link in links]
     stuck = deadlock_cycle(len(numbers), arcs)
     if stuck is not None:
         raise PipelineError(f"pipeline {pipeline.name} deadlocks: {_walk(links, stuck)}")
     ratio, cycle = max_cycle_ratio(len(numbers), arcs)
     edges = tuple(shown for i in cycle if (shown := links[i].shown) is not None)
     return RecMii(
-        float(ratio / scale),
+        float(ratio / _SCALE),
         tuple(edge.src for edge in edges),
-        float(sum((links[i].weight for i in cycle), Fraction(0))),
+        sum(links[i].weight for i in cycle) / _SCALE,
         sum(links[i].distance for i in cycle),
         edges,
     )

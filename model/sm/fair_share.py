@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
 from tilecast.model.pipeline.graph import Op
+
+_SERIAL = count()
 
 
 def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
@@ -23,30 +29,59 @@ def unit_use(op: Op) -> dict[str, float]:
     return {unit: cycles / op.min_cycles for unit, cycles in op.demand}
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Use:
+    """How operations of one kind draw on units; one object for all that are alike, so that they compare by identity."""
+
+    serial: int
+    tensor: bool
+    shares: tuple[tuple[str, float], ...]
+
+
+def use_of(op: Op) -> Use:
+    """The `Use` of an operation."""
+    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())))
+
+
+@lru_cache(maxsize=1 << 14)
+def _intern(tensor: bool, shares: tuple[tuple[str, float], ...]) -> Use:
+    return Use(next(_SERIAL), tensor, shares)
+
+
+@lru_cache(maxsize=1 << 16)
+def speed_of_each(uses: tuple[Use, ...]) -> dict[Use, float]:
+    """Fair speed of each kind among operations of the ``uses`` (in order of serial, so that equal sets are found again)."""
+    speeds = _shared([dict(use.shares) for use in uses], [use.tensor for use in uses])
+    return dict(zip(uses, speeds, strict=True))
+
+
 def share_units(ops: tuple[Op, ...], use: list[dict[str, float]]) -> tuple[float, ...]:
     """`fair_speeds` with what every operation uses worked out before (`unit_use`)."""
-    speeds = [1.0] * len(ops)
-    left: dict[str, float] = {}
-    for wants in use:
-        for unit in wants:
-            left[unit] = 1.0
+    return tuple(_shared(use, [op.engine == "tensor" for op in ops]))
+
+
+def _shared(use: list[dict[str, float]], tensor: list[bool]) -> list[float]:
+    speeds = [1.0] * len(use)
+    left = dict.fromkeys((unit for wants in use for unit in wants), 1.0)
     for engine_first in (True, False):
-        _share({i for i, op in enumerate(ops) if (op.engine == "tensor") is engine_first}, use, left, speeds)
-    return tuple(speeds)
+        _share([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds)
+    return speeds
 
 
-def _share(members: set[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float]) -> None:
+def _share(members: list[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float]) -> None:
     """Progressive filling among ``members``; updates what is ``left`` of every unit and the ``speeds``."""
-    open_ops = set(members)
-    while open_ops:
+    while members:
+        load: dict[str, float] = {}
+        for i in members:
+            for unit, share in use[i].items():
+                load[unit] = load.get(unit, 0.0) + share
         level, tight = 1.0, ""
-        for unit, room in left.items():
-            load = sum(use[i].get(unit, 0.0) for i in open_ops)
-            if load > 0 and room / load < level - 1e-12:
-                level, tight = max(0.0, room / load), unit
-        frozen = {i for i in open_ops if not tight or tight in use[i]}
-        for i in frozen:
-            speeds[i] = level
-            for unit, cycles in use[i].items():
-                left[unit] = max(0.0, left[unit] - level * cycles)
-        open_ops -= frozen
+        for unit, wanted in load.items():
+            if wanted > 0 and left[unit] / wanted < level - 1e-12:
+                level, tight = max(0.0, left[unit] / wanted), unit
+        for i in members:
+            if not tight or tight in use[i]:
+                speeds[i] = level
+                for unit, cycles in use[i].items():
+                    left[unit] = max(0.0, left[unit] - level * cycles)
+        members = [i for i in members if tight and tight not in use[i]]

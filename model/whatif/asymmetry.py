@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant, Variant, legality, variant_text
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import legality, native_family
+from tilecast.model.forecast.brief import Brief, brief
+from tilecast.model.kernel.variant import Variant, emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.search.quick import Quick, quick
-from tilecast.model.search.rank import floor_seconds
-from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.search.best import best
+from tilecast.model.search.floor import floor_seconds
 
 #: Machines a map shows unless told: the data-centre line the question is about.
 SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
@@ -50,7 +51,7 @@ class MapPoint:
 class AsymmetryMap:
     """Grid data: row ``j``, column ``i`` belongs to ``y[j]`` and ``x[i]`` (geometric steps, both ascending).
 
-    ``bound_by`` and ``lap`` as in `Quick`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
+    ``bound_by`` and ``lap`` as in `Brief`; ``tflops`` in 10^12 FLOP/s at ``clock_mhz``; ``variants`` are the kernels chosen
     in the cells, ``emulated_share`` their shares of exponentials on the FMA pipe (0 where the family has no such knob);
     ``variant`` is the machine's own.  ``levels`` are throughputs for iso-performance lines:
     multiples of what the machine itself reaches (``base_tflops``).
@@ -92,7 +93,9 @@ def asymmetry_map(
     span: float = 4.0,
     clock: str | float | None = None,
     variant: Variant | None = None,
+    family: str | None = None,
     shown: Sequence[str] = SHOWN,
+    progress: Progress = silent,
 ) -> AsymmetryMap:
     """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.
 
@@ -102,45 +105,52 @@ def asymmetry_map(
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    workload = workload.reduced()
     if not 3 <= grid <= 101 or grid % 2 == 0:
-        raise PredictError(f"map: grid takes an odd number of cells from 3 to 101, got {grid}")
+        raise PredictError(f"grid: expected an odd number of cells from 3 to 101, got {grid}")
     if not 1.0 < span <= 64.0:
-        raise PredictError(f"map: span takes a factor above 1 and at most 64, got {span:g}")
+        raise PredictError(f"span: expected a factor above 1 and at most 64, got {span:g}")
     x_fact, y_fact = _axes(chip, axes or (f"tensor.{workload.dtype}_flop_per_clk", "mufu.ex2_per_clk"))
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
-    base = _base(workload, chip, variant, start)
-    own = quick(workload, chip, base, start)
+    base = _base(workload, chip, variant, family, start)
+    own = brief(workload, chip, base, start)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
-        base = reoptimise(workload, chip, base.family, held, starts=(base,)).variant
+        base = best(workload, chip, base.family, held).variant
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
-    kernels = (_with_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
-    cells: list[list[tuple[Quick, Variant]]] = []
-    for y in ys:
-        row: list[tuple[Quick, Variant]] = []
+    kernels = (with_emulated_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
+    cells: list[list[tuple[Brief, Variant]]] = []
+    for y in reported(ys, "rows", len(ys), progress):
+        row: list[tuple[Brief, Variant]] = []
         for i, x in enumerate(xs):
-            hint = cells[-1][i][1] if cells else row[-1][1] if row else kernels[0]
-            row.append(_cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint))
+            hint = _on_the_steps(cells[-1][i][1] if cells else row[-1][1] if row else kernels[0])
+            cell = _cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint)
+            if x == chip[x_fact] and y == chip[y_fact]:
+                # The machine itself: the kernel as the search or the caller chose it, its share of emulation included.
+                cell = brief(workload, chip, base, held), base
+            row.append(cell)
         cells.append(row)
-    reached = _cell(workload, chip, kernels, held, kernels[0])[0].tflops
+    reached = brief(workload, chip, base, held).tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
         tuple(tuple(cell.bound_by for cell, _ in row) for row in cells),
-        tuple(tuple(cell.lap for cell, _ in row) for row in cells),
-        tuple(tuple(float(getattr(kernel, "emulated_share", 0.0)) for _, kernel in row) for row in cells),
+        tuple(tuple(cell.critical_unit for cell, _ in row) for row in cells),
+        tuple(tuple(emulated_share(kernel) or 0.0 for _, kernel in row) for row in cells),
         tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
         tuple(reached * level for level in _LEVELS), points,
     )  # fmt: skip
 
 
-def _base(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Variant:
+def _base(
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> Variant:
     if variant is None:
-        return reoptimise(workload, machine, native_family(machine), clock).variant
+        return best(workload, machine, family or native_family(machine).name, clock).variant
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
@@ -172,32 +182,32 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
 
 def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
     """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
-    found = [reoptimise(workload, machine, base.family, clock, starts=(base,)).variant for machine in corners]
-    return tuple(dict.fromkeys(_with_share(variant, 0.0) for variant in (base, *found)))
+    found = [best(workload, machine, base.family, clock).variant for machine in corners]
+    return tuple(dict.fromkeys(with_emulated_share(variant, 0.0) for variant in (base, *found)))
 
 
 def _cell(
     workload: Workload, machine: Machine, kernels: tuple[Variant, ...], clock: str | float, hint: Variant
-) -> tuple[Quick, Variant]:
+) -> tuple[Brief, Variant]:
     """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
     then the other kernels; what its floor shows cannot win is not simulated."""
-    found, best = quick(workload, machine, hint, clock), hint
+    found, best = brief(workload, machine, hint, clock), hint
 
-    def better(variant: Variant, margin: float) -> Quick | None:
+    def better(variant: Variant, margin: float) -> Brief | None:
         if floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
             return None
-        tried = quick(workload, machine, variant, clock)
+        tried = brief(workload, machine, variant, clock)
         return tried if tried.seconds < found.seconds * margin else None
 
     # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.
     for direction, margin in ((-1, 1 + _GAIN), (1, 1 - _GAIN)):
         while (share := _step(best, direction)) is not None:
-            tried = better(_with_share(best, share), margin)
+            tried = better(with_emulated_share(best, share), margin)
             if tried is None:
                 break
-            found, best = tried, _with_share(best, share)
+            found, best = tried, with_emulated_share(best, share)
     for kernel in kernels:
-        variant = _with_share(kernel, float(getattr(best, "emulated_share", 0.0)))
+        variant = with_emulated_share(kernel, emulated_share(best) or 0.0)
         tried = better(variant, 1 - _GAIN) if variant != best else None
         if tried is not None:
             found, best = tried, variant
@@ -206,16 +216,17 @@ def _cell(
 
 def _step(variant: Variant, direction: int) -> float | None:
     """The next share of emulation in ``direction``; None beyond the last, or where the family has none."""
-    if not isinstance(variant, Fa3Variant | Fa4Variant):
+    share = emulated_share(variant)
+    if share is None:
         return None
-    at = _SHARES.index(variant.emulated_share) + direction
+    at = _SHARES.index(share) + direction
     return _SHARES[at] if 0 <= at < len(_SHARES) else None
 
 
-def _with_share(variant: Variant, share: float) -> Variant:
-    if isinstance(variant, Fa3Variant | Fa4Variant):
-        return replace(variant, emulated_share=share)
-    return variant
+def _on_the_steps(variant: Variant) -> Variant:
+    """The variant with the nearest of the map's shares of emulation: the search refines between them."""
+    share = emulated_share(variant) or 0.0
+    return with_emulated_share(variant, min(_SHARES, key=lambda step: abs(step - share)))
 
 
 def _points(

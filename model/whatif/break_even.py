@@ -15,19 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.launch import run_chip
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family
-from tilecast.model.kernel.variant import Variant, legality
+from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
+from tilecast.model.forecast.binding import loop_bound
+from tilecast.model.forecast.brief import brief
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.quick import loop_bound, quick
-from tilecast.model.search.reoptimise import reoptimise
+from tilecast.model.search.best import best
 from tilecast.model.sm.simulate import steady_state
+from tilecast.model.whatif.answers import BreakEven, Crossing, Solved
+from tilecast.model.whatif.rows import BreakEvens
 
 #: Facts asked about when none is named, where the machine has them; the matrix rate of the workload's dtype is first.
 MAIN = (
@@ -55,71 +58,23 @@ _UNIT_OF = {
 _FORMS = {unit: form for unit, _, form in _UNIT_OF.values() if form} | {"tensor": "T_MMA"}
 
 
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """ResMII, closed form: at ``value`` of the fact, ``unit`` and ``other`` are equally busy.
-
-    ``equation`` has the numbers of this kernel with x the fact, ``formula`` the textbook solution from demand.py
-    (empty where it has none); below ``value`` the loop's busiest unit is ``unit``, above it ``other``.
-    """
-
-    value: float
-    unit: str
-    other: str
-    equation: str
-    formula: str
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Simulation: what holds the loop just below and just above ``value`` (bisection, to 0.1 %)."""
-
-    value: float
-    below: str
-    above: str
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """Break-evens of one fact, the kernel kept; None where there is none between 1/64 and 64 times its value.
-
-    ``useful_until`` is where further improvement of the fact alone stops to be worth 1 % of the time (for a latency:
-    below which less is no use); it equals ``value`` when that is so today already.
-    """
-
-    fact: str
-    meaning: str
-    value: float
-    unit: str
-    bound_now: str
-    solved: Solved | None
-    simulated: Crossing | None
-    useful_until: float | None
-    #: Percent of time that unlimited improvement of the fact alone would save.
-    at_most_percent: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Keys as documented in docs/json.md."""
-        out: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        for name, part in (("solved", self.solved), ("simulated", self.simulated)):
-            out[name] = None if part is None else {key: getattr(part, key) for key in part.__slots__}
-        return out
-
-
 def break_evens(
     workload: Workload,
     machine: Machine | str,
     variant: Variant | None = None,
     *,
     facts: tuple[str, ...] | None = None,
+    family: str | None = None,
     clock: str | float = "sustained",
-) -> tuple[BreakEven, ...]:
+    progress: Progress = silent,
+) -> BreakEvens:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
 
-    ``variant`` is the kernel (default: the best that `reoptimise` finds) and stays.  Raises MachineError for unknown
+    ``variant`` is the kernel (default: the best of ``family``, or of the machine's own) and stays.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    workload = workload.reduced()
     if facts is None:
         names = tuple(key for key in (f"tensor.{workload.dtype}_flop_per_clk", *MAIN) if chip.has(key))
     else:
@@ -128,11 +83,12 @@ def break_evens(
         if not (is_rate(key) or is_latency(key)):
             raise MachineError(f"break-even: {key} is neither a rate nor a latency, it has unit {KEYS[key].unit}")
     if variant is None:
-        variant = reoptimise(workload, chip, native_family(chip), clock).variant
+        variant = best(workload, chip, family or native_family(chip).name, clock).variant
     verdict = legality(variant, workload, chip)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {chip.name}: {verdict.sentence()}")
-    return tuple(_one(_Asked(workload, chip, variant, key, clock)) for key in names)
+    asked = (_Asked(workload, chip, variant, key, clock) for key in names)
+    return BreakEvens(map(_one, reported(asked, "facts", len(names), progress)), chip, workload, variant, clock)
 
 
 class _Asked:
@@ -155,14 +111,14 @@ class _Asked:
         return self.pipeline(x).demand()
 
     def bound(self, x: float) -> str:
-        """What holds the kernel at ``x``: a unit, dependences, or memory."""
+        """What holds the kernel at ``x``: a unit, the recurrence, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
-            return quick(self.workload, self.at(x), self.variant, self.clock).bound_by
+            return brief(self.workload, self.at(x), self.variant, self.clock).bound_by
         pipeline = self.pipeline(x)
         return loop_bound(pipeline, steady_state(pipeline).ii_cycles, self.workload, self.at(x))
 
     def seconds(self, x: float) -> float:
-        return quick(self.workload, self.at(x), self.variant, self.clock).seconds
+        return brief(self.workload, self.at(x), self.variant, self.clock).seconds
 
 
 def _one(asked: _Asked) -> BreakEven:
@@ -182,8 +138,8 @@ def _one(asked: _Asked) -> BreakEven:
 def _own_names(key: str, unit: str) -> tuple[str, ...]:
     """What `_Asked.bound` says where the fact itself binds."""
     if key.startswith("hbm."):
-        return ("HBM",)
-    return ("L2",) if key.startswith("l2.") else (unit,)
+        return ("HBM bandwidth",)
+    return ("L2 bandwidth",) if key.startswith("l2.") else (unit,)
 
 
 # --- closed form ----------------------------------------------------------------------------------------------
@@ -292,7 +248,7 @@ def _solve_memory(asked: _Asked) -> Solved | None:
         run = run_chip(asked.workload, asked.variant, asked.pipeline(x), asked.at(x))
         if name == "HBM":
             # The clock of the forecast while the SMs bind: with all the bandwidth there could be.
-            rate = quick(asked.workload, asked.at(asked.high), asked.variant, asked.clock).clock_mhz * 1e6
+            rate = brief(asked.workload, asked.at(asked.high), asked.variant, asked.clock).clock_mhz * 1e6
             need, have = run.hbm_bytes / 1e12, run.makespan_cycles / rate
             equation = f"{need * 1e6:.6g} MB / (x TB/s) = {have * 1e6:.6g} us"
         else:

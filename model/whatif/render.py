@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import html
-from typing import TYPE_CHECKING
-
+from tilecast.base.html_table import html_table
+from tilecast.base.words import folded
+from tilecast.model.forecast.binding import critical_unit
+from tilecast.model.forecast.predict import Prediction
 from tilecast.model.forecast.render import as_dict as prediction_dict
-from tilecast.model.forecast.timeline import side_by_side
-from tilecast.model.kernel.variant import variant_text
-from tilecast.model.search.quick import lap_unit, loop_bound
-
-if TYPE_CHECKING:
-    from tilecast.model.forecast.predict import Prediction
-    from tilecast.model.whatif.what_if import WhatIf
+from tilecast.model.kernel.variant import short_text
+from tilecast.model.sm.timeline import side_by_side
+from tilecast.model.whatif.comparison import Comparison
 
 
-def as_dict(w: WhatIf) -> dict[str, object]:
+def as_dict(w: Comparison) -> dict[str, object]:
     """Keys documented in docs/json.md; existing keys keep their meaning between versions."""
     return {
         "machine": w.machine.name,
@@ -33,18 +30,27 @@ def as_dict(w: WhatIf) -> dict[str, object]:
     }
 
 
-def as_text(w: WhatIf, width: int = 120) -> str:
+def as_text(w: Comparison, width: int = 120) -> str:
     """The comparison `tilecast whatif` prints."""
-    return "\n".join((*_headline(w), "", *_table(w), "", *_kernel(w), "", *_waterfall(w), "", *_timelines(w, width)))
+    lines = (*_headline(w), "", *_table(w, width), "", *_kernel(w), "", *_waterfall(w, width), "")
+    return "\n".join((*(folded(line, width, 10) for line in lines), *_timelines(w, width)))
 
 
-def as_html(w: WhatIf) -> str:
-    """The text in a frame a notebook shows as is."""
-    style = "font-family:ui-monospace,monospace;line-height:1.25;font-size:12px"
-    return f'<pre style="{style}">{html.escape(as_text(w))}</pre>'
+def as_html(w: Comparison) -> str:
+    """A small table of before and after, for notebooks."""
+    title = _headline(w)
+    columns = _columns(w)
+    rows = [
+        ("time, ms", *(f"{p.time_ms:.4g}" for _, p in columns)),
+        ("TFLOP/s", *(f"{p.tflops:.0f}" for _, p in columns)),
+        ("SM clock, MHz", *(f"{p.clock_mhz:.0f}" for _, p in columns)),
+        ("bound by", *(binding_word(p) for _, p in columns)),
+        ("kernel", *(short_text(p.variant) for _, p in columns)),
+    ]
+    return html_table("; ".join(" ".join(line.split()) for line in title), ("", *(name for name, _ in columns)), rows)
 
 
-def _headline(w: WhatIf) -> list[str]:
+def _headline(w: Comparison) -> list[str]:
     lines = [f"What if {w.machine.title} were different: {w.workload.label()}"]
     lines += [f"  {c.fact:<34} {c.before:g} -> {c.after:g} {c.unit}" for c in w.changes]
     gain = w.speedup - 1.0
@@ -53,13 +59,13 @@ def _headline(w: WhatIf) -> list[str]:
     return lines
 
 
-def _kept_share(w: WhatIf) -> str:
+def _kept_share(w: Comparison) -> str:
     if w.kept is None:
         return f"; the old kernel is not legal any more: {w.kept_refused}"
     return f"; {w.speedup_kept - 1:+.1%} with the kernel of before"
 
 
-def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
+def _columns(w: Comparison) -> list[tuple[str, Prediction]]:
     columns = [("before", w.before)]
     if w.kept is not None:
         columns.append(("kept", w.kept))
@@ -67,17 +73,16 @@ def _columns(w: WhatIf) -> list[tuple[str, Prediction]]:
 
 
 def binding_word(p: Prediction) -> str:
-    """What binds, in a word: a unit, memory, or dependences."""
-    if p.binding["kind"] == "memory":
-        return str(p.binding["name"]).split()[0]
-    return loop_bound(p.pipeline, p.ii_cycles, p.workload, p.machine)
+    """What binds, in a word: a unit, memory, or a recurrence."""
+    return p.binding.name
 
 
-def _table(w: WhatIf) -> list[str]:
+def _table(w: Comparison, width: int) -> list[str]:
     columns = _columns(w)
+    cell = max(13, min(16, (width - 34) // len(columns)))
 
     def row(name: str, cells: list[str]) -> str:
-        return f"  {name:<32}" + "".join(f"{cell:>16}" for cell in cells)
+        return f"  {name:<32}" + "".join(f"{text:>{cell}}" for text in cells)
 
     lines = [row("", [name for name, _ in columns])]
     lines += [
@@ -86,7 +91,7 @@ def _table(w: WhatIf) -> list[str]:
         row(f"SM clock, MHz ({w.before.regime})", [f"{p.clock_mhz:.0f}" for _, p in columns]),
         row("clock held by", [p.clock.bound for _, p in columns]),
         row("bound by", [binding_word(p) for _, p in columns]),
-        row("  most of the critical lap", [lap_unit(p.trace) or "-" for _, p in columns]),
+        row("  most of the critical lap", [critical_unit(p.trace) or "-" for _, p in columns]),
         row("cycles per iteration", [f"{p.ii_cycles:.0f}" for _, p in columns]),
         row("  of rows x keys", [f"{p.pipeline.rows_per_cta} x {p.pipeline.keys_per_iteration}" for _, p in columns]),
         row("  busiest unit (ResMII)", [f"{p.bounds.res.unit} {p.bounds.res.cycles:.0f}" for _, p in columns]),
@@ -101,15 +106,15 @@ def _table(w: WhatIf) -> list[str]:
     return lines
 
 
-def _kernel(w: WhatIf) -> list[str]:
+def _kernel(w: Comparison) -> list[str]:
     lines = [f"Kernel ({w.simulated} variants simulated, {w.skipped} could not win)"]
     if w.knob_changes:
         lines += [f"  {k.knob:<20} {_plain(k.before)} -> {_plain(k.after)}" for k in w.knob_changes]
     else:
         lines.append("  stays the best: no knob changes")
-    lines.append(f"  before  {variant_text(w.before.variant)}")
+    lines.append(f"  before  {short_text(w.before.variant)}")
     if w.knob_changes:
-        lines.append(f"  after   {variant_text(w.after.variant)}")
+        lines.append(f"  after   {short_text(w.after.variant)}")
     return lines
 
 
@@ -117,24 +122,34 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _waterfall(w: WhatIf) -> list[str]:
+def _waterfall(w: Comparison, width: int) -> list[str]:
     """Steps in microseconds, because the clocks of the columns differ; each column adds up to its time."""
     columns = _columns(w)
     times = [{s.cause: s.cycles / p.clock_mhz for s in p.waterfall} for _, p in columns]
     causes = list(dict.fromkeys(cause for part in times for cause in part))
     head = "".join(f"{name:>12}" for name, _ in columns)
-    lines = [f"{'From peak to achieved, microseconds':<60}{head}{'after-before':>14}"]
+    # A narrow terminal keeps the numbers and cuts the causes short.
+    wide = max(30, min(58, width - 2 - 12 * len(columns) - 14))
+    lines = [f"{'From peak to achieved, microseconds':<{wide + 2}}{head}{'after-before':>14}"]
     for cause in causes:
         cells = [part.get(cause, 0.0) for part in times]
         if max(abs(cell) for cell in cells) < 5e-4 * w.before.time_ms * 1e3:
             continue
-        lines.append(f"  {cause:<58}" + "".join(f"{c:12.1f}" for c in cells) + f"{cells[-1] - cells[0]:+14.1f}")
+        lines.append(
+            f"  {_shortened(cause, wide):<{wide}}"
+            + "".join(f"{c:12.1f}" for c in cells)
+            + f"{cells[-1] - cells[0]:+14.1f}"
+        )
     totals = [p.time_ms * 1e3 for _, p in columns]
-    lines.append(f"  {'time':<58}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
+    lines.append(f"  {'time':<{wide}}" + "".join(f"{c:12.1f}" for c in totals) + f"{totals[-1] - totals[0]:+14.1f}")
     return lines
 
 
-def _timelines(w: WhatIf, width: int) -> list[str]:
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _timelines(w: Comparison, width: int) -> list[str]:
     titles = tuple(
         f"{name}: {p.pipeline.name}, {p.ii_cycles:.0f} cycles" for name, p in (("before", w.before), ("after", w.after))
     )

@@ -8,18 +8,21 @@ not matter, +1 a latency that is all there is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family
-from tilecast.model.kernel.variant import Variant, legality
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import legality, native_family
+from tilecast.model.forecast.brief import brief
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import is_latency, is_rate
 from tilecast.model.machine.machine import Fact, Machine, load_machine
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.search.quick import quick
-from tilecast.model.search.rank import floor_seconds
-from tilecast.model.search.reoptimise import Optimum, reoptimise
+from tilecast.model.search.best import Best, best
+from tilecast.model.search.floor import floor_seconds
+from tilecast.model.whatif.answers import Sensitivity
+from tilecast.model.whatif.rows import Sensitivities
 
 #: Capacities, switches and identity: a percent of these means nothing.
 _WHOLE = ("B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
@@ -35,79 +38,54 @@ _NOTHING = 5e-4
 _WORTH = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """Percent of time per percent of one fact; negative: more of it is faster.
-
-    ``fixed`` keeps the kernel, ``reoptimised`` chooses it again at both ends.  ``low_ms`` and ``high_ms`` are the times
-    with the fact at ``value * (1 - step)`` and ``value * (1 + step)`` (nearest whole SMs), kernel kept, and
-    ``*_reoptimised_ms`` the kernel chosen again; ``base_ms`` is the time as it is.
-    """
-
-    fact: str
-    meaning: str
-    #: rate, latency, chip (SMs, clock, launch), power.
-    group: str
-    value: float
-    unit: str
-    kind: str
-    fixed: float
-    reoptimised: float
-    base_ms: float
-    low: float
-    high: float
-    low_ms: float
-    high_ms: float
-    low_reoptimised_ms: float
-    high_reoptimised_ms: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Keys as documented in docs/json.md."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 def sensitivities(
     workload: Workload,
     machine: Machine | str,
     variant: Variant | None = None,
     *,
+    family: str | None = None,
     clock: str | float = "sustained",
     step: float = 0.05,
     reoptimised: bool = True,
-) -> tuple[Sensitivity, ...]:
+    progress: Progress = silent,
+) -> Sensitivities:
     """Every fact the forecast moves with, and the main units even where it does not, largest first.
 
-    ``variant`` is the kernel kept (default: the best that `reoptimise` finds).  ``reoptimised=False`` skips choosing
+    ``variant`` is the kernel kept (default: the best of ``family``, or of the machine's own).  ``reoptimised=False`` skips choosing
     again, which then repeats the fixed value.  Raises PredictError or MachineError with one sentence.
     """
     if not 0.0 < step <= 0.5:
         raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
     chip = load_machine(machine) if isinstance(machine, str) else machine
-    found = _optimum(workload, chip, variant, clock)
-    base = quick(workload, chip, found.variant, clock).seconds
+    workload = workload.reduced()
+    found = _optimum(workload, chip, variant, family, clock)
+    base = brief(workload, chip, found.variant, clock).seconds
     rows = []
-    for key in chip:
+    for key in reported(list(chip), "facts", len(chip.facts), progress):
         if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
             row = _row(workload, chip, found, key, clock, step, base, reoptimised)
             if row is not None:
                 rows.append(row)
-    return tuple(sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact)))
+    ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
+    return Sensitivities(ordered, chip, workload, found.variant, clock)
 
 
-def _optimum(workload: Workload, machine: Machine, variant: Variant | None, clock: str | float) -> Optimum:
+def _optimum(
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+) -> Best:
     """The kernel asked about, with the variants that could overtake it."""
     if variant is None:
-        return reoptimise(workload, machine, native_family(machine), clock)
+        return best(workload, machine, family or native_family(machine).name, clock)
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
-    found = reoptimise(workload, machine, variant.family, clock, starts=(variant,))
+    found = best(workload, machine, variant.family, clock)
     near = tuple(v for v in (found.variant, *found.near) if v != variant)
-    return Optimum(variant, quick(workload, machine, variant, clock).seconds, found.simulated, found.skipped, near)
+    return replace(found, variant=variant, seconds=brief(workload, machine, variant, clock).seconds, near=near)
 
 
 def _row(
-    workload: Workload, machine: Machine, found: Optimum, key: str, clock: str | float, step: float, base: float,
+    workload: Workload, machine: Machine, found: Best, key: str, clock: str | float, step: float, base: float,
     reoptimised: bool,
 ) -> Sensitivity | None:  # fmt: skip
     fact = machine.fact(key)
@@ -117,7 +95,7 @@ def _row(
     machines = tuple(machine.with_facts({key: value}) for value in ends)
     if not all(legality(found.variant, workload, m).legal for m in machines):
         return None
-    fixed = tuple(quick(workload, m, found.variant, clock).seconds for m in machines)
+    fixed = tuple(brief(workload, m, found.variant, clock).seconds for m in machines)
     span = math.log(ends[1] / ends[0])
     slope = math.log(fixed[1] / fixed[0]) / span
     free = fixed
@@ -144,11 +122,11 @@ def _ends(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
     return (low, high) if 0 < low < high else None
 
 
-def _best(workload: Workload, machine: Machine, found: Optimum, seconds: float, clock: str | float) -> float:
+def _best(workload: Workload, machine: Machine, found: Best, seconds: float, clock: str | float) -> float:
     """Shortest time among the kept variant and those that could overtake it."""
     for variant in found.near:
         if legality(variant, workload, machine).legal and floor_seconds(workload, machine, variant, clock) < seconds:
-            seconds = min(seconds, quick(workload, machine, variant, clock).seconds)
+            seconds = min(seconds, brief(workload, machine, variant, clock).seconds)
     return seconds
 
 

@@ -22,6 +22,8 @@ _ROWS: list[dict[str, Any]] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write the error table to FILE (.json or .csv)")
+    parser.addoption("--writable-samples", type=int, default=48, help="kernels drawn in test_writable_gpu.py")
+    parser.addoption("--writable-seed", type=int, default=0, help="seed of that draw")
 
 
 @pytest.fixture(autouse=True)

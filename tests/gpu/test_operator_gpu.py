@@ -16,6 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.attention import exact, plain  # noqa: E402
+
 from tilecast.kernels import UnsupportedError, attention, registry  # noqa: E402
 from tilecast.kernels.fallback import sdpa_attention, visible_keys  # noqa: E402
 
@@ -61,24 +63,6 @@ def inputs(batch, heads, heads_kv, seqlen_q, seqlen_k, d, dv, dtype, seed=0, kin
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def exact(q, k, v, window, scale=None):
-    """Float64 (out, lse), one (batch, head) at a time."""
-    batch, heads, seqlen_q, d = q.shape
-    group = heads // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    out = torch.zeros(batch, heads, seqlen_q, v.shape[3], dtype=torch.float64, device="cuda")
-    lse = torch.empty(batch, heads, seqlen_q, dtype=torch.float64, device="cuda")
-    visible = visible_keys(seqlen_q, k.shape[2], *window, "cuda")
-    for b in range(batch):
-        for h in range(heads):
-            scores = q[b, h].double() @ k[b, h // group].double().T * scale
-            if visible is not None:
-                scores.masked_fill_(~visible, -math.inf)
-            lse[b, h] = torch.logsumexp(scores, dim=-1)
-            out[b, h] = torch.softmax(scores, dim=-1).nan_to_num_(0.0) @ v[b, h // group].double()
-    return out, lse
-
-
 def check(q, k, v, window, record=None, kind="randn", scale=None):
     """Run, compare with float64 and with SDPA, record; returns (out, lse)."""
     entry = kernel_for(q, k, v, window)
@@ -91,13 +75,8 @@ def check(q, k, v, window, record=None, kind="randn", scale=None):
     assert out.dtype == q.dtype and out.isfinite().all()
     error = (out.double() - expected).abs().max().item()
     peer_error = (peer.double() - expected).abs().max().item()
-    # Attention as PyTorch operations at the same dtype: the FlashAttention test-suite's yardstick, kept for the record.
-    scores = q @ wide_k.transpose(-1, -2) * (q.shape[3] ** -0.5 if scale is None else scale)
-    visible = visible_keys(q.shape[2], k.shape[2], *window, "cuda")
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
-    plain = torch.softmax(scores, dim=-1).nan_to_num(0.0) @ wide_v
-    plain_error = (plain.double() - expected).abs().max().item()
+    # The FlashAttention test-suite's yardstick, kept for the record.
+    plain_error = (plain(q, k, v, window, scale).double() - expected).abs().max().item()
     seen = expected_lse > -math.inf
     assert torch.equal(lse > -math.inf, seen)
     lse_error = (lse.double() - expected_lse)[seen].abs().max().item() if seen.any() else 0.0

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.validation.lab.bundle.archive import Bundle
 from tilecast.validation.lab.bundle.manifest import BundleError, Manifest

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
-from tilecast.model.forecast.predict import best_variant
-from tilecast.model.kernel.candidates import native_family, published_variant
-from tilecast.model.kernel.variant import Fa4Variant, Variant
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.families import native_family, published_variant
+from tilecast.model.forecast.brief import brief
+from tilecast.model.kernel.variant import Variant, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.search.quick import quick
+from tilecast.model.search.best import best
 from tilecast.validation.published.points import CyclePoint, PublishedPoint, load_cycles, load_points
 from tilecast.validation.published.run import EXAMPLES, cycles_of
 
@@ -192,10 +193,13 @@ def told_by_others(rows: Iterable[RatioRow]) -> tuple[int, int]:
     return right, judged
 
 
-def run_experiments(regime: str = "short", points: list[PublishedPoint] | None = None) -> tuple[ExperimentReport, ...]:
+def run_experiments(
+    regime: str = "short", points: list[PublishedPoint] | None = None, progress: Progress = silent
+) -> tuple[ExperimentReport, ...]:
     """All experiments at the clock of ``regime``; ``points`` replaces the published table (tests)."""
     known = points if points is not None else load_points()[0]
-    return tuple(_run(experiment, regime, known) for experiment in EXPERIMENTS)
+    steps = reported(EXPERIMENTS, "experiments", len(EXPERIMENTS), progress)
+    return tuple(_run(experiment, regime, known) for experiment in steps)
 
 
 def _run(experiment: Experiment, regime: str, points: list[PublishedPoint]) -> ExperimentReport:
@@ -266,17 +270,17 @@ def _seconds(point: PublishedPoint, machine: Machine, clock: str | float) -> tup
     """(seconds, MHz): the authors' own variant for their kernels, the best legal one for closed kernels, as
     `validate published` does; the choice is made again on each machine."""
     variant = _variant(point.workload, machine, point.family, point.emulated_share, clock)
-    found = quick(point.workload, machine, variant, clock)
+    found = brief(point.workload, machine, variant, clock)
     return found.seconds, found.clock_mhz
 
 
 @lru_cache(maxsize=4096)
 def _variant(workload: Workload, machine: Machine, family: str, share: float | None, clock: str | float) -> Variant:
     if not family and share is None:
-        return best_variant(workload, machine, native_family(machine), clock)
-    variant = published_variant(family or native_family(machine), workload, machine)
-    if share is not None and isinstance(variant, Fa4Variant):
-        variant = replace(variant, emulated_share=share)
+        return best(workload, machine, native_family(machine).name, clock).variant
+    variant = published_variant(family or native_family(machine).name, workload, machine)
+    if share is not None:
+        variant = with_emulated_share(variant, share)
     return variant
 
 

@@ -6,23 +6,25 @@ print(tuning)
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilecast.codegen.families import Family, find_family, native_kernel_family
-from tilecast.codegen.tune.compiled import Job, cache_folder, compile_candidates
+from tilecast.base.files import cache_folder
+from tilecast.base.pool import cores
+from tilecast.base.progress import Progress, silent
+from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
-from tilecast.codegen.tune.survey import COMPILED, TIMED, Candidate, Tuning, survey, timed_rule, with_machine_code
-from tilecast.model.forecast.predict import PredictError, predict
+from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.trail import Candidate
+from tilecast.codegen.tune.tuning import Tuning
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import Family, find_family, named_knobs, native_family
+from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured
-
-#: (what is being done, steps done, of how many).
-Progress = Callable[[str, int, int], None]
 
 
 def tune(
@@ -36,18 +38,19 @@ def tune(
     clock: str | float = "sustained",
     table: str | Path | None = None,
     workers: int = 0,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
     command: str = "tilecast.tune",
     version: str = "",
+    fixed: str | None = None,
 ) -> Tuning:
     """The best variant for ``workload`` on ``machine`` with the trail of how it was chosen.
 
     ``budget`` kernels are timed where the GPU at hand is the machine (0: none); their rows go to ``table``, and points it
-    already has are not measured again.  ``compile=False`` answers from the forecasts before compilation at once.
+    already has are not measured again.  ``fixed`` are knobs ("cta_group=2,scheduler=grid") that every candidate has.  ``compile=False`` answers from the forecasts before compilation at once.
     Raises PredictError, VariantError, MachineError, WorkloadError or PlanError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
-    kernel = find_family(family or native_kernel_family(chip))
+    kernel = find_family(family) if family else native_family(chip)
     if budget < 0 or candidates < 1:
         raise PredictError(f"tune: budget takes 0 or more and candidates 1 or more, got {budget} and {candidates}")
     if budget > candidates:
@@ -55,7 +58,8 @@ def tune(
             f"tune: cannot time {budget} of {candidates} candidates: raise candidates or lower the budget"
         )
     progress("forecast", 0, 1)
-    found = replace(survey(workload, chip, kernel, clock=clock, keep=candidates), budget=budget)
+    knobs = named_knobs(fixed, kernel) if fixed is not None else {}
+    found = replace(survey(workload, chip, kernel, clock=clock, keep=candidates, fixed=knobs), budget=budget)
     progress("forecast", 1, 1)
     if compile:
         found = _compiled(found, kernel, workers, progress)
@@ -83,11 +87,9 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
     chosen = tuning.shortlist
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
     mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
-    folder = str(cache_folder())
-    jobs = [Job(family.name, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
-    made = compile_candidates(
-        jobs, workers or min(12, os.cpu_count() or 1), lambda done, of: progress("compile", done, of)
-    )
+    folder = str(cache_folder("tuned-kernels"))
+    jobs = [Job(family.template, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
+    made = compile_candidates(jobs, workers or min(12, cores()), progress)
     return with_machine_code(tuning, list(zip(chosen, made, strict=True)))
 
 
@@ -119,20 +121,21 @@ def _shipped() -> tuple[str, ...]:
 
 def _measured(tuning: Tuning, table: Path, progress: Progress, command: str, version: str) -> Tuning:
     """Time the few best in turns and choose among them by the stated rule."""
-    from tilecast.validation.lab.measure.plan import Item
+    from tilecast.validation.lab.measure.plan import Item, Options
     from tilecast.validation.lab.measure.records import read
-    from tilecast.validation.lab.measure.run import Options, measure_alone
+    from tilecast.validation.lab.measure.run import measure
 
     chosen = to_time(tuning, tuning.budget)
-    items = [Item(tuning.family, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
+    kernel = find_family(tuning.family).template
+    items = [Item(kernel, variant_text(c.variant), tuning.workload, tuning.machine.name) for c in chosen]
     progress("time", 0, len(items))
-    failures = measure_alone(items, table, Options(command=command, version=version))
+    failures = measure(items, table, Options(command=command, version=version))
     progress("time", len(items), len(items))
     broken = {failure.item.variant: failure.reason for failure in failures}
     rows = {
         row.variant: row
         for row in (read(table) if table.exists() else [])
-        if row.kernel == tuning.family and row.workload() == tuning.workload and row.mode == "short"
+        if row.kernel == kernel and row.workload() == tuning.workload and row.mode == "short"
     }
     timed = [
         (c, rows[item.variant])

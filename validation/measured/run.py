@@ -6,18 +6,20 @@ to convert what is given in seconds (memory, launch).
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
 from tilecast.validation.measured.levels import BEFORE, COMPILED
@@ -106,7 +108,11 @@ LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
 
 
 def run_measured(
-    table: Path = TABLE, codes: Path = CODES, machine: str | None = None, sustained: Path | None = None
+    table: Path = TABLE,
+    codes: Path = CODES,
+    machine: str | None = None,
+    sustained: Path | None = None,
+    progress: Progress = silent,
 ) -> MeasuredReport:
     """Forecast every short-run row of ``table`` that is a kernel of ours, and the clock of sustained runs in either table.
 
@@ -123,7 +129,7 @@ def run_measured(
     except OSError as error:
         raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
     profiles = {code.key(): code for code in load_codes(text)}
-    rows = _rows(points, profiles, machine)
+    rows = _rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
     headline = {
@@ -140,18 +146,16 @@ def run_measured(
     )  # fmt: skip
 
 
-def _rows(points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None) -> tuple[Row, ...]:
+def _rows(
+    points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None, progress: Progress
+) -> tuple[Row, ...]:
     """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
     groups: dict[CodeKey, list[int]] = {}
     for i, p in enumerate(points):
         groups.setdefault(p.code_key(), []).append(i)
     jobs = [([points[i] for i in members], profiles.get(key), machine) for key, members in groups.items()]
-    workers = min(os.cpu_count() or 1, len(jobs))
-    if workers > 1 and len(points) > 50:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            found = pool.map(_kernel_rows, jobs, chunksize=1)
-    else:
-        found = [_kernel_rows(job) for job in jobs]
+    # A process takes a second to start, as long as some twenty points take.
+    found = reported(spread(_kernel_rows, jobs, 0 if len(points) > 50 else 1), "forecast", len(jobs), progress)
     ordered: dict[int, Row] = {}
     for members, made in zip(groups.values(), found, strict=True):
         ordered.update(zip(members, made, strict=True))

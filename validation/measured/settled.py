@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode
 from tilecast.model.compiled.energy import settled_clock
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured
 from tilecast.validation.measured.levels import BEFORE, COMPILED

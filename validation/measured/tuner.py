@@ -6,19 +6,21 @@ and the share is the best measured time over the best among those.  Nothing meas
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.pool import spread
+from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner, structure, tile
 from tilecast.codegen.tune.survey import COMPILED, COMPILED_PER_STRUCTURE, TIMED_PER_STRUCTURE, TIMED_PER_TILE
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import Variant, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
@@ -74,7 +76,11 @@ class TunerReport:
 
 
 def run_tuner(
-    table: Path = TABLE, codes: Path = CODES, machine: str | None = None, least: int = LEAST_VARIANTS
+    table: Path = TABLE,
+    codes: Path = CODES,
+    machine: str | None = None,
+    least: int = LEAST_VARIANTS,
+    progress: Progress = silent,
 ) -> TunerReport:
     """Replay the tuner on ``table``; RecordError and CodeError for files that are something else."""
     rows = [row for row in read(table) if row.source_sha and row.mode == "short" and row.kernel != "file"]
@@ -95,12 +101,7 @@ def run_tuner(
     for members in groups.values():
         known = [profiles.get(p.code_key()) for p in members]
         jobs.append((members, known, machine))
-    workers = min(os.cpu_count() or 1, len(jobs))
-    if workers > 1:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            shapes = pool.map(_shape, jobs, chunksize=1)
-    else:
-        shapes = [_shape(job) for job in jobs]
+    shapes = reported(spread(_shape, jobs), "forecast", len(jobs), progress)
     return TunerReport(str(table), tuple(sorted({row.gpu for row in rows})), tuple(shapes))
 
 

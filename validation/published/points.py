@@ -106,7 +106,7 @@ def _convention(note: str, source_ref: str) -> str:
 
 
 def _emulated_share(version: str) -> float | None:
-    """Share of exponentials on the FMA pipe where the source states it (fa4.md (f)); None: the kernel's own."""
+    """Share of exponentials on the FMA pipe where the source states it (FA4C); None: the kernel's own."""
     return next((share for text, share in _SHARES if text in version), None)
 
 

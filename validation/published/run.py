@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tilecast.model.forecast.predict import pipe_shares, predict
-from tilecast.model.kernel.candidates import native_family, published_variant
-from tilecast.model.kernel.variant import Fa4Variant
+from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
+from tilecast.model.forecast.answer import pipe_shares
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variant import with_emulated_share
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
 from tilecast.validation.published.points import (
@@ -91,12 +93,12 @@ class PublishedReport:
 @lru_cache(maxsize=8192)
 def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Any:
     chip = load_machine(machine)
-    if not family and (share is None or native_family(chip) != "fa4"):
+    if not family and (share is None or native_family(chip).name != "fa4"):
         return predict(workload, chip, clock=clock, interval=False)
     # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
     variant = published_variant(family or "fa4", workload, chip)
-    if share is not None and isinstance(variant, Fa4Variant):
-        variant = replace(variant, emulated_share=share)
+    if share is not None:
+        variant = with_emulated_share(variant, share)
     return predict(workload, chip, variant, clock=clock, interval=False)
 
 
@@ -112,13 +114,14 @@ def default_predictor(point: PublishedPoint, regime: str) -> Any:
 
 
 def run_published(
-    regime: str = "sustained", predictor: Predictor = default_predictor, points: list[PublishedPoint] | None = None
-) -> PublishedReport:
+    regime: str = "sustained", predictor: Predictor = default_predictor, points: list[PublishedPoint] | None = None,
+    progress: Progress = silent,
+) -> PublishedReport:  # fmt: skip
     """Predict all rows at the clock of ``regime`` and summarise."""
     excluded: list[Excluded] = []
     if points is None:
         points, excluded = load_points()
-    rows = [_row(point, regime, predictor) for point in points]
+    rows = [_row(p, regime, predictor) for p in reported(points, f"forecast, {regime} clock", len(points), progress)]
     usable = tuple(row for row in rows if not row.refused)
     by_row = {row.point.row: row for row in usable}
     return PublishedReport(

@@ -6,7 +6,8 @@ import hashlib
 
 from tilecast.explore.review.content.content import Assumption
 from tilecast.explore.review.content.roofline import UNIT_FACTS
-from tilecast.model.forecast.predict import Prediction, predict, uncertain_facts
+from tilecast.model.forecast.interval import uncertain_facts
+from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.machine.machine import Fact, Machine
 from tilecast.model.machine.schema import KEYS
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from tilecast.explore.review.content.content import Considered, Variants
-from tilecast.model.forecast.predict import PredictError, Prediction, predict
-from tilecast.model.kernel.candidates import candidates, published_variant
-from tilecast.model.kernel.space import knob_space
-from tilecast.model.kernel.variant import FAMILIES, Variant, VariantError, legality, variant_text
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import FAMILIES, knob_space, legality, published_variant
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 
 #: Times within this are a tie: no forecast or measurement tells them apart.
@@ -47,9 +48,7 @@ def _plain(value: object) -> str:
 
 
 def _why_chosen(p: Prediction) -> str:
-    return (
-        "shortest forecast that the search over the family's knobs found" if p.variant_chosen else "given by the user"
-    )
+    return f"shortest forecast: {p.variant_origin}" if p.variant_origin != "as given" else "given by the user"
 
 
 def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[str, Variant]]:
@@ -64,9 +63,6 @@ def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[s
             if value != getattr(chosen, knob):
                 other: Variant = replace(chosen, **{knob: value})
                 yield difference(chosen, other), other
-    for other in candidates(chosen.family, work, machine):
-        if other != chosen:
-            yield difference(chosen, other), other
     for family in FAMILIES:
         if family != chosen.family:
             try:
@@ -109,7 +105,7 @@ def _same_steps(p: Prediction, other: Prediction) -> bool:
 
 def binding_name(p: Prediction) -> str:
     """What the forecast sits on, for a sentence."""
-    bound = p.binding
+    bound = p.binding.as_dict()
     if bound["kind"] == "recurrence":
         return f"the recurrence {str(bound['name']).replace('->', '→')}"
     return f"the {bound['name']} unit" if bound["kind"] == "unit" else str(bound["name"])

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.whatif.answers import BreakEven, Sensitivity
 from tilecast.model.whatif.asymmetry import AsymmetryMap
-from tilecast.model.whatif.break_even import BreakEven
-from tilecast.model.whatif.sensitivity import Sensitivity
 from tilecast.validation.statistics import ErrorSummary
 
 
@@ -244,15 +243,3 @@ class ReviewContent:
     risks: tuple[Risk, ...]
     change: Change | None
     provenance: Provenance
-
-    def page(self) -> str:
-        """The review as one HTML file that opens offline."""
-        from tilecast.explore.review.page.render import html_page
-
-        return html_page(self)
-
-    def markdown(self, name: str = "review") -> dict[str, str]:
-        """{file name: text}: ``name``.md and one SVG a chart beside it."""
-        from tilecast.explore.review.page.render import markdown_files
-
-        return markdown_files(self, name)

@@ -17,7 +17,7 @@ from tilecast.explore.review.content.content import (
     tflops_text,
 )
 from tilecast.model.forecast.predict import Prediction
-from tilecast.model.whatif.sensitivity import Sensitivity
+from tilecast.model.whatif.answers import Sensitivity
 
 #: A cause of uncertainty below this share of the answer is not worth a reviewer's time.
 _WORTH = 0.02
@@ -169,7 +169,7 @@ def _about_facts(e: Evidence) -> Iterator[Risk]:
 
 def _about_the_loop(e: Evidence) -> Iterator[Risk]:
     p = e.forecast
-    bound = p.binding
+    bound = p.binding.as_dict()
     gap = p.ii_cycles / p.bounds.res.cycles - 1.0 if p.bounds.res.cycles else 0.0
     if bound["kind"] == "recurrence":
         yield Risk(

@@ -13,8 +13,10 @@ from typing import TypeVar
 
 from tilecast.base.data import MEASURED
 from tilecast.explore.review.content.content import Point, Region
-from tilecast.model.forecast.predict import PredictError, Prediction, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.validation.lab.measure.records import Measured, read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilecast.explore.review.content.content import Ceiling
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.forecast.predict import Prediction
-from tilecast.model.kernel.variant import UnfusedVariant
+from tilecast.model.kernel.variants.unfused import UnfusedVariant
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import unfused
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from tilecast.explore.review.content.content import Bar, Timeline
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.pipeline.graph import Op, Pipeline
-from tilecast.model.sm.simulate import Event
+from tilecast.model.sm.events import Event
 
 #: Waits shorter than this (cycles) are hand-overs that no picture can show.
 _SHORTEST_WAIT = 4.0

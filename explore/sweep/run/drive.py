@@ -16,7 +16,7 @@ from typing import Any
 
 from tilecast.explore.sweep.errors import SweepError
 from tilecast.explore.sweep.run.lanes import Engine, Lane, Request
-from tilecast.validation.lab.bundle.workers import WorkerLostError
+from tilecast.validation.lab.worker.process import WorkerLostError
 
 #: A task that was running when its worker died this often is given up.
 ATTEMPTS = 2

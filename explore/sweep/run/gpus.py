@@ -12,8 +12,8 @@ from typing import Any
 
 from tilecast.explore.sweep.errors import SweepError
 from tilecast.explore.sweep.run.lanes import MODULE, SILENCE_S, Lane, ProcessLane, Request, worker_environment
-from tilecast.validation.lab.bundle.workers import Worker, WorkerError
 from tilecast.validation.lab.measure.gpu_lock import GpuLockError, try_lock
+from tilecast.validation.lab.worker.process import Worker, WorkerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilecast.validation.lab.bundle.workers import Asker, Worker
+from tilecast.base.pool import cores
+from tilecast.validation.lab.worker.process import Asker, Worker
 
 Request = dict[str, Any]
 MODULE = "tilecast.explore.sweep.run.worker"
@@ -88,8 +89,3 @@ def worker_environment(gpu: str) -> dict[str, str]:
     """This process's environment with one visible GPU (or none), and one thread in numerical libraries."""
     # Lanes fill the cores already; threads inside them would only get in each other's way.
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpu}
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

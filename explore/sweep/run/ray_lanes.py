@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from tilecast.base.pool import cores
 from tilecast.explore.sweep.errors import SweepError
-from tilecast.explore.sweep.run.lanes import Lane, Request, cores
-from tilecast.validation.lab.bundle.workers import WorkerError, WorkerLostError
+from tilecast.explore.sweep.run.lanes import Lane, Request
+from tilecast.validation.lab.worker.process import WorkerError, WorkerLostError
 
 #: The least object store Ray takes: results are a kilobyte each and travel inline.
 _OBJECT_STORE_BYTES = 80 << 20

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.locks import FileLock, try_lock
 from tilecast.explore.sweep.errors import StoreError
 
 #: "tcsw" in SQLite's header: this file is a sweep store.
@@ -55,7 +56,7 @@ class Store:
     def __init__(self, path: Path | None, *, write: bool = True) -> None:
         """Open ``path`` (None: in memory), creating it when it is to be written and absent."""
         self.name = "the store in memory" if path is None else str(path)
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         if path is not None:
             _refuse_folder(path, write)
             if write:
@@ -107,18 +108,22 @@ class Store:
 
     def _abandon(self) -> None:
         """Close, and leave no file that was made for nothing."""
-        self.close()
+        self._disconnect()
         if self._created and self._path is not None:
             _remove(self._path)
+        self.close()
 
     def close(self) -> None:
         """Close; what was committed is in the file."""
+        self._disconnect()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _disconnect(self) -> None:
         if hasattr(self, "_base"):
             with contextlib.suppress(sqlite3.Error):
                 self._base.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def known(self, keys: Iterable[str]) -> dict[str, str]:
         """Status of every key that has a result."""
@@ -197,29 +202,22 @@ def _connect(path: Path | None, write: bool) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", isolation_level=None, timeout=_PATIENCE_S, uri=True)
 
 
-def _lock(path: Path) -> int | None:
-    """An exclusive lock on FILE.lock for as long as this process lives."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows: there two sweeps may do the same work twice, and SQLite keeps one result
-        return None
+def _lock(path: Path) -> FileLock:
+    """An exclusive lock on FILE.lock, which is there as long as this process holds it."""
     beside = path.with_name(f"{path.name}.lock")
     try:
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = try_lock(beside, removes=True)
     except OSError as error:
         raise StoreError(f"{beside}: cannot lock the store: {error.strerror or error}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
+    if lock is None:
         raise StoreError(
             f"{path}: another sweep is writing to it: wait for it to end, or name another file with --store"
-        ) from None
-    return handle
+        )
+    return lock
 
 
 def _remove(path: Path) -> None:
     """Leave nothing of a store that could not be made."""
-    for suffix in ("", "-wal", "-shm", "-journal", ".lock"):
+    for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).unlink()

@@ -15,8 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tilecast.model.forecast.predict import PredictError, Prediction, predict
-from tilecast.model.kernel.variant import VariantError, parse_variant, variant_text
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Fact, Machine, MachineError
 
@@ -116,7 +119,7 @@ def _forecast(item: dict[str, Any], machine: Machine) -> Prediction:
 
 def _columns(p: Prediction) -> dict[str, Any]:
     """What a row of the table shows; units in the names."""
-    sits = p.binding
+    sits = p.binding.as_dict()
     return {
         "status": "ok", "reason": "", "variant": variant_text(p.variant), "pipeline": p.pipeline.name,
         "time_ms": p.time_ms, "tflops": p.tflops, "tflops_low": p.tflops_interval[0],

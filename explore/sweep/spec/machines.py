@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
-from tilecast.model.kernel.variant import nearest
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 
 _FIELDS = ("name", "label", "set", "scale")

@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.toml_file import read_toml
+from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
 from tilecast.explore.sweep.spec.items import FORMAT, canonical, content_key, forecast_item
 from tilecast.explore.sweep.spec.machines import read_machines
 from tilecast.explore.sweep.spec.variants import Choice, forecast_variants, measured_variants, read_variants
 from tilecast.explore.sweep.spec.workloads import read_workloads
-from tilecast.model.forecast.predict import REGIMES
-from tilecast.model.kernel.variant import nearest
+from tilecast.model.chip.evaluate import REGIMES
+from tilecast.model.families import loop_shape
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.build import loop_shape
 from tilecast.validation.lab.measure.plan import EXTERNAL
 from tilecast.validation.lab.measure.records import MODES
 

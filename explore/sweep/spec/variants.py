@@ -1,7 +1,6 @@
 """The variants of a specification: how to choose, explicit knobs, and knobs whose lists cross.
 
-A choice is one of: a rule (``best``, ``published``, ``all``, each optionally ``:FAMILY``) or a variant.  Families go by the
-model's name (fa4, fa3, fa2, unfused) or by the name of the kernels (blackwell_ws, hopper_ws, triton).
+A choice is one of: a rule (``best``, ``published``, ``all``, each optionally ``:FAMILY``) or a variant.
 """
 
 from __future__ import annotations
@@ -10,22 +9,23 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from tilecast.codegen.families import FAMILIES as KERNELS
-from tilecast.codegen.families import Family, find_family, native_kernel_family
-from tilecast.codegen.search import best_expressible, first_obstacle, search_space
+from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.candidates import native_family, published_variant
-from tilecast.model.kernel.variant import FAMILIES, VariantError, nearest, parse_variant, variant_text
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import FAMILIES, Family, find_family, native_family, parse_variant, writable
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.search.best import best, search_space
 
 RULES = ("best", "published", "all")
+_WRITTEN = tuple(name for name, family in FAMILIES.items() if family.template)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``rule`` with an optional kernel or model ``family``; or rule "" and the full ``text`` of a variant."""
+    """``rule`` with an optional ``family``; or rule "" and the full ``text`` of a variant."""
 
     rule: str
     family: str
@@ -55,21 +55,21 @@ def _choice(where: str, text: str) -> Choice:
         if "family" not in pairs:
             raise SpecError(f"{where}: expected a family first, such as 'fa4:{text}'")
         head, rest = pairs["family"].strip(), text
-    family = _known_family(where, head, (*RULES, *FAMILIES, *KERNELS))
+    family = _known_family(where, head, (*RULES, *FAMILIES))
     knobs = ",".join(part for part in rest.split(",") if part and not part.strip().startswith("family="))
     return _variant(where, family, knobs)
 
 
-def _known_family(where: str, name: str, known: tuple[str, ...] = (*FAMILIES, *KERNELS)) -> str:
-    if name not in FAMILIES and name not in KERNELS:
-        raise SpecError(f"{where}: unknown family '{name}'{nearest(name, known)}")
-    return name
+def _known_family(where: str, name: str, known: tuple[str, ...] = tuple(FAMILIES)) -> str:
+    try:
+        return find_family(name).name
+    except VariantError:
+        raise SpecError(f"{where}: unknown family '{name}'{nearest(name, known)}") from None
 
 
 def _variant(where: str, family: str, knobs: str) -> Choice:
-    model_family = KERNELS[family].model_family if family in KERNELS else family
     try:
-        text = variant_text(parse_variant(f"family={model_family},{knobs}"))
+        text = variant_text(parse_variant(f"family={family},{knobs}"))
     except VariantError as error:
         raise SpecError(f"{where}: {str(error).removeprefix('--variant: ')}") from None
     return Choice("", family, text)
@@ -78,8 +78,8 @@ def _variant(where: str, family: str, knobs: str) -> Choice:
 def _crossed(where: str, table: dict[str, Any]) -> list[Choice]:
     family = table.get("family")
     if not isinstance(family, str):
-        raise SpecError(f"{where}: expected a family ({', '.join((*FAMILIES, *KERNELS))}), got {family!r}")
-    _known_family(where, family)
+        raise SpecError(f"{where}: expected a family ({', '.join(FAMILIES)}), got {family!r}")
+    family = _known_family(where, family)
     axes = {knob: value if isinstance(value, list) else [value] for knob, value in table.items() if knob != "family"}
     empty = [knob for knob, values in axes.items() if not values]
     if empty:
@@ -99,41 +99,38 @@ def forecast_variants(choice: Choice, work: Workload, machine: Machine) -> list[
     if not choice.rule:
         return [choice.text]
     if choice.rule != "all":
-        family = choice.family or native_family(machine)
-        return [f"{choice.rule}:{KERNELS[family].model_family if family in KERNELS else family}"]
-    found = _kernel_family(choice, machine)
-    space = search_space(found, work, machine)
-    return [variant_text(variant) for variant in space] or _obstacle(found, work, machine)
+        return [f"{choice.rule}:{choice.family or native_family(machine).name}"]
+    return _written(_family(choice, machine), work, machine)
 
 
 def measured_variants(choice: Choice, work: Workload, machine: Machine) -> tuple[str, list[str] | str]:
-    """(kernel family, variants that can be written); or the sentence why there are none."""
-    family = _kernel_family(choice, machine)
+    """(kernel, variants that can be written); or the sentence why there are none."""
+    family = _family(choice, machine)
+    if not family.template:
+        raise SpecError(f"variants: family {family.name} has no kernels to write; expected {', '.join(_WRITTEN)}")
     if choice.rule == "all":
-        found = [variant_text(variant) for variant in search_space(family, work, machine)]
-        return family.name, found or _obstacle(family, work, machine)
+        return family.template, _written(family, work, machine)
     if choice.rule == "best":
-        try:
-            return family.name, [variant_text(best_expressible(family, work, machine))]
-        except PredictError as error:
-            return family.name, str(error)
-    variant = published_variant(family.model_family, work, machine) if choice.rule else parse_variant(choice.text)
-    verdict = family.expressible(variant, work, machine)
+        found = _written(family, work, machine)
+        return family.template, found if isinstance(found, str) else [variant_text(best(work, machine, family.name).variant)]  # fmt: skip
+    variant = family.published(work, machine) if choice.rule else parse_variant(choice.text)
+    verdict = writable(variant, work, machine)
     if not verdict.legal:
-        return family.name, f"{family.name}: {work.label()} on {machine.name}: {verdict.sentence()}"
-    return family.name, [variant_text(variant)]
+        return family.template, f"{family.name}: {work.label()} on {machine.name}: {verdict.sentence()}"
+    return family.template, [variant_text(variant)]
 
 
-def _obstacle(family: Family, work: Workload, machine: Machine) -> str:
-    sentence = first_obstacle(family, work, machine).sentence()
-    return f"{family.name}: {work.label()} on {machine.name}: {sentence}"
+def _written(family: Family, work: Workload, machine: Machine) -> list[str] | str:
+    """Every variant that can be written, or why there is none."""
+    try:
+        space = search_space(work, machine, family.name)
+    except PredictError as error:
+        return str(error)
+    if not space.written:
+        return f"{family.name}: {work.label()} on {machine.name}: {space.refusal}"
+    return [variant_text(variant) for variant in space.variants]
 
 
-def _kernel_family(choice: Choice, machine: Machine) -> Family:
-    """The kernels of a choice: by their own name, by the model's, or the machine's native ones."""
-    if choice.family in KERNELS or not choice.family:
-        return find_family(choice.family or native_kernel_family(machine))
-    named = [family for family in KERNELS.values() if family.model_family == choice.family]
-    if not named:
-        raise SpecError(f"variants: family {choice.family} has no kernels to write; expected {', '.join(KERNELS)}")
-    return named[0]
+def _family(choice: Choice, machine: Machine) -> Family:
+    """The family of a choice, or the machine's own."""
+    return find_family(choice.family) if choice.family else native_family(machine)

@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
 from tilecast.model.kernel.presets import preset as find_preset
 from tilecast.model.kernel.shapes_csv import parse_window, read_shapes
-from tilecast.model.kernel.variant import nearest
 from tilecast.model.kernel.workload import MASKS, Workload, WorkloadError
 
 _WHOLE = ("batch", "tokens", "heads", "heads_kv", "seqlen", "seqlen_k", "head_dim", "head_dim_v")

@@ -21,10 +21,12 @@ from tilecast.emulator.language import ptx
 from tilecast.emulator.run import emulate, load, new_session
 from tilecast.emulator.source import Source
 from tilecast.emulator.verify import reference
-from tilecast.model.kernel.variant import Fa4Variant, VariantError, fa4_smem_bytes
+from tilecast.model.families import build_pipeline
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.graph import Step
 
 # --- helpers ------------------------------------------------------------------------------------------------------------

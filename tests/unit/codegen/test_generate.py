@@ -15,19 +15,21 @@ from tilecast.cli import main
 from tilecast.codegen import ship
 from tilecast.codegen.compiler.inspection import inspect
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
-from tilecast.codegen.families import FAMILIES, find_family
-from tilecast.codegen.generate import generate, header_text
+from tilecast.codegen.generate import generate
 from tilecast.codegen.hopper_ws import context, issue_order, pieces
 from tilecast.codegen.render import RenderError, format_source, render
-from tilecast.codegen.search import best_expressible, search_space
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import Fa3Variant, VariantError, legality, parse_variant
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import FAMILIES, build_pipeline, find_family, legality, parse_variant, writable
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.header import header_text
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
+from tilecast.model.search.best import best, search_space
 
 H200, A100, B200 = load_machine("h200-sxm"), load_machine("a100"), load_machine("b200")
-HOPPER = FAMILIES["hopper_ws"]
+HOPPER = FAMILIES["fa3"]
 W = Workload()
 
 
@@ -38,21 +40,21 @@ W = Workload()
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 def test_every_head_dim_has_hopper_variants_and_all_of_them_are_legal(dims, mask) -> None:
     work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask, window=(64, 0) if mask == "window" else None)
-    space = search_space(HOPPER, work, H200)
+    space = search_space(work, H200, "fa3").variants
     assert len(space) == len(set(space)) >= 10
     for variant in space:
         assert legality(variant, work, H200).legal
-        assert HOPPER.expressible(variant, work, H200).legal
+        assert writable(variant, work, H200).legal
 
 
 @pytest.mark.parametrize(
     ("variant", "work", "text"),
     [
-        ("tile_n=80", W, r"tile_n of hopper_ws cannot be 80 keys: use 32, 64, 128 or 256"),
-        ("warpgroups=3,tile_n=128,ping_pong=false", W, r"registers of a consumer thread.* needs .* \(over by \d+\)"),
+        ("tile_n=80", W, r"tile_n 32, 64, 128 or 256 .*, got 80"),
+        ("warpgroups=3,tile_n=128,ping_pong=false", W, r"a consumer thread.* needs .* registers .* \(over by \d+\)"),
         ("kv_stages=6,tile_n=128", W, r"shared memory .* needs .* bytes but the limit is .* \(over by \d+\)"),
-        ("emulated_share=0.2", W, r"use a multiple of 0.125"),
-        ("scheduler=work-stealing", W, r"use grid, persistent, longest-first or paired"),
+        ("emulated_share=0.2", W, r"must be a multiple of 0.125, got 0.2: use 0.25"),
+        ("scheduler=work-stealing", W, r"grid, persistent, longest-first, paired, got 'work-stealing'"),
         ("tile_n=64", Workload(head_dim_qk=80, head_dim_v=80), r"multiple of 32"),
     ],
 )
@@ -98,14 +100,14 @@ def test_pieces_are_powers_of_two_that_cover_the_head(width) -> None:
 
 def test_best_by_forecast_is_the_fastest_of_its_space() -> None:
     work = Workload(head_dim_qk=256, head_dim_v=256)
-    best = best_expressible(HOPPER, work, H200)
-    times = [predict(work, H200, v, interval=False).time_ms for v in search_space(HOPPER, work, H200)]
-    assert predict(work, H200, best, interval=False).time_ms == pytest.approx(min(times), rel=1e-6)
+    found = best(work, H200, "fa3")
+    times = [predict(work, H200, v, interval=False).time_ms for v in search_space(work, H200, "fa3").variants]
+    assert found.seconds * 1e3 == pytest.approx(min(times), abs=1e-6)
 
 
 def test_a_family_for_another_machine_is_refused_with_the_reason() -> None:
     with pytest.raises(PredictError, match=r"wgmma.*use family fa4"):
-        best_expressible(HOPPER, W, B200)
+        best(W, B200, "fa3")
 
 
 # --- polynomial exp2 ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from tilecast.codegen.ship import KERNELS, read_list
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.families import parse_variant
 
 OLD = Path(sys.prefix) / "triton-3.6"
 MODULES = [kernel.module for kernel in read_list()]

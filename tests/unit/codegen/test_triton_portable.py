@@ -26,7 +26,8 @@ import pytest
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_portable import LOADS, TEMPLATE, context
 from tilecast.model.kernel.header import header_text
-from tilecast.model.kernel.variant import Fa2Variant, VariantError
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -376,14 +377,14 @@ REFUSED = {
     "scale: expected a number above 0 and at most 2e+38, got nan": {"scale": math.nan},
     "scale: expected a number above 0 and at most 2e+38, got inf": {"scale": math.inf},
     "window: this kernel has no window, got (128, 0)": {"window_left": 128, "window_right": 0},
-    "q: expected (batch, heads, seqlen, head_dim), got shape (2, 8, 64)": {"q": (2, 8, 64)},
+    "q, k: expected (batch, heads, seqlen, head_dim), got (2, 8, 64), (1, 2, 8, 64)": {"q": (2, 8, 64)},
     "q: expected shape (1, 2, 8, 64), got (1, 2, 8, 32)": {"q": (1, 2, 8, 32)},
     "q: expected heads a multiple of the 2 key/value heads, got 3": {"q": (1, 3, 8, 64)},
     "v: expected shape (1, 2, 8, 64), got (1, 2, 9, 64)": {"v": (1, 2, 9, 64)},
     "out: expected shape (1, 2, 8, 64), got (1, 2, 7, 64)": {"out": (1, 2, 7, 64)},
-    "lse: expected contiguous float32 of shape (1, 2, 8), got torch.float32 (1, 2, 9)": {"lse": (1, 2, 9)},
-    "k: expected all tensors in bfloat16 or all in float16, got torch.float32": {"k": "float32"},
-    "k: expected unit last stride, rows that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
+    "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 9)": {"lse": (1, 2, 9)},
+    "k: expected bf16 or fp16 on one device as q, got torch.float32 on cpu": {"k": "float32"},
+    "k: expected rows without gaps that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
 }
 
 

@@ -17,8 +17,11 @@ from tilecast.emulator.errors import (
     UnsupportedError,
 )
 from tilecast.emulator.hardware.clocks import COPY, Agent, Knowledge
-from tilecast.emulator.language import dtypes, ptx
-from tilecast.emulator.language.layouts import (
+from tilecast.emulator.language import ptx
+from tilecast.emulator.run import emulate, kernel_path, new_session
+from tilecast.emulator.source import Source
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import (
     DistributedLinearLayout,
     SliceLayout,
     expanded,
@@ -28,9 +31,7 @@ from tilecast.emulator.language.layouts import (
     row_per_lane,
     same_threads,
 )
-from tilecast.emulator.language.values import Int, Int64, Tensor, constexpr
-from tilecast.emulator.run import emulate, kernel_path, new_session
-from tilecast.emulator.source import Source
+from tilecast.emulator.values.tensors import Int, Int64, Tensor, constexpr
 from tilecast.emulator.verify import judge, reference, visible
 from tilecast.model.machine.machine import load_machine
 

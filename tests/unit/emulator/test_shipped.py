@@ -12,9 +12,9 @@ import pytest
 
 import tilecast.kernels.generated as generated
 from tilecast.emulator.replay.costs import is_rescale
-from tilecast.emulator.replay.trace import CopyIssue, Work
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import CopyIssue, Work
 from tilecast.emulator.verify import judge
 from tilecast.model.kernel.header import header_window
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilecast.base.files import write_bytes_atomically
 from tilecast.validation.lab.bundle.manifest import MANIFEST, MEMBERS, BundleError, Manifest, entry_of, parse_manifest
 
 #: A member larger than this is refused before it is unpacked; a full H200 bundle has none above 2 MB.
@@ -47,27 +46,8 @@ def write_bundle(output: Path, manifest: Manifest, members: Mapping[str, bytes])
         archive.writestr(MANIFEST, full.to_json())
         for name, content in members.items():
             archive.writestr(name, content)
-    write_atomically(output, memory.getvalue())
+    write_bytes_atomically(output, memory.getvalue(), BundleError)
     return full
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write through a temporary file beside it, forced to disk; BundleError where that fails, and nothing changes."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = os.umask(0)
-        os.umask(mode)
-        os.chmod(temporary, 0o666 & ~mode)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise BundleError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -14,10 +14,11 @@ from tilecast.validation.lab.bundle.folder import WorkFolder
 from tilecast.validation.lab.bundle.manifest import BundleError, Manifest
 from tilecast.validation.lab.bundle.plans import Work, load_work, plan_path
 from tilecast.validation.lab.bundle.stages import Context, Stage, run_stages, stages
-from tilecast.validation.lab.bundle.workers import Asker, Worker, WorkerError
 from tilecast.validation.lab.measure.detect import match_machine
 from tilecast.validation.lab.measure.gpu_lock import timing_on
+from tilecast.validation.lab.worker.process import Asker, Worker, WorkerError
 
+MODULE = "tilecast.validation.lab.bundle.tasks"
 _IDENTIFY_S = 180.0
 _MOST_WORKERS = 8
 
@@ -43,11 +44,16 @@ class Screen(Protocol):
     def begin(self, gpu: str, work: Work, todo: tuple[Stage, ...], resumed: bool) -> None:
         """Before the first stage."""
 
-    def tell(self, stage: Stage, share: float, text: str) -> None:
-        """``share`` of a stage is done (0 when it begins, 1 when it ends); ``text`` is at hand."""
+    def tell(self, stage: str, done: float, total: float, detail: str = "", /) -> None:
+        """See `base.progress.Progress`: seconds of a stage by its own estimate; without ``detail`` it begins or ends."""
 
 
-def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = Worker) -> Manifest:
+def start_worker(log: Path) -> Asker:
+    """A process that does a bundle's tasks."""
+    return Worker(log, MODULE)
+
+
+def create(asked: Asked, screen: Screen, start: Callable[[Path], Asker] = start_worker) -> Manifest:
     """Measure what the work folder lacks, write the bundle and delete the folder; returns the manifest.
 
     Raises BundleError, PlanError and MachineError before anything is written when there is no GPU, no plan for it, or
@@ -78,7 +84,7 @@ def _create(asked: Asked, screen: Screen, start: Callable[[Path], Asker], about:
     def tell(stage: Stage, share: float, text: str) -> None:
         if not text:
             folder.log(f"{stage.name}: {'ended' if share else f'{stage.units} to do'}")
-        screen.tell(stage, share, text)
+        screen.tell(stage.name, share * stage.seconds, stage.seconds, text)
 
     run_stages(context, todo, tell)
     manifest = write_bundle(asked.output, _manifest(asked, about, context), folder.members())

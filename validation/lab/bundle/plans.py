@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.model.forecast.predict import PredictError, predict
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
 from tilecast.model.machine.machine import Machine
 from tilecast.validation.lab.bundle.manifest import BundleError
 from tilecast.validation.lab.measure.plan import EXTERNAL, Item, Plan, load_plan

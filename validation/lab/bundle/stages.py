@@ -7,29 +7,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.base.files import write_text_atomically
 from tilecast.model.compiled.code import dump_codes, load_codes
 from tilecast.model.machine.machine import Machine
-from tilecast.validation.lab.bundle.archive import write_atomically
 from tilecast.validation.lab.bundle.folder import WorkFolder
+from tilecast.validation.lab.bundle.manifest import BundleError
 from tilecast.validation.lab.bundle.plans import COMPILE_S, PROFILE_S, START_S, Work, code_key, item_seconds
-from tilecast.validation.lab.bundle.worker import item_from, item_to
-from tilecast.validation.lab.bundle.workers import Asker, WorkerError, WorkerLostError, farm
-from tilecast.validation.lab.measure.plan import EXTERNAL, Item
+from tilecast.validation.lab.measure.bench import SILENCE_S, Bench
+from tilecast.validation.lab.measure.plan import EXTERNAL, Item, Options, item_from, item_to
 from tilecast.validation.lab.measure.records import read
+from tilecast.validation.lab.worker.process import Asker, WorkerError, farm
 
 #: Compute capability whose machine code the simulator reads.
 PROFILED = 90
-#: Compiling and one launch; a kernel that takes longer is taken to hang.
-_CHECK_SILENCE_S = 180.0
-_PROFILE_SILENCE_S = 300.0
 _CALIBRATE_SILENCE_S = 180.0
 #: One benchmark in NVRTC.
 _COMPILE_CU_S = 0.3
 #: Benchmarks that may kill their process before calibration gives up.
 _MOST_LOST = 12
 _LAP_S = 2.0
-#: Words of errors after which a CUDA context takes no more work, so that what fails next is not at fault.
-_SPOILT = ("cuda error", "cuda driver", "illegal", "launch failure", "misaligned", "context is lost")
 #: share of the stage that is done, what is at hand
 Tell = Callable[[float, str], None]
 
@@ -157,13 +153,13 @@ def check(context: Context, tell: Tell) -> None:
     """Compile, run and check every distinct kernel once, so that those that cannot run harm no measurement."""
     items = _unchecked(context)
     requests = [{"do": "check", "item": item_to(item), "version": context.version} for item in items]
-    for done, (request, answer) in enumerate(farm(context.start, requests, context.workers, _CHECK_SILENCE_S), start=1):
+    for done, (request, answer) in enumerate(farm(context.start, requests, context.workers, SILENCE_S), start=1):
         item = item_from(request["item"])
         reason = str(answer) if isinstance(answer, WorkerError) else answer["reason"]
         if reason:
-            context.folder.fail("check", label(item), reason)
+            context.folder.fail("check", item.label(), reason)
         context.folder.append("checked.jsonl", {"key": code_key(item), "reason": reason})
-        tell(done / len(items), label(item))
+        tell(done / len(items), item.label())
 
 
 def _unprofiled(context: Context) -> list[Item]:
@@ -175,26 +171,19 @@ def profile(context: Context, tell: Tell) -> None:
     """Profile the machine code of every kernel that ran, and write codes.txt."""
     folder, items = context.folder, _unprofiled(context)
     requests = [{"do": "profile", "item": item_to(item)} for item in items]
-    for done, (request, answer) in enumerate(
-        farm(context.start, requests, context.workers, _PROFILE_SILENCE_S), start=1
-    ):
+    for done, (request, answer) in enumerate(farm(context.start, requests, context.workers, SILENCE_S), start=1):
         item = item_from(request["item"])
         if isinstance(answer, WorkerError):
-            folder.fail("profile", label(item), str(answer))
+            folder.fail("profile", item.label(), str(answer))
         code = "" if isinstance(answer, WorkerError) else answer["code"]
         folder.append("profiles.jsonl", {"key": code_key(item), "code": code})
-        tell(done / len(items), label(item))
+        tell(done / len(items), item.label())
     codes = [code for entry in folder.lines("profiles.jsonl") if entry["code"] for code in load_codes(entry["code"])]
     if codes:
-        write_atomically(folder.file("codes.txt"), dump_codes(codes).encode())
+        write_text_atomically(folder.file("codes.txt"), dump_codes(codes), BundleError)
 
 
 # --- timing -----------------------------------------------------------------------------------------------------
-
-
-def label(item: Item) -> str:
-    """Kernel, variant and shape in one line."""
-    return f"{item.kernel} {item.variant} at {item.workload.label()}".replace("  ", " ")
 
 
 def _table(mode: str) -> str:
@@ -210,7 +199,7 @@ def _unmeasured(context: Context, mode: str) -> list[Item]:
     items = context.work.short if mode == "short" else context.work.sustained
     return [
         item for item in items
-        if (item.kernel, item.variant, item.workload) not in known and label(item) not in failed
+        if (item.kernel, item.variant, item.workload) not in known and item.label() not in failed
         and code_key(item) not in broken
     ]  # fmt: skip
 
@@ -224,71 +213,25 @@ def _timed(mode: str) -> Callable[[Context, Tell], None]:
     def run(context: Context, tell: Tell) -> None:
         items = _unmeasured(context, mode)
         total = sum(_seconds(context, mode, item) for item in items)
-        bench, passed = _Bench(context, mode), 0.0
+        # One process: the kernels are compiled by now, and each was run once where it could do no harm.
+        options = Options(
+            context.rounds, mode, context.settle_s, context.measure_s, command=context.command, version=context.version
+        )
+        bench, passed = Bench(context.start, context.folder.file(_table(mode)), options), 0.0
         try:
             for workload in dict.fromkeys(item.workload for item in items):
                 mine = [item for item in items if item.workload == workload]
                 tell(passed / total, workload.label())
-                bench.measure([item for item in mine if code_key(item) not in _broken(context)])
+                for failure in bench.measure([item for item in mine if code_key(item) not in _broken(context)]):
+                    item, reason = failure.item, failure.reason
+                    context.folder.fail(mode, item.label(), reason)
+                    if failure.fatal and item.kernel not in EXTERNAL:
+                        context.folder.append("checked.jsonl", {"key": code_key(item), "reason": reason})
                 passed += sum(_seconds(context, mode, item) for item in mine)
         finally:
             bench.close()
 
     return run
-
-
-class _Bench:
-    """A worker that times shapes; after a crash or a lost context the shape's items are tried one by one."""
-
-    def __init__(self, context: Context, mode: str) -> None:
-        self._context, self._mode = context, mode
-        self._worker: Asker | None = None
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-        self._worker = None
-
-    def measure(self, items: list[Item]) -> None:
-        """Time the items of one shape together; what takes the process down is found by trying again alone."""
-        if not items:
-            return
-        try:
-            failed = self._ask(items)
-        except WorkerError as error:
-            self.close()
-            failed = [(item, str(error), True, isinstance(error, WorkerLostError)) for item in items]
-        for item, reason, spoilt, lost in failed:
-            if spoilt and len(items) > 1:
-                self.measure([item])
-                continue
-            self._context.folder.fail(self._mode, label(item), reason)
-            if lost and item.kernel not in EXTERNAL:
-                self._context.folder.append("checked.jsonl", {"key": code_key(item), "reason": reason})
-
-    def _ask(self, items: list[Item]) -> list[tuple[Item, str, bool, bool]]:
-        """(item, reason, whether another item may be at fault, whether the process was lost) of what failed."""
-        context = self._context
-        options = {
-            "rounds": context.rounds, "mode": self._mode, "settle_s": context.settle_s, "measure_s": context.measure_s,
-            "command": context.command, "version": context.version,
-        }  # fmt: skip
-        request = {
-            "do": "measure", "items": [item_to(item) for item in items], "options": options,
-            "table": str(context.folder.file(_table(self._mode))),
-        }  # fmt: skip
-        silence = 120 + sum(30 + 3 * _seconds(context, self._mode, item) for item in items)
-        if self._worker is None:
-            self._worker = context.start()
-        answer = self._worker.ask(request, silence)
-        found = [(items[index], reason, _spoilt(reason), False) for index, reason in answer["failed"]]
-        if any(spoilt for _, _, spoilt, _ in found):
-            self.close()
-        return found
-
-
-def _spoilt(reason: str) -> bool:
-    return any(word in reason.lower() for word in _SPOILT)
 
 
 def run_stages(context: Context, todo: Iterable[Stage], tell: Callable[[Stage, float, str], None]) -> None:

@@ -7,12 +7,12 @@ import datetime
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.validation.lab.calibrate.cases import CalibrateError, Case
+from tilecast.validation.lab.calibrate.errors import CalibrateError
 from tilecast.validation.lab.calibrate.nvrtc import ARCHES, compile_cubin
 
 #: Numbers in a warp's record: clock at start and end, nanoseconds at start and end, SM, two extras, valid.
@@ -48,6 +48,13 @@ class Launch:
     tensor_map: bytes = bytes(128)
     #: Offset of ``data`` into the big buffer.
     offset: int = 0
+
+
+class Source(Protocol):
+    """A kernel called ``bench`` in CUDA: a `cases.Case`."""
+
+    def text(self) -> str:
+        """Its source."""
 
 
 class Gpu:
@@ -124,7 +131,7 @@ class Gpu:
         """Start the driver's own copy inside the big buffer."""
         self._do(self._cu.cuMemcpyDtoDAsync(self.data + to, self.data + offset, size, 0))
 
-    def kernel(self, case: Case, cubin: bytes | None = None) -> Any:
+    def kernel(self, case: Source, cubin: bytes | None = None) -> Any:
         """The case's kernel, compiled (unless ``cubin`` is given) and loaded once."""
         text = case.text()
         if text not in self._modules:
@@ -162,7 +169,7 @@ class Gpu:
         """Whether the context still takes work after a failed kernel."""
         return int(self._cu.cuCtxSynchronize()[0]) == 0
 
-    def records(self, case: Case, launch: Launch, tail: int = 0) -> tuple[Records, Records]:
+    def records(self, case: Source, launch: Launch, tail: int = 0) -> tuple[Records, Records]:
         """Run once: the records as (CTAs, warps, RECORD), and ``tail`` numbers after them."""
         function = self.kernel(case)
         warps = (launch.block + 31) // 32
@@ -196,7 +203,7 @@ class Gpu:
         self._do(self._cu.cuEventSynchronize(last))
         return float(self._do(self._cu.cuEventElapsedTime(first, last)))
 
-    def graph(self, case: Case, launch: Launch, count: int) -> Callable[[], None]:
+    def graph(self, case: Source, launch: Launch, count: int) -> Callable[[], None]:
         """A CUDA graph of ``count`` launches, one after the other, as something to call."""
         function = self.kernel(case)
         stream = self._do(self._cu.cuStreamCreate(1))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.validation.lab.calibrate.cases import CalibrateError, Case, Reading
+from tilecast.base.progress import Progress
+from tilecast.validation.lab.calibrate.cases import Case, Reading
+from tilecast.validation.lab.calibrate.errors import CalibrateError
 from tilecast.validation.lab.calibrate.gpu import Gpu, GpuError, Identity, today
 from tilecast.validation.lab.calibrate.nvrtc import compile_cubin, source_sha
 from tilecast.validation.lab.calibrate.store import Row, append_rows, params_text, read_rows, rows_of
@@ -47,10 +49,8 @@ def key_of(case: Case, identity: Identity) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def run_cases(
-    gpu: Gpu, cases: list[Case], store: str | Path, command: str, tell: Callable[[Case, int, int, float, float], None]
-) -> Outcome:
-    """Measure what the store lacks.  ``tell(case, done, all, seconds done, seconds in all)`` before every case.
+def run_cases(gpu: Gpu, cases: list[Case], store: str | Path, command: str, progress: Progress) -> Outcome:
+    """Measure what the store lacks.  ``progress`` counts the cases' own estimates in seconds, with the case at hand.
 
     A case that fails is reported and the rest goes on, unless the GPU itself was lost.
     """
@@ -69,7 +69,7 @@ def run_cases(
             if text not in built:
                 built[text] = pool.submit(compile_cubin, text, gpu.arch)
         for index, case in enumerate(todo):
-            tell(case, index, len(todo), passed, total)
+            progress("calibrate", passed, total, case.label())
             passed += case.seconds
             try:
                 gpu.kernel(case, built[case.text()].result())
@@ -85,6 +85,7 @@ def run_cases(
                 failed.append((case.label(), f"{type(error).__name__}: {error}"))
                 continue
             append_rows(store, _rows(gpu.identity, case, readings, command, keys[id(case)][-1]))
+    progress("calibrate", total, total)
     mine = tuple(r for r in read_rows(store) if (r.gpu, r.driver) == (gpu.identity.name, gpu.identity.driver))
     return Outcome(mine, len(todo) - len(failed), len(cases) - len(todo), tuple(failed))
 

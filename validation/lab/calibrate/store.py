@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.validation.lab.calibrate.cases import CalibrateError, Reading, Value
+from tilecast.validation.lab.calibrate.cases import Reading, Value
+from tilecast.validation.lab.calibrate.errors import CalibrateError
 
 COLUMNS = (
     "group", "benchmark", "params", "quantity", "value", "unit", "low", "high", "repeats", "gpu", "driver", "clock_mhz",

@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from tilecast.model.kernel.workload import Workload
-from tilecast.validation.lab.measure.plan import Item, PlanError
+from tilecast.validation.lab.measure.bench import Failure
+from tilecast.validation.lab.measure.plan import Item, PlanError, item_to
 from tilecast.validation.lab.measure.records import shape_fields
 
 #: Counter -> names it has had; the first that the installed Nsight Compute knows is used.  Shares are in percent.
@@ -38,6 +39,8 @@ METRICS: dict[str, tuple[str, ...]] = {
     "l2_bytes": ("lts__t_bytes.sum",),
     "dram_bytes": ("dram__bytes.sum",),
 }  # fmt: skip
+#: Failures without a single success after which it is not the kernels that are at fault.
+_GIVE_UP = 3
 COLUMNS = ("gpu", "machine", "ncu", "kernel", "variant", *shape_fields(Workload()), "counter", "metric", "value")
 
 
@@ -58,33 +61,51 @@ def choose(known: set[str]) -> dict[str, str]:
     return chosen
 
 
-def collect(items: list[Item], version: str) -> list[dict[str, object]]:
-    """Rows of `COLUMNS` for every item; PlanError when Nsight Compute is missing or may not read counters."""
+def collect(items: list[Item], version: str) -> tuple[list[dict[str, object]], list[Failure]]:
+    """(rows of `COLUMNS`, what failed) of the items; PlanError when Nsight Compute is missing or may not read counters.
+
+    A kernel that takes its process down costs itself: those after it are counted in another process.
+    """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise PlanError("counters need Nsight Compute: put ncu on the PATH (it comes with the CUDA toolkit)")
-    chosen = choose(known_metrics(ncu))
-    wanted = sorted(set(chosen.values()))
+    chosen, number = choose(known_metrics(ncu)), _version(ncu)
+    rows: list[dict[str, object]] = []
+    failures: list[Failure] = []
+    left = list(items)
+    while left:
+        table, fates, words = _run(ncu, left, version, chosen)
+        counted = [item for item, fate in zip(left, fates, strict=False) if not fate]
+        ended_early = len(fates) < len(left)
+        # There may be a row of the launch that took the process down.
+        if len(table) != len(counted) and not (ended_early and len(table) == len(counted) + 1):
+            raise PlanError(f"ncu reported {len(table)} kernels for {len(counted)} items: {words}")
+        rows += [row for item, found in zip(counted, table, strict=False) for row in _rows(item, found, chosen, number)]
+        failures += [Failure(item, fate) for item, fate in zip(left, fates, strict=False) if fate]
+        left = left[len(fates) :]
+        if left:
+            failures.append(Failure(left.pop(0), f"its process ended: {words}", fatal=True))
+        if left and not rows and len(failures) >= _GIVE_UP:
+            raise PlanError(f"ncu counted none of {len(failures)} kernels: {failures[-1].reason}")
+    return rows, failures
+
+
+def _run(
+    ncu: str, items: list[Item], version: str, chosen: dict[str, str]
+) -> tuple[list[dict[str, str]], list[str], str]:
+    """(rows of ncu, "" or why not for every item that its process got through, the process's last words)."""
     with tempfile.TemporaryDirectory() as folder:
-        listing = Path(folder) / "items.json"
-        listing.write_text(
-            json.dumps(
-                [
-                    {"kernel": i.kernel, "variant": i.variant, "workload": i.workload.as_dict(), "machine": i.machine}
-                    for i in items
-                ]
-            )
-        )
+        listing, fates = Path(folder) / "items.json", Path(folder) / "fates.jsonl"
+        listing.write_text(json.dumps([item_to(item) for item in items]), encoding="utf-8")
         command = [
             ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--profile-from-start",
-            "off", "--metrics", ",".join(wanted), sys.executable, "-m", "tilecast.validation.lab.counters.target", str(listing), version,
+            "off", "--metrics", ",".join(sorted(set(chosen.values()))), sys.executable, "-m",
+            "tilecast.validation.lab.counters.target", str(listing), str(fates), version,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    table = parse(done.stdout)
-    if len(table) != len(items):
-        reason = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise PlanError(f"ncu reported {len(table)} kernels for {len(items)} items: {reason}")
-    return [row for item, found in zip(items, table, strict=True) for row in _rows(item, found, chosen, _version(ncu))]
+        known = fates.read_text(encoding="utf-8").splitlines() if fates.exists() else []
+    words = " ".join((done.stderr or done.stdout).split())[-300:]
+    return parse(done.stdout), [json.loads(line) for line in known], words
 
 
 def _version(ncu: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tilecast.base import locks
+
 
 class GpuLockError(ValueError):
     """A GPU that another tilecast times on, or a lock that cannot be made; one sentence."""
@@ -18,38 +20,23 @@ def try_lock(uuid: str, folder: Path | None = None) -> int | None:
 
     It is held until every process that shares the descriptor has closed it.  Windows has no such lock: always free.
     """
-    try:
-        import fcntl
-    except ImportError:
-        return os.open(os.devnull, os.O_RDONLY)
     path = (folder or Path(tempfile.gettempdir())) / f"tilecast-{uuid}.lock"
-    # A lock file that another user made can be opened, though not created again, in a folder such as /tmp.
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise GpuLockError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
+        lock = locks.try_lock(path, shared_folder=True)
     except OSError as error:
         raise GpuLockError(f"{path}: cannot lock the GPU: {error.strerror or error}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+    return None if lock is None else lock.handle
 
 
 @contextmanager
-def timing_on(uuid: str, folder: Path | None = None) -> Iterator[None]:
-    """Hold the lock of a GPU; GpuLockError when another tilecast does."""
+def timing_on(uuid: str, folder: Path | None = None) -> Iterator[int]:
+    """Hold the lock of a GPU, and its file descriptor for those who share it; GpuLockError when another tilecast does."""
     handle = try_lock(uuid, folder)
     if handle is None:
         raise GpuLockError(
             f"another tilecast is timing on {uuid}: wait for it to end, as both would measure each other"
         )
     try:
-        yield
+        yield handle
     finally:
         os.close(handle)

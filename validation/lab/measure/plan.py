@@ -13,14 +13,16 @@ Variants that the family cannot write for a shape are left out and listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tilecast.base.toml_file import read_toml
+from tilecast.model.families import parse_variant
 from tilecast.model.kernel.shapes_csv import parse_window
-from tilecast.model.kernel.variant import VariantError, parse_variant, variant_text
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
 
@@ -45,6 +47,35 @@ class Item:
     workload: Workload
     machine: str
     role: str = "build"
+
+    def label(self) -> str:
+        """Kernel, variant and shape in one line."""
+        return f"{self.kernel} {self.variant} at {self.workload.label()}".replace("  ", " ")
+
+
+def item_to(item: Item) -> dict[str, Any]:
+    """An item as JSON takes it."""
+    return {**asdict(item), "workload": item.workload.as_dict()}
+
+
+def item_from(raw: Mapping[str, Any]) -> Item:
+    """Inverse of `item_to`; entries that an item has not are left alone."""
+    work = Workload.from_dict(raw["workload"])
+    return Item(raw["kernel"], raw["variant"], work, raw["machine"], raw.get("role", "build"))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to measure."""
+
+    rounds: int = 15
+    mode: str = "short"
+    settle_s: float = 1.0
+    measure_s: float = 1.0
+    #: Processes that compile and check kernels ahead of their turn (0: one a core, at most 12; 1: none).
+    workers: int = 0
+    command: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +157,7 @@ def _workload(shape: dict[str, Any]) -> Workload:
 
 
 def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machine) -> Iterator[Item | str]:
-    from tilecast.codegen.families import find_family
+    from tilecast.model.families import find_family, writable
 
     role = group.get("role", "build")
     for name in group.get("kernels", []):
@@ -137,12 +168,10 @@ def _items(where: str, group: dict[str, Any], workload: Workload, machine: Machi
         name, _, knobs = text.partition(":")
         try:
             family = find_family(name)
-            variant = parse_variant(
-                f"family={family.model_family},{knobs}" if knobs else f"family={family.model_family}"
-            )
+            variant = parse_variant(f"family={family.name},{knobs}" if knobs else f"family={family.name}")
         except VariantError as error:
             raise PlanError(f"{where}: variant '{text}': {error}") from None
-        verdict = family.expressible(variant, workload, machine)
+        verdict = writable(variant, workload, machine)
         if verdict.legal:
             yield Item(name, variant_text(variant), workload, machine.name, role)
         else:

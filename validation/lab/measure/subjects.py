@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +17,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tilecast.base.files import cache_folder, write_text_atomically
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.plan import EXTERNAL, Item, PlanError
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 #: A launch without arguments, and the tensor it writes in (batch, heads, seqlen, head_dim).
 Launch = Callable[[], None]
+
+
+#: Folder of the cache where generated sources are kept, so that Triton's compile cache finds them again.
+CACHE = "measured-kernels"
 
 
 @dataclass(frozen=True)
@@ -36,36 +40,27 @@ class Subject:
     prepare: Callable[[Workload, Tensors], tuple[Launch, Callable[[], torch.Tensor]]]
 
 
-def cache_folder() -> Path:
-    """Where generated sources are kept for measuring, so that Triton's compile cache finds them again."""
-    base = os.environ.get("TILECAST_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tilecast" / "measured-kernels"
-
-
 def subject(item: Item, version: str) -> Subject:
     """The subject of a plan item; PlanError when its kernel cannot be written or is not installed."""
     if item.kernel == "file":
         return _from_file(Path(item.variant), item.kernel, item.variant)
     if item.kernel in EXTERNAL:
         return _external(item.kernel)
-    from tilecast.codegen.families import find_family
     from tilecast.codegen.generate import generate
+    from tilecast.model.families import find_family, parse_variant
     from tilecast.model.kernel.header import without_header
-    from tilecast.model.kernel.variant import parse_variant
     from tilecast.model.machine.machine import load_machine
 
     family = find_family(item.kernel)
-    variant = parse_variant(f"family={family.model_family},{item.variant.removeprefix('family=' + family.model_family + ',')}")  # fmt: skip
+    variant = parse_variant(f"family={family.name},{item.variant.removeprefix('family=' + family.name + ',')}")  # fmt: skip
     # The source must not depend on the length, so that one compilation serves all lengths of a shape.
     source = generate(item.workload, load_machine(item.machine), family, variant, version).source
     sha = hashlib.sha256(without_header(source).encode()).hexdigest()[:16]
-    folder = cache_folder()
+    folder = cache_folder(CACHE)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{item.kernel}_{sha}.py"
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(source, encoding="utf-8")
-        temporary.replace(path)
+        write_text_atomically(path, source)
     return _from_file(path, item.kernel, item.variant, sha)
 
 

@@ -102,11 +102,15 @@ def stamps_alone(device: torch.device, rounds: int = 21) -> tuple[float, float]:
     return found[rounds // 2][0], sorted(s for _, s in found)[rounds // 2]
 
 
-def interleaved(kernels: Sequence[Timed], rounds: int, alone: tuple[float, float], warm: int = 2) -> list[Samples]:
-    """Samples of every kernel, taken in turns; the first ``warm`` rounds are dropped."""
+def interleaved(
+    kernels: Sequence[Timed], rounds: int, alone: tuple[float, float], warm: int = 2,
+    at: Callable[[int], None] = lambda _: None,
+) -> list[Samples]:  # fmt: skip
+    """Samples of every kernel, taken in turns; the first ``warm`` rounds are dropped.  ``at`` hears whose turn it is."""
     taken: list[list[tuple[float, float]]] = [[] for _ in kernels]
     for number in range(rounds + warm):
-        for timed, mine in zip(kernels, taken, strict=True):
+        for index, (timed, mine) in enumerate(zip(kernels, taken, strict=True)):
+            at(index)
             found = timed.sample()
             if number >= warm:
                 mine.append(found)

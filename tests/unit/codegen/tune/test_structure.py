@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast.codegen.tune.structure import Timed, diverse, is_tie, pick_winner, sample, structure, tile
-from tilecast.model.kernel.variant import Fa3Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 
 BASE = Fa3Variant(tile_n=64, ping_pong=False)
 OTHER = replace(BASE, warpgroups=3)

@@ -11,13 +11,12 @@ import pytest
 
 from tilecast.emulator.replay.compare import AGREES, Comparison, compare
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, chrome_trace, replay
-from tilecast.emulator.replay.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
+from tilecast.emulator.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
+from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
-from tilecast.model.kernel.variant import parse_variant
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 
 BLOCKS = 16
 
@@ -26,7 +25,9 @@ BLOCKS = 16
 def one_tile(kernel: str) -> Emulation:
     """One tile of BLOCKS iterations, no masked block, no row maximum that moves far."""
     header = Source(kernel_path(kernel)).header()
-    pipeline = build_pipeline(header_workload(header), parse_variant(header["variant"]), load_machine(header["machine"]))
+    pipeline = build_pipeline(
+        header_workload(header), parse_variant(header["variant"]), load_machine(header["machine"])
+    )
     shape = header["workload"]
     rng = np.random.default_rng(0)
     rows, keys = pipeline.rows_per_cta * pipeline.cta_group, BLOCKS * pipeline.keys_per_iteration

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.review_case import h200_review
 
-from tilecast.explore.review.content.content import ReviewContent
 from tilecast.explore.review.page.charts import charts
+from tilecast.explore.review.review import Review
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH
 
 
 @pytest.fixture(scope="module")
-def review() -> ReviewContent:
+def review() -> Review:
     return h200_review()
 
 
 @pytest.fixture(scope="module")
-def path(review: ReviewContent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(review: Review, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "review.html"
     file.write_text(review.page(), encoding="utf-8")
     return file
@@ -66,7 +66,7 @@ def test_it_loads_in_silence_and_asks_for_nothing(desk: Seen, path: Path) -> Non
     assert [url for url in desk.requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
 
 
-def test_every_chart_is_drawn(desk: Seen, review: ReviewContent) -> None:
+def test_every_chart_is_drawn(desk: Seen, review: Review) -> None:
     found = charts(review)
     assert {"forecast", "waterfall", "roofline", "tornado", "map", "accuracy", "change", "before", "after"} <= set(
         found
@@ -120,7 +120,7 @@ def test_the_buttons_zoom_and_come_back(desk: Seen) -> None:
     assert width() == pytest.approx(at_first)
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, path: Path, review: ReviewContent) -> None:
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, path: Path, review: Review) -> None:
     seen = Seen(browser, path, viewport={"width": 375, "height": 800}, is_mobile=True, has_touch=True)
     assert seen.page.evaluate("document.scrollingElement.scrollWidth") <= 375
     widths = seen.page.evaluate(
@@ -171,7 +171,7 @@ def test_labels_on_bars_stand_out() -> None:
         assert contrast(rgb(fill), rgb(ink)) >= 4.5, kind
 
 
-def test_paper_gets_static_charts_and_every_section(desk: Seen, review: ReviewContent) -> None:
+def test_paper_gets_static_charts_and_every_section(desk: Seen, review: Review) -> None:
     desk.page.emulate_media(media="print")
     try:
         shown = desk.page.evaluate(

@@ -15,15 +15,15 @@ from support.review_case import WORK, h200_review
 from tilecast.cli import main
 from tilecast.explore.review.build import LEAST, report
 from tilecast.explore.review.content.assumptions import machine_digest
-from tilecast.explore.review.content.content import ReviewContent
 from tilecast.explore.review.content.nearby import distance, regions
 from tilecast.explore.review.page.charts import Bars, charts, tornado_chart, waterfall_chart
 from tilecast.explore.review.page.document import document
 from tilecast.explore.review.page.drawings import svg
 from tilecast.explore.review.page.plots import lines_of
 from tilecast.explore.review.page.render import html_page
+from tilecast.explore.review.review import Review
+from tilecast.model.families import legality, parse_variant
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.variant import legality, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.whatif.break_even import break_evens
@@ -31,26 +31,26 @@ from tilecast.model.whatif.sensitivity import sensitivities
 
 
 @pytest.fixture(scope="module")
-def review() -> ReviewContent:
+def review() -> Review:
     return h200_review()
 
 
 @pytest.fixture(scope="module")
-def small() -> ReviewContent:
+def small() -> Review:
     """An A100 at a fixed clock, a sequence shorter than what was checked."""
     return report(Workload(seqlen_q=256, seqlen_k=256), "a100", clock=1200.0, map_grid=3)
 
 
 @pytest.fixture(scope="module")
-def page(review: ReviewContent) -> str:
+def page(review: Review) -> str:
     return review.page()
 
 
-def chosen(review: ReviewContent):
+def chosen(review: Review):
     return parse_variant(review.variant)
 
 
-def test_the_forecast_is_that_of_predict_with_the_variant_named(review: ReviewContent) -> None:
+def test_the_forecast_is_that_of_predict_with_the_variant_named(review: Review) -> None:
     for regime in review.regimes:
         again = predict(WORK, "h200-sxm", chosen(review), clock=regime.name)
         assert (regime.time_ms, regime.tflops, regime.low, regime.high) == (
@@ -62,7 +62,7 @@ def test_the_forecast_is_that_of_predict_with_the_variant_named(review: ReviewCo
     assert f"{review.regimes[0].tflops:.0f} TFLOP/s" in review.verdict[0]
 
 
-def test_the_waterfall_adds_up_to_the_time(review: ReviewContent) -> None:
+def test_the_waterfall_adds_up_to_the_time(review: Review) -> None:
     assert sum(step.share for step in review.waterfall) == pytest.approx(1.0, abs=1e-12)
     marks = waterfall_chart(review.waterfall).marks
     for before, after in pairwise(marks[:-1]):
@@ -70,7 +70,7 @@ def test_the_waterfall_adds_up_to_the_time(review: ReviewContent) -> None:
     assert marks[-1].length == pytest.approx(1.0)
 
 
-def test_the_tornado_is_the_models_sensitivities(review: ReviewContent) -> None:
+def test_the_tornado_is_the_models_sensitivities(review: Review) -> None:
     rows = sensitivities(WORK, "h200-sxm", chosen(review), step=review.tornado.step)
     matter = [row for row in rows if max(abs(row.fixed), abs(row.reoptimised)) >= LEAST]
     assert list(review.tornado.rows) == matter
@@ -79,7 +79,7 @@ def test_the_tornado_is_the_models_sensitivities(review: ReviewContent) -> None:
     assert [m.length for m in drawn] == [row.fixed for row in matter[: len(drawn)]]
 
 
-def test_no_unit_is_faster_than_its_ceiling_and_busy_shares_agree(review: ReviewContent) -> None:
+def test_no_unit_is_faster_than_its_ceiling_and_busy_shares_agree(review: Review) -> None:
     first = review.regimes[0]
     for row in review.ceilings:
         assert first.tflops <= row.tflops * (1 + 1e-9), row.unit
@@ -103,7 +103,7 @@ def test_busy_cycles_per_sm_are_what_the_chip_ran(family: str) -> None:
         assert busy[unit] == pytest.approx(share * p.chip.loop_cycles, rel=0.02), unit
 
 
-def test_variants_carry_their_reasons(review: ReviewContent) -> None:
+def test_variants_carry_their_reasons(review: Review) -> None:
     machine = load_machine("h200-sxm")
     base = chosen(review)
     rows = review.variants.rows
@@ -122,7 +122,7 @@ def test_variants_carry_their_reasons(review: ReviewContent) -> None:
     assert base.family == "fa3"
 
 
-def test_assumptions_move_the_answer_as_the_machine_does(review: ReviewContent) -> None:
+def test_assumptions_move_the_answer_as_the_machine_does(review: Review) -> None:
     machine = load_machine("h200-sxm")
     ranged = [a for a in review.assumptions if a.low is not None]
     assert ranged == sorted(ranged, key=lambda a: -a.effect)
@@ -132,7 +132,7 @@ def test_assumptions_move_the_answer_as_the_machine_does(review: ReviewContent) 
     assert all(a.kind in ("spec", "measured", "inferred", "assumed") and a.source for a in review.assumptions)
 
 
-def test_a_change_says_what_the_what_if_says(review: ReviewContent) -> None:
+def test_a_change_says_what_the_what_if_says(review: Review) -> None:
     assert review.change is not None
     assert review.change.changes == (("mufu.ex2_per_clk", 16.0, 32.0, "op/clk/SM"),)
     assert review.change.before.time_ms == review.regimes[0].time_ms
@@ -141,7 +141,7 @@ def test_a_change_says_what_the_what_if_says(review: ReviewContent) -> None:
     assert "mufu.ex2_per_clk goes from 16 to 32" in review.question
 
 
-def test_the_timeline_shows_the_simulation(review: ReviewContent) -> None:
+def test_the_timeline_shows_the_simulation(review: Review) -> None:
     t = review.timeline
     trace = predict(WORK, "h200-sxm", chosen(review), interval=False).trace
     shown = {(b.name, round(b.start, 3), round(b.cycles, 3)) for b in t.bars if b.kind not in ("unit", "wait")}
@@ -173,7 +173,7 @@ def test_the_timeline_shows_the_simulation(review: ReviewContent) -> None:
         assert inside == pytest.approx(demand[unit], rel=0.03)
 
 
-def test_accuracy_names_how_near_and_counts_every_point(review: ReviewContent) -> None:
+def test_accuracy_names_how_near_and_counts_every_point(review: Review) -> None:
     published, own = review.regions
     for region in (published, own):
         assert region.count == len(region.points) > 0
@@ -196,7 +196,7 @@ def test_distance_orders_shapes() -> None:
     assert distance(WORK, twice) > distance(WORK, replace(WORK, mask="none")) > distance(WORK, replace(WORK, batch=8))
 
 
-def test_risks_are_found_by_their_rules(review: ReviewContent, small: ReviewContent) -> None:
+def test_risks_are_found_by_their_rules(review: Review, small: Review) -> None:
     titles = [risk.title for risk in review.risks]
     assert "Clock regimes differ" in titles
     assert [r.weight for r in review.risks] == sorted((r.weight for r in review.risks), reverse=True)
@@ -244,7 +244,7 @@ def test_the_page_is_one_file_under_6_mb_that_loads_nothing(page: str) -> None:
     assert "default-src 'none'" in page
 
 
-def test_every_chart_has_its_drawing_and_every_section_numbers(review: ReviewContent, page: str) -> None:
+def test_every_chart_has_its_drawing_and_every_section_numbers(review: Review, page: str) -> None:
     for ident, chart in charts(review).items():
         assert f'id="plot-{ident}"' in page and f'id="spec-plot-{ident}"' in page
         ElementTree.fromstring(svg(chart))
@@ -254,7 +254,7 @@ def test_every_chart_has_its_drawing_and_every_section_numbers(review: ReviewCon
             assert all(len(row) == len(table.header) for row in table.rows)
 
 
-def test_drawings_keep_the_digits_of_labels(review: ReviewContent) -> None:
+def test_drawings_keep_the_digits_of_labels(review: Review) -> None:
     chart = charts(review)["change"]
     assert isinstance(chart, Bars)
     read = {
@@ -264,17 +264,17 @@ def test_drawings_keep_the_digits_of_labels(review: ReviewContent) -> None:
     assert {mark.text for mark in chart.marks if mark.text} <= read
 
 
-def test_text_from_outside_is_escaped(review: ReviewContent) -> None:
+def test_text_from_outside_is_escaped(review: Review) -> None:
     text = html_page(replace(review, provenance=replace(review.provenance, date="</script><b>now")))
     assert "<b>now" not in text and "&lt;/script&gt;&lt;b&gt;now" in text
 
 
-def test_the_same_question_gives_the_same_bytes(review: ReviewContent, page: str) -> None:
+def test_the_same_question_gives_the_same_bytes(review: Review, page: str) -> None:
     svg.cache_clear()
     assert html_page(review) == page
 
 
-def test_markdown_says_what_the_page_says(review: ReviewContent) -> None:
+def test_markdown_says_what_the_page_says(review: Review) -> None:
     files = review.markdown("r")
     text = files["r.md"]
     pictures = re.findall(r"!\[[^]]*]\(([^)]+)\)", text)
@@ -293,7 +293,7 @@ def test_markdown_says_what_the_page_says(review: ReviewContent) -> None:
         assert len(counts) == 1, block[:200]
 
 
-def test_markdown_of_an_a100(golden, small: ReviewContent) -> None:
+def test_markdown_of_an_a100(golden, small: Review) -> None:
     # What made it changes with every line of the model; what it says does not.
     fixed = replace(small, provenance=replace(small.provenance, version="0", source="0" * 12))
     golden("report-a100.md", fixed.markdown("report-a100")["report-a100.md"])
@@ -383,7 +383,7 @@ def test_the_command_in_the_report_makes_the_report_again(tmp_path: Path, capsys
         assert (second.parent / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
-def test_bars_know_their_rows(review: ReviewContent) -> None:
+def test_bars_know_their_rows(review: Review) -> None:
     for chart in charts(review).values():
         if isinstance(chart, Bars):
             assert {mark.row for mark in chart.marks} <= set(range(len(chart.rows)))

@@ -29,7 +29,7 @@ from tilecast.explore.sweep.run.store import Store
 from tilecast.explore.sweep.spec.items import run_item
 from tilecast.explore.sweep.spec.spec import Bench, load_spec, plan_forecasts, plan_measurements
 from tilecast.model.machine.machine import load_machine
-from tilecast.validation.lab.bundle.workers import WorkerError, WorkerLostError
+from tilecast.validation.lab.worker.process import WorkerError, WorkerLostError
 
 #: Eight kernels at three lengths: every item computes something, none for long.
 SPEC = """
@@ -152,13 +152,13 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(tmp_path: Pa
             pids.append(lane._worker._process.pid)  # type: ignore[attr-defined]
             return lane
 
-    def shoot(done: int, _total: int, _what: str) -> None:
+    def shoot(_stage: str, done: float, _total: float, _detail: str = "", /) -> None:
         if done in (2, 5):
             os.kill(pids[-1], signal.SIGKILL)
 
     engine = Watched(1)
     raw = {"machines": ["a100"], "interval": False, "workload": [{"seqlen": [512, 1024], "batch": [1, 2, 3, 4]}]}
-    table = tilecast.sweep(raw, engine=engine, tell=shoot)
+    table = tilecast.sweep(raw, engine=engine, progress=shoot)
     engine.close()
     assert table.count("ok") == table.computed == 8
     assert len(pids) == 3
@@ -506,11 +506,11 @@ def test_a_real_ray_cluster_of_two_workers_gives_the_same_and_survives_a_dead_ac
 
         monkeypatch.setattr(RayEngine, "starts", starts)
 
-        def shoot(done: int, _total: int, _what: str) -> None:
+        def shoot(_stage: str, done: float, _total: float, _detail: str = "", /) -> None:
             if done == 6:  # whether it is at work or still starting
                 lanes[0].close()
 
-        with_ray = tilecast.sweep(raw, store=tmp_path / "ray.db", engine=engine, tell=shoot)
+        with_ray = tilecast.sweep(raw, store=tmp_path / "ray.db", engine=engine, progress=shoot)
     finally:
         engine.close()
     assert len(lanes) == 3

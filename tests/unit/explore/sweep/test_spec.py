@@ -25,8 +25,9 @@ from tilecast.explore.sweep.spec.items import (
     source_hash,
 )
 from tilecast.explore.sweep.spec.spec import Bench, Plan, load_spec, plan_forecasts, plan_measurements
+from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.variant import parse_variant, variant_text
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
@@ -119,15 +120,14 @@ def test_what_if_lists_cross_and_name_themselves(tmp_path: Path) -> None:
 
 
 def test_variants_cross_and_all_is_the_space_the_generator_searches() -> None:
-    from tilecast.codegen.families import find_family
-    from tilecast.codegen.search import search_space
+    from tilecast.model.search.best import search_space
 
     plan = planned(
         variants=["best", "published:fa2", "fa4:cta_group=2", "family=fa4,cta_group=2", "all:triton"],
         variant=[{"family": "blackwell_ws", "cta_group": [1, 2], "load_max": False, "emulated_share": [0, 0.25]}],
     )
     found = [value["variant"] for value in values(plan)]
-    space = [variant_text(v) for v in search_space(find_family("triton"), Workload(), B200)]
+    space = [variant_text(v) for v in search_space(Workload(), B200, "fa2").variants]
     crossed = [
         variant_text(parse_variant(f"family=fa4,cta_group={group},emulated_share={share}"))
         for group in (1, 2) for share in (0, 0.25)

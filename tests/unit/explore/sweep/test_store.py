@@ -119,6 +119,21 @@ def test_two_sweeps_do_not_write_to_one_store(tmp_path: Path, monkeypatch: pytes
         holder.close()
 
 
+def test_no_lock_file_stays(tmp_path: Path) -> None:
+    path, text = tmp_path / "s.db", tmp_path / "notadb"
+    with Store(path) as store:
+        store.put("a" * 64, "{}", OK, 0.0)
+        assert (tmp_path / "s.db.lock").exists()
+    text.write_text("a file of something else", encoding="utf-8")
+    assert "notadb" in refusal(text)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notadb", "s.db"]
+    # What a killed sweep leaves is nobody's lock.
+    (tmp_path / "s.db.lock").touch()
+    with Store(path) as store:
+        assert store.known(["a" * 64])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notadb", "s.db"]
+
+
 def test_a_full_disk_and_a_store_that_turned_read_only_say_so(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with Store(path) as store:

@@ -31,7 +31,9 @@ from tilecast.model.compiled.forecast import ctas_per_sm, forecast
 from tilecast.model.compiled.program import hopper_cta, triton_cta
 from tilecast.model.compiled.shares import executed
 from tilecast.model.compiled.sm import Step
-from tilecast.model.kernel.variant import Fa2Variant, Fa3Variant, parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 

@@ -47,19 +47,19 @@ def test_preset_fills_what_the_row_leaves_out(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "shapes.csv: row 1: expected columns"),
-        ("batch,heads\n1,2\n", "shapes.csv: row 1: .*no 'seqlen' column"),
+        ("seqlen,heads,seqlen\n1,2,3\n", "shapes.csv: row 1: .*'seqlen' twice"),
         ("seqlen,heads,head_dim,hedz\n", "shapes.csv: row 1: .*unknown column 'hedz'"),
         ("seqlen,heads,head_dim\n", "shapes.csv: expected at least one row"),
         ("seqlen,heads,head_dim\n1,2,64\n1,2\n", "shapes.csv: row 3: expected 3 fields"),
         ("seqlen,heads,head_dim\n1,2,64,9\n", "shapes.csv: row 2: expected 3 fields"),
         ("seqlen,heads,head_dim\n1k,2,64\n", "shapes.csv: row 2: column 'seqlen': expected a whole number, got '1k'"),
-        ("seqlen,heads,head_dim\n1024,,64\n", "shapes.csv: row 2: column 'heads': expected a whole number, got nothing"),
-        ("seqlen,heads,head_dim\n1024,2,65\n", "shapes.csv: row 2: head_dim_qk: expected a multiple of 8"),
+        ("preset,heads\nllama3-8b,6\n", "shapes.csv: row 2: column 'heads': 6 query heads are no multiple of the 4"),
+        ("seqlen,heads,head_dim\n1024,2,65\n", "shapes.csv: row 2: column 'head_dim': expected a multiple of 8"),
         ("seqlen,heads,heads_kv,head_dim\n64,8,3,64\n", "shapes.csv: row 2: .*8 query heads do not divide among 3"),
-        ("seqlen,heads,head_dim\n-4,2,64\n", "shapes.csv: row 2: seqlen_q: expected at least 1, got -4"),
+        ("seqlen,heads,head_dim\n-4,2,64\n", "shapes.csv: row 2: column 'seqlen': expected at least 1, got -4"),
         ("seqlen,heads,head_dim,causal\n4,2,64,maybe\n", "shapes.csv: row 2: column 'causal': expected 0 or 1"),
-        ("seqlen,heads,head_dim,window\n4,2,64,x\n", "shapes.csv: row 2: window: expected"),
-        ("seqlen,heads,head_dim,dtype\n4,2,64,bf61\n", "shapes.csv: row 2: dtype: .*did you mean bf16"),
+        ("seqlen,heads,head_dim,window\n4,2,64,x\n", "shapes.csv: row 2: column 'window': expected"),
+        ("seqlen,heads,head_dim,dtype\n4,2,64,bf61\n", "shapes.csv: row 2: column 'dtype': .*did you mean bf16"),
         ("seqlen,preset\n4,llama3-8\n", "shapes.csv: row 2: unknown preset 'llama3-8'; did you mean llama3-8b"),
         (f"seqlen,heads,head_dim\n4,2,{'6' * 200_000}\n", "shapes.csv: "),
     ],
@@ -82,10 +82,20 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "causal", "window"),
-    [("", True, None), ("128", False, (128, 0)), ("128,5", False, (128, 5)), ("128,5", True, (128, 0)), ("-1,7", False, (-1, 7))],
+    [("", True, None), ("128", False, (128, 0)), ("128,5", False, (128, 5)), ("128,-1", True, (128, 0)), ("-1,7", False, (-1, 7))],
 )  # fmt: skip
 def test_parse_window(text: str, causal: bool, window: tuple[int, int] | None) -> None:
     assert parse_window(text, causal) == window
+
+
+def test_a_causal_window_with_keys_after_the_diagonal_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="causal attention sees no key after the diagonal: expected '128,0'"):
+        parse_window("128,5", True)
+
+
+def test_defaults_are_those_of_the_command_line(tmp_path: Path) -> None:
+    assert read_shapes(write(tmp_path, "batch\n3\n")) == [Workload(batch=3)]
+    assert read_shapes(write(tmp_path, "preset,heads\nllama3-8b,64\n"))[0].heads_kv == 16
 
 
 @pytest.mark.parametrize("text", ["a", "1,2,3", "-2", ","])

@@ -54,7 +54,7 @@ def test_two_query_tiles_ping_pong() -> None:
 
 
 def test_the_issue_order_is_the_published_one() -> None:
-    """FA4's matrix warp: PV of a tile, then QK of its next block, tile after tile (fa4.md (d))."""
+    """FA4's matrix warp: PV of a tile, then QK of its next block, tile after tile (FA4C)."""
     loop = loops.blackwell(2)
     orders = matrix_issue_order(_solve(loop), loop)
     assert list(orders) == ["mma"]
@@ -136,8 +136,8 @@ def test_gantt_shows_every_lane_and_fits() -> None:
 
 
 def test_report_and_networkx() -> None:
-    from tilecast.cmd_schedule import run_schedule
     from tilecast.model.pipeline.export import to_networkx
+    from tilecast.model.schedule.report import run_schedule
 
     text = run_schedule(loops.blackwell(2), 10.0)
     assert "II 2060 cycles (proven optimal)" in text
@@ -171,8 +171,7 @@ def _built(family: str, machine_name: str, **knobs: object) -> Pipeline:
         mask="none",
         dtype="bf16",
     )
-    from tilecast.model.kernel.candidates import published_variant
-    from tilecast.model.pipeline.build import build_pipeline
+    from tilecast.model.families import build_pipeline, published_variant
 
     variant = replace(published_variant(family, workload, machine), **knobs)
     return build_pipeline(workload, variant, machine)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.codegen.tune.structure import structure
-from tilecast.model.forecast.predict import evaluate_seconds
-from tilecast.model.kernel.space import knob_space, legal_space
-from tilecast.model.kernel.variant import Fa3Variant, VariantError, legality, parse_variant
+from tilecast.model.chip.evaluate import evaluate_seconds
+from tilecast.model.families import build_pipeline, knob_space, legal_space, legality, parse_variant
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
-from tilecast.model.search.rank import _unmasked_seconds, floor_seconds, loop_floor, rank
+from tilecast.model.search.floor import floor_seconds, loop_floor, unmasked_seconds
+from tilecast.model.search.rank import rank
 from tilecast.model.sm.simulate import steady_state
 
 H200, B200, A100 = (load_machine(name) for name in ("h200-sxm", "b200", "a100"))
@@ -90,7 +91,7 @@ def test_no_forecast_goes_below_its_floor(data) -> None:
     clock = data.draw(st.sampled_from(["sustained", "short", 1200.0]))
     seconds = evaluate_seconds(work, machine, variant, clock) * (1 + 1e-9)
     assert floor_seconds(work, machine, variant, clock) <= seconds
-    assert _unmasked_seconds(work, machine, variant, clock) <= seconds
+    assert unmasked_seconds(work, machine, variant, clock) <= seconds
 
 
 def test_the_floor_of_a_loop_holds_block_by_block() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from fractions import Fraction
 
 import pytest
@@ -134,15 +133,9 @@ def test_recurrence_equals_enumeration(loop: Pipeline) -> None:
 def test_bounds_are_consistent(loop: Pipeline) -> None:
     limit = bounds(loop)
     assert limit.ii_lower >= max(limit.res.cycles, limit.rec.cycles, *limit.res.per_role.values())
-    assert min(limit.slack.values()) == 0.0
-    assert limit.slack[limit.binding] == pytest.approx(0.0, abs=1e-6)
+    if limit.slack:
+        assert min(limit.slack.values()) == 0.0
+        assert limit.slack[limit.binding] == pytest.approx(0.0, abs=1e-6)
+    else:  # a loop without demand, whose only recurrences take no time
+        assert (limit.binding, limit.ii_lower) == ("", 0.0)
     assert bounds(loop, with_roles=False).ii_lower <= limit.ii_lower
-
-
-def test_bounds_take_milliseconds() -> None:
-    """A generous ceiling against an accidental change of complexity, not a benchmark."""
-    loop = loops.blackwell(4)
-    began = time.perf_counter()
-    for _ in range(10):
-        bounds(loop)
-    assert (time.perf_counter() - began) / 10 < 0.1

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast.model.kernel.variant import Fa3Variant, Fa4Variant
+from tilecast.model.families import build_pipeline
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.build import build_pipeline
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.fair_share import fair_speeds

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.base.files import OutputError
 from tilecast.cli import main
-from tilecast.explore_text import break_evens_text, map_text, sensitivities_text
-from tilecast.map_picture import COLOURS, cell_style, write_map
-from tilecast.model.forecast.predict import PredictError
-from tilecast.model.kernel.variant import Fa4Variant
+from tilecast.explore.map_picture import COLOURS, cell_style, write_map
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import build_pipeline, loop_shape
+from tilecast.model.forecast.brief import brief
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import MachineError, load_machine
-from tilecast.model.pipeline.build import build_pipeline, loop_shape
-from tilecast.model.search.quick import quick
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
+from tilecast.model.whatif.render_rows import break_evens_text, map_text, sensitivities_text
 from tilecast.model.whatif.sensitivity import sensitivities
-from tilecast.output import OutputError
 from tilecast.validation.experiments.run import (
     EXPERIMENTS,
     FORECASTS,
@@ -63,7 +63,7 @@ def test_compute_bound_at_one_clock_the_elasticities_sum_to_minus_one() -> None:
 def test_sensitivity_is_what_two_forecasts_give() -> None:
     rows = sensitivities(WORK, B200, PAIR, clock=1700.0, step=0.1)
     row = next(r for r in rows if r.fact == "mufu.ex2_per_clk")
-    slow, fast = (quick(WORK, B200.with_facts({row.fact: x}), PAIR, 1700.0).seconds for x in (14.4, 17.6))
+    slow, fast = (brief(WORK, B200.with_facts({row.fact: x}), PAIR, 1700.0).seconds for x in (14.4, 17.6))
     assert (row.low, row.high) == pytest.approx((14.4, 17.6))
     assert row.fixed == pytest.approx(math.log(fast / slow) / math.log(17.6 / 14.4))
     assert row.low_ms == pytest.approx(slow * 1e3) and row.high_ms == pytest.approx(fast * 1e3)
@@ -113,7 +113,7 @@ def test_solved_value_is_where_the_busiest_unit_changes(fact: str, share: float)
 
 
 def test_the_papers_break_even_of_exponentials_and_matrix_work() -> None:
-    """128 x 128 x 128 on a B200: 1024 cycles each (fa4.md), so 16 ex2 a clock; the loop's own row scale adds 1/128."""
+    """128 x 128 x 128 on a B200: 1024 cycles each (FA4P), so 16 ex2 a clock; the loop's own row scale adds 1/128."""
     (row,) = break_evens(WORK, B200, PAIR, facts=("mufu.ex2",), clock=1500.0)
     assert row.solved is not None
     assert row.solved.value == pytest.approx(16 * 129 / 128, rel=1e-9)
@@ -135,7 +135,7 @@ def test_bisection_separates_what_the_simulation_says() -> None:
         found = row.simulated
         assert found is not None and found.below != found.above
         below, above = (
-            quick(WORK, B200.with_facts({row.fact: found.value * factor}), PAIR, 1500.0).bound_by
+            brief(WORK, B200.with_facts({row.fact: found.value * factor}), PAIR, 1500.0).bound_by
             for factor in (0.998, 1.002)
         )
         assert (below, above) == (found.below, found.above)
@@ -149,8 +149,8 @@ def test_useful_until_leaves_one_percent() -> None:
         WORK, B200, PAIR, facts=("mufu.ex2", "hbm.tbps_achieved", "tmem.load_latency"), clock=1500.0
     )
     assert mufu.useful_until is not None and mufu.useful_until > 16
-    best = quick(WORK, B200.with_facts({"mufu.ex2_per_clk": 1024}), PAIR, 1500.0).seconds
-    there = quick(WORK, B200.with_facts({"mufu.ex2_per_clk": mufu.useful_until}), PAIR, 1500.0).seconds
+    best = brief(WORK, B200.with_facts({"mufu.ex2_per_clk": 1024}), PAIR, 1500.0).seconds
+    there = brief(WORK, B200.with_facts({"mufu.ex2_per_clk": mufu.useful_until}), PAIR, 1500.0).seconds
     assert there == pytest.approx(best * 1.01, rel=2e-3)
     assert hbm.useful_until == hbm.value and hbm.at_most_percent < 1
     assert latency.solved is None and latency.at_most_percent >= 0
@@ -174,13 +174,13 @@ def test_cells_are_forecasts(small_map) -> None:
         machine = B200.with_facts({small_map.x_fact: small_map.x[i], small_map.y_fact: small_map.y[j]})
         variant = _variant(small_map.variants[j][i])
         assert variant.emulated_share == small_map.emulated_share[j][i]
-        found = quick(WORK, machine, variant, small_map.clock_mhz)
+        found = brief(WORK, machine, variant, small_map.clock_mhz)
         assert (found.tflops, found.bound_by) == (small_map.tflops[j][i], small_map.bound_by[j][i])
     assert small_map.tflops[2][2] == pytest.approx(small_map.base_tflops, rel=5e-3)
 
 
 def _variant(text: str) -> Fa4Variant:
-    from tilecast.model.kernel.variant import parse_variant
+    from tilecast.model.families import parse_variant
 
     variant = parse_variant(text)
     assert isinstance(variant, Fa4Variant)
@@ -231,7 +231,7 @@ def test_picture_is_written_whole_and_says_everything(small_map, tmp_path: Path)
 
 
 def test_every_look_of_a_cell_is_its_own_colour() -> None:
-    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("dependences", unit) for unit in COLOURS]
+    styles = [cell_style(unit, "") for unit in COLOURS] + [cell_style("recurrence", unit) for unit in COLOURS]
     assert len({colour for _, colour in styles}) == len({label for label, _ in styles}) == 2 * len(COLOURS)
 
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.cli import main
+from tilecast.model.forecast.brief import brief
 from tilecast.model.forecast.predict import predict
-from tilecast.model.forecast.timeline import side_by_side
-from tilecast.model.kernel.variant import Fa4Variant, legality
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine, facts_named, is_latency, is_rate, parse_changes
 from tilecast.model.machine.machine import MachineError, load_machine
-from tilecast.model.search.quick import quick
-from tilecast.model.search.reoptimise import GAIN, MOVES, reoptimise
+from tilecast.model.search.best import best, search_space
+from tilecast.model.sm.timeline import side_by_side
 from tilecast.model.whatif.what_if import what_if
 
 WORK = Workload(batch=4, heads_q=16, heads_kv=16, seqlen_q=8192, seqlen_k=8192)
@@ -114,17 +114,20 @@ def test_a_faster_array_that_starves_burns_no_more_power() -> None:
     )
 
 
-def test_search_beats_every_single_knob_and_its_start() -> None:
-    best = reoptimise(WORK, B200, "fa4", "short")
-    start = Fa4Variant(tile_n=64, emulated_share=0.5)
-    assert reoptimise(WORK, B200, "fa4", "short", starts=(start,)).seconds <= quick(WORK, B200, start, "short").seconds
-    for knob, values in MOVES["fa4"]:
-        for value in values:
-            other = replace(best.variant, **{knob: value})  # type: ignore[arg-type]
-            if legality(other, WORK, B200).legal:
-                assert quick(WORK, B200, other, "short").seconds >= best.seconds * (1 - GAIN)
-    assert best == reoptimise(WORK, B200, "fa4", "short")
-    assert best.variant not in best.near
+def test_the_kernels_of_a_what_if_are_those_of_the_one_search() -> None:
+    answer = what_if(WORK, B200, {"mufu.ex2": 32}, clock="short")
+    first, again = best(WORK, B200, "fa4", "short"), best(WORK, answer.changed, "fa4", "short")
+    assert (answer.before.variant, answer.after.variant) == (first.variant, again.variant)
+    assert answer.before.time_ms == pytest.approx(first.seconds * 1e3, abs=1e-6)
+    assert first.variant not in first.near
+
+
+def test_a_kernel_given_by_hand_that_the_search_does_not_beat_is_kept() -> None:
+    # Outside the space: the template writes no tile of 160 keys.
+    given = replace(best(WORK, B200, "fa4", 1500.0).variant, tile_n=160)
+    assert given not in search_space(WORK, B200, "fa4").variants
+    answer = what_if(WORK, B200, {"mufu.ex2": 32}, variant=given, clock=1500.0)
+    assert answer.kept is None or answer.after.time_ms <= answer.kept.time_ms
 
 
 @settings(max_examples=5, deadline=None)
@@ -185,7 +188,7 @@ def test_a_kernel_that_no_longer_fits_is_a_result() -> None:
 
 def test_before_is_as_good_as_anything_the_second_search_finds() -> None:
     found = what_if(replace(WORK, mask="causal"), "h100-sxm", {"mufu.ex2": 32}, clock="short")
-    here = quick(found.workload, found.machine, found.after.variant, "short").seconds
+    here = brief(found.workload, found.machine, found.after.variant, "short").seconds
     assert here >= found.before.time_ms / 1e3 * (1 - 1e-12)
 
 

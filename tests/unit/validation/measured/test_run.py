@@ -16,8 +16,8 @@ from tilecast.cli import main
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.compiled.forecast import forecast
+from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.variant import parse_variant
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, append, read
 from tilecast.validation.measured import run as measured_run

@@ -7,10 +7,11 @@ from math import log2
 
 import pytest
 
+from tilecast.model.chip.evaluate import evaluate_seconds
 from tilecast.model.compiled.code import dump_codes, load_codes
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.forecast.predict import evaluate_seconds, predict
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import RecordError, append, read

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.model.forecast.predict import PredictError
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.validation.published.points import PublishedPoint, load_points
 from tilecast.validation.published.run import (
     EXAMPLES,

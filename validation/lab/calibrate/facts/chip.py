@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilecast.validation.lab.calibrate.facts.facts import Found, Rule, Table, line, spread
+from tilecast.validation.lab.calibrate.facts.rule import Found, Rule, Table, line, spread
 from tilecast.validation.lab.calibrate.store import Row
 
 

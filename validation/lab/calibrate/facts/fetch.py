@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecast.validation.lab.calibrate.facts.facts import Found, Rule, Table, spread
+from tilecast.validation.lab.calibrate.facts.rule import Found, Rule, Table, spread
 from tilecast.validation.lab.calibrate.store import Row
 
 _INSTRUCTION_BYTES = 16

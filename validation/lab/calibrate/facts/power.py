@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilecast.validation.lab.calibrate.facts.facts import Found, Rule, Table, line, spread
+from tilecast.validation.lab.calibrate.facts.rule import Found, Rule, Table, line, spread
 from tilecast.validation.lab.calibrate.store import Row
 
 #: Loads of which some run on fewer SMs, one for each kind of matrix instruction.

@@ -12,7 +12,7 @@ GROUPS = ("tensor", "arithmetic", "corun", "smem", "local", "code", "sync", "tma
 
 def all_cases(only: tuple[str, ...] = ()) -> list[Case]:
     """Cases of the named groups (all when none is named); CalibrateError with near names for an unknown group."""
-    from tilecast.model.machine.schema import nearest
+    from tilecast.base.words import nearest
 
     for name in only:
         if name not in GROUPS:

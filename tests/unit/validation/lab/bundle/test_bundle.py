@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -15,26 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.paths import ROOT
+from support import json_keys
 
+from tilecast.base.data import MEASURED
 from tilecast.cli import main
-from tilecast.codegen.families import find_family
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import dump_codes, load_codes
-from tilecast.model.kernel.variant import parse_variant
+from tilecast.model.families import find_family, parse_variant
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.bundle.compare import compare
 from tilecast.validation.lab.bundle.archive import read_bundle, write_bundle
 from tilecast.validation.lab.bundle.create import Asked, create
 from tilecast.validation.lab.bundle.manifest import MANIFEST, BundleError, failure_lines
 from tilecast.validation.lab.bundle.plans import PLANS, load_work, plan_path
-from tilecast.validation.lab.bundle.worker import item_from, item_to
-from tilecast.validation.lab.bundle.workers import Worker, WorkerError, WorkerLostError
 from tilecast.validation.lab.measure.gpu_lock import GpuLockError, timing_on
-from tilecast.validation.lab.measure.plan import PlanError, load_plan
+from tilecast.validation.lab.measure.plan import PlanError, item_from, item_to, load_plan
 from tilecast.validation.lab.measure.records import append, read
+from tilecast.validation.lab.worker.process import WorkerError, WorkerLostError
 
-RECORDED = ROOT / "validation" / "measured"
+RECORDED = MEASURED
 PLAN = """
 [[group]]
 kernels = ["cudnn"]
@@ -101,7 +99,10 @@ class Recorded:
         self.asked.append(request["do"])
         if request["do"] == "calibrate":
             tell("tensor/wgmma_rate", 0.0)
-        self.fault(request)
+        for index, item in enumerate(request.get("items", [{}])):
+            if "items" in request:
+                tell(str(index), 0.0)
+            self.fault({**request, "at": item})
         return getattr(self, request["do"])(request)
 
     def identify(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -210,10 +211,10 @@ def read_rows(path: Path, name: str) -> list[str]:
 
 def test_a_kernel_that_hangs_or_is_wrong_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     def fault(request: dict[str, Any]) -> None:
-        items = request.get("items", [])
+        item = request["at"]
         if request["do"] == "check" and "tile_n=128" in request["item"]["variant"]:
             raise WorkerLostError("no answer in 300 s: it hangs")
-        if any(item["kernel"] == "triton" and item["workload"]["head_dim_qk"] == 64 for item in items):
+        if item and item["kernel"] == "triton" and item["workload"]["head_dim_qk"] == 64:
             raise WorkerLostError("its process ended (signal 11)")
 
     want = asked(tmp_path)
@@ -252,34 +253,10 @@ def test_work_of_another_gpu_is_not_continued(tmp_path: Path) -> None:
     assert not want.output.exists()
 
 
-def test_a_worker_reports_errors_and_dies_when_silent_or_orphaned(tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "log")
-    with pytest.raises(WorkerError, match="no-such-task"):
-        worker.ask({"do": "no-such-task"}, 30)
-    with pytest.raises(WorkerLostError, match="it hangs"):
-        worker.ask({"do": "identify"}, 0.001)
-    assert worker._process.poll() is not None
-    script = (
-        "import os, sys; from pathlib import Path; from tilecast.validation.lab.bundle.workers import *\n"
-        "w = Worker(Path(sys.argv[1]))\n"
-        "try: w.ask({'do': 'no'}, 30)\n"
-        "except WorkerError: print(w._process.pid, flush=True); os._exit(0)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "log")], capture_output=True, text=True, check=True
-    )
-    orphan = Path(f"/proc/{done.stdout.strip()}")
-    if Path("/proc/self").exists():
-        until = time.monotonic() + 5
-        while orphan.exists() and "State:\tZ" not in (orphan / "status").read_text() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not orphan.exists() or "State:\tZ" in (orphan / "status").read_text()
-
-
 def test_a_run_killed_among_the_checks_checks_only_the_rest(tmp_path: Path) -> None:
     class Watched(Silent):
-        def tell(self, stage: Any, share: float, _text: str) -> None:
-            if stage.name == "check" and share > 0.4:
+        def tell(self, stage: str, done: float, total: float, _detail: str = "", /) -> None:
+            if stage == "check" and done > 0.4 * total:
                 raise Killed
 
     want = asked(tmp_path)
@@ -354,6 +331,7 @@ def test_compare_reports_facts_errors_clocks_and_peers(good: Path, capsys: pytes
     assert report["summary"]["from machine code, cited facts"]["mean"] < 0.08
     assert len(report["peers"]) == 2
     assert [set(row["mhz"]) for row in report["clocks"]] == [set(), {"cited facts", "calibrated facts"}]
+    assert json_keys.differences(json_keys.sections()["validate compare"].keys, json_keys.paths(report)) == []
 
 
 def test_compare_loads_no_torch_and_needs_no_profiles(good: Path, tmp_path: Path) -> None:
@@ -362,8 +340,9 @@ def test_compare_loads_no_torch_and_needs_no_profiles(good: Path, tmp_path: Path
         path, bundle.manifest, {name: content for name, content in bundle.members.items() if name != "codes.txt"}
     )
     script = (
-        "import sys\nfrom tilecast.cmd_bundle import run_compare\n"
-        f"run_compare(bundle={str(path)!r}, machine=None, as_json=True, rows=False)\nprint('torch' in sys.modules)"
+        "import contextlib, io, sys\nfrom tilecast.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    main(['validate', 'compare', {str(path)!r}, '--json'])\nprint('torch' in sys.modules)"
     )
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"

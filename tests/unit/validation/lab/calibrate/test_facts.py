@@ -9,7 +9,8 @@ import pytest
 from tilecast.base.data import MEASURED
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.calibrate.cases import Reading
-from tilecast.validation.lab.calibrate.facts.facts import Table, derive, holes, line, source_text
+from tilecast.validation.lab.calibrate.facts.facts import derive, holes, source_text
+from tilecast.validation.lab.calibrate.facts.rule import Table, line
 from tilecast.validation.lab.calibrate.gpu import Identity
 from tilecast.validation.lab.calibrate.groups import all_cases
 from tilecast.validation.lab.calibrate.report import all_facts, base_machine, machine_text, report_text

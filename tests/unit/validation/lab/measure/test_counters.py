@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,19 +56,33 @@ def test_the_first_known_name_of_a_counter_is_asked_for() -> None:
     assert {counter: names[0] for counter, names in METRICS.items()} == choose(everything)
 
 
+NCU = """#!{python}
+import json, pathlib, sys
+if sys.argv[1] == "--query-metrics":
+    print("Device H200\\n  indented\\ndram__bytes  # bytes\\nsm__cycles_elapsed  #")
+elif sys.argv[1] == "--version":
+    print("NVIDIA (R) Nsight Compute\\nVersion 2025.3.1.0 (build 1)")
+else:
+    plays = pathlib.Path({plays!r})
+    (page, fates, words), *rest = json.loads(plays.read_text())
+    plays.write_text(json.dumps(rest))
+    listing, told = map(pathlib.Path, sys.argv[-3:-1])
+    assert len(fates) <= len(json.loads(listing.read_text()))
+    told.write_text("".join(json.dumps(fate) + "\\n" for fate in fates))
+    print(page)
+    print(words, file=sys.stderr)
+"""
+
+
 @pytest.fixture
 def ncu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Let a script that prints a page stand for Nsight Compute."""
+    """Let a script stand for Nsight Compute: (page it prints, fates its target writes, last words), process by process."""
 
-    def install(page: str) -> None:
-        (tmp_path / "page.csv").write_text(page)
+    def install(*plays: tuple[str, list[str], str]) -> None:
+        listing = tmp_path / "plays.json"
+        listing.write_text(json.dumps(plays))
         script = tmp_path / "ncu"
-        script.write_text(
-            "#!/bin/sh\ncase $1 in\n"
-            "--query-metrics) printf 'Device H200\\n  indented\\ndram__bytes  # bytes\\nsm__cycles_elapsed  #\\n';;\n"
-            "--version) printf 'NVIDIA (R) Nsight Compute\\nVersion 2025.3.1.0 (build 1)\\n';;\n"
-            f"*) cat '{tmp_path}/page.csv'; echo 'ERR_NVGPUCTRPERM: ask your administrator' >&2;;\nesac\n"
-        )
+        script.write_text(NCU.format(python=sys.executable, plays=str(listing)))
         script.chmod(0o755)
         monkeypatch.setattr(module.shutil, "which", lambda name: str(script))
 
@@ -73,8 +90,9 @@ def ncu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-unt
 
 
 def test_every_item_gets_a_row_a_counter(ncu, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    ncu(PAGE)
-    rows = collect(ITEMS, "0.1")
+    ncu((PAGE, ["", ""], ""))
+    rows, failures = collect(ITEMS, "0.1")
+    assert failures == []
     assert [(row["kernel"], row["counter"], row["metric"], row["value"]) for row in rows] == [
         ("hopper_ws", "cycles", CYCLES, 1000.0),
         ("hopper_ws", "dram_bytes", DRAM, 1234567.0),
@@ -89,13 +107,38 @@ def test_every_item_gets_a_row_a_counter(ncu, tmp_path: Path) -> None:  # type: 
     assert [{k: str(v) for k, v in row.items()} for row in rows] == back
 
 
+def page(*cycles: int) -> str:
+    """What ncu prints of launches that took so many cycles."""
+    return "\n".join([HEAD, *(f'"{n}","1","attention_forward","NVIDIA H200","1","{c}"' for n, c in enumerate(cycles))])
+
+
+def test_a_kernel_that_takes_its_process_down_costs_itself(ncu) -> None:  # type: ignore[no-untyped-def]
+    items = [replace(ITEMS[1], variant=f"family=fa2,tile_n={n}") for n in (16, 32, 64, 96, 128)]
+    # The second cannot be written; the third faults, and ncu still has a row of it; the rest is counted in a new process.
+    ncu((page(10, 30), ["", "no such tile"], "CUDA error: an illegal memory access"), (page(40, 50), ["", ""], ""))
+    rows, failures = collect(items, "0.1")
+    assert [(row["variant"], row["value"]) for row in rows if row["counter"] == "cycles"] == [
+        ("family=fa2,tile_n=16", 10.0), ("family=fa2,tile_n=96", 40.0), ("family=fa2,tile_n=128", 50.0),
+    ]  # fmt: skip
+    assert [(f.item, f.reason, f.fatal) for f in failures] == [
+        (items[1], "no such tile", False),
+        (items[2], "its process ended: CUDA error: an illegal memory access", True),
+    ]
+
+
 def test_a_count_that_does_not_match_is_refused_with_the_reason(ncu) -> None:  # type: ignore[no-untyped-def]
-    ncu("")
+    ncu(("", ["", ""], "ERR_NVGPUCTRPERM: ask your administrator"))
     with pytest.raises(PlanError, match="ncu reported 0 kernels for 2 items: ERR_NVGPUCTRPERM: ask your administrator"):
         collect(ITEMS, "0.1")
-    ncu(PAGE)
+    ncu((PAGE, [""], ""))
     with pytest.raises(PlanError, match="2 kernels for 1 items"):
         collect(ITEMS[:1], "0.1")
+
+
+def test_a_target_that_never_gets_to_a_kernel_is_given_up(ncu) -> None:  # type: ignore[no-untyped-def]
+    ncu(*[("", [], "no module named torch")] * 3)
+    with pytest.raises(PlanError, match="ncu counted none of 3 kernels: its process ended: no module named torch"):
+        collect([*ITEMS, *ITEMS], "0.1")
 
 
 def test_without_nsight_compute_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

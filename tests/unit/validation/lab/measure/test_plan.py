@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
 
+from tilecast.base.data import MEASURED
 from tilecast.cli import main
-from tilecast.model.kernel.variant import parse_variant, variant_text
+from tilecast.model.families import parse_variant
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.detect import match_machine
@@ -126,7 +129,7 @@ def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h200_plan.toml", "h200_sustained.toml"])
 def test_committed_plans_load_and_keep_some_shapes_out_of_sight(name: str) -> None:
-    found = load_plan(ROOT / "validation" / "measured" / name, H200)
+    found = load_plan(MEASURED / name, H200)
     assert len(set(found.items)) == len(found.items) > 10
     by_role: dict[str, set[Workload]] = {}
     for item in found.items:
@@ -214,3 +217,60 @@ def test_measure_does_not_touch_another_csv(no_gpu: Path, capsys: pytest.Capture
     assert end.value.code == 2
     assert "not a table of measurements" in capsys.readouterr().err
     assert other.read_text() == "seqlen,head_dim\n512,128\n"
+
+
+PLAN = """
+[[group]]
+variants = ["triton:tile_m=64,tile_n=32,warps=4,stages=2,scheduler=grid"]
+shapes = [ { seqlen = 512, head_dim = 64 } ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("torch", ["measure", "--kernel", "cudnn"]),
+        ("torch", ["measure", *HERE, "p.toml"]),
+        ("triton", ["measure", *HERE, "p.toml"]),
+        ("torch", ["counters", "p.toml"]),
+        ("torch", ["counters", "p.toml", "--machine", "h200-sxm"]),
+        ("triton", ["profile", "p.toml", "-o", "c.txt"]),
+    ],
+)
+def test_without_its_packages_a_verb_names_what_to_install(
+    missing: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)  # what `import` then finds: nothing
+    (tmp_path / "p.toml").write_text(PLAN)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    assert missing in err and "pip install 'tilecast[gpu]'" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["p.toml"]
+
+
+def test_a_profile_of_nothing_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tilecast.codegen.compiler import profile
+
+    pytest.importorskip("triton")
+
+    def none(jobs: object, workers: int, progress: Callable[..., None]) -> tuple[list[object], list[str]]:
+        for done in range(46):
+            progress("compile", done, 45)
+        return [], ["triton tile_m=64: does not compile"]
+
+    monkeypatch.setattr(profile, "profile_all", none)
+    (tmp_path / "p.toml").write_text(PLAN)
+    with pytest.raises(SystemExit) as end:
+        main(["profile", str(tmp_path / "p.toml"), "-o", str(tmp_path / "c.txt")])
+    lines = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    # Into a file: a line of its own for each count.
+    assert lines[:-2] == ["0 of 45 kernels", "20 of 45 kernels", "40 of 45 kernels", "45 of 45 kernels"]
+    assert "nothing was profiled: triton tile_m=64: does not compile" in lines[-1]
+    assert not (tmp_path / "c.txt").exists()

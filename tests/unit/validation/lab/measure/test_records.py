@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.paths import ROOT
 
+from tilecast.base.data import MEASURED
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.records import COLUMNS, Measured, RecordError, append, read, shape_fields
 
@@ -141,7 +141,7 @@ def test_a_short_line_within_is_damage_not_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h200_points.csv", "h200_sustained.csv"])
 def test_committed_tables_are_whole(name: str) -> None:
-    rows = read(ROOT / "validation" / "measured" / name)
+    rows = read(MEASURED / name)
     assert rows
     assert len({row.key() for row in rows}) == len(rows)
     for row in rows:

@@ -1,0 +1,120 @@
+"""Shadow memory: cell by cell who wrote and who read last, and an objection to what is unordered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import RaceError, UninitializedError
+from tilecast.emulator.hardware.clocks import STREAMS, Knowledge
+from tilecast.emulator.hardware.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who touches memory: event code and stream, what it knows, its source line, and through which proxy."""
+
+    code: int
+    stream: int
+    known: Knowledge
+    line: int
+    actor: str
+    through_async_proxy: bool = False
+
+
+class Shadow:
+    """Last writer and last readers of every cell of one memory."""
+
+    def __init__(self, program: Context, what: str, has_proxies: bool) -> None:
+        self._program, self._what, self._has_proxies = program, what, has_proxies
+        self._writer = np.zeros(0, np.int64)
+        self._writer_line = np.zeros(0, np.int32)
+        self._bits = np.zeros(0, np.int16)
+        self._readers = np.zeros((STREAMS, 0), np.int64)
+        self._reader_lines = np.zeros((STREAMS, 0), np.int32)
+        self._places: list[tuple[int, int, int, str]] = []
+
+    def grow(self, cells: int) -> int:
+        """Add cells; returns the number of the first."""
+        start = len(self._writer)
+        self._writer = np.append(self._writer, np.zeros(cells, np.int64))
+        self._writer_line = np.append(self._writer_line, np.zeros(cells, np.int32))
+        self._bits = np.append(self._bits, np.zeros(cells, np.int16))
+        self._readers = np.append(self._readers, np.zeros((STREAMS, cells), np.int64), axis=1)
+        self._reader_lines = np.append(self._reader_lines, np.zeros((STREAMS, cells), np.int32), axis=1)
+        return start
+
+    def call(self, start: int, end: int, slot: int, name: str) -> None:
+        """Name the cells of one allocation, ``slot`` of them to an index."""
+        self._places.append((start, end, slot, name))
+
+    def place(self, cell: int) -> str:
+        """Name of a cell for people."""
+        for start, end, slot, name in self._places:
+            if start <= cell < end:
+                number = f"[{(cell - start) // slot}]" if end - start > slot else ""
+                return f"{self._what} {name}{number}"
+        return f"{self._what} cell {cell}"
+
+    def read(self, cells: Any, who: Access, bits: int) -> None:
+        """``who`` reads; RaceError or UninitializedError when it should not."""
+        writers = self._writer[cells]
+        for code in _distinct(writers):
+            if code == 0:
+                raise UninitializedError(
+                    f"{self._quote(who.line)}: {who.actor} reads {self.place(int(cells[writers == 0][0]))}, which nobody has written"
+                )
+            self._known(code, cells, writers, who, "reads", "write")
+        if (self._bits[cells] != bits).any():
+            cell = int(cells[self._bits[cells] != bits][0])
+            raise UninitializedError(
+                f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
+                f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones"
+            )
+        self._readers[who.stream, cells] = who.code
+        self._reader_lines[who.stream, cells] = who.line
+
+    def write(self, cells: Any, who: Access, bits: int, changes: bool = True) -> None:
+        """``who`` writes (``changes``: something else than what is there); RaceError when an access is not ordered before."""
+        if changes:
+            writers = self._writer[cells]
+            for code in _distinct(writers):
+                if code:
+                    self._known(code, cells, writers, who, "writes", "write")
+        readers = self._readers[:, cells]
+        for stream in np.flatnonzero(readers.any(axis=1)):
+            for code in _distinct(readers[stream]):
+                if code not in (0, who.code) and not who.known.has(code):
+                    cell = int(cells[readers[stream] == code][0])
+                    self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
+        self._readers[:, cells] = 0
+        self._writer[cells] = who.code
+        self._writer_line[cells] = who.line
+        self._bits[cells] = bits
+
+    def _known(self, code: int, cells: Any, writers: Any, who: Access, verb: str, other: str) -> None:
+        if not who.known.has(code):
+            cell = int(cells[writers == code][0])
+            self._race(cell, who, verb, other, code, int(self._writer_line[cell]))
+        if self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
+            cell = int(cells[writers == code][0])
+            raise RaceError(
+                f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy and may not "
+                f"see the ordinary store at {self._quote(int(self._writer_line[cell]))}: fence_async_shared() is missing between them"
+            )
+
+    def _race(self, cell: int, who: Access, verb: str, other: str, code: int, line: int) -> None:
+        raise RaceError(
+            f"race on {self.place(cell)}: {who.actor} {verb} at {self._quote(who.line)}; the {other} by "
+            f"{self._program.actor(code)} at {self._quote(line)} is not ordered before it by any barrier"
+        )
+
+    def _quote(self, line: int) -> str:
+        return self._program.session.source.quote(line)
+
+
+def _distinct(codes: Any) -> list[int]:
+    first = codes[0]
+    return [int(first)] if (codes == first).all() else [int(c) for c in np.unique(codes)]

@@ -1,0 +1,1 @@
+"""What registers hold: element types as hardware rounds them, layouts over threads, tensors."""

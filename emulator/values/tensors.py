@@ -1,0 +1,329 @@
+"""What a kernel computes with: register tensors, scalars, pointers, compile-time constants."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
+from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
+
+
+class Int(int):
+    """A 32-bit scalar with C's division and an overflow check; also a compile-time constant (``value``)."""
+
+    bits = 32
+
+    def to(self, dtype: Any) -> Int:
+        """The number with another width."""
+        return Int64(self) if dtype is dtypes.INT64 else Int(self)
+
+    @property
+    def value(self) -> int:
+        """The plain number, as of a constexpr."""
+        return int(self)
+
+
+class Int64(Int):
+    """A 64-bit scalar."""
+
+    bits = 64
+
+
+def _truncated(a: int, b: int) -> int:
+    if b == 0:
+        raise IntegerError("integer division by zero")
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+_INTEGER: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": _truncated,
+    "mod": lambda a, b: a - b * _truncated(a, b), "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+    "lshift": operator.lshift, "rshift": operator.rshift,
+}  # fmt: skip
+
+
+def _scalar(wide: bool, number: int) -> Int:
+    if wide:
+        return Int64(number)
+    if not -(2**31) <= number < 2**31:
+        raise IntegerError(f"a 32-bit integer overflows: {number}; convert to int64 before this")
+    return Int(number)
+
+
+def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
+    compute = _INTEGER[name]
+
+    def forward(self: Int, other: Any) -> Any:
+        if type(other) is bool or not isinstance(other, int):
+            if isinstance(other, float) and name in ("add", "sub", "mul"):
+                left, right = (other, float(self)) if reflected else (float(self), other)
+                return getattr(operator, name)(left, right)
+            if type(other) is not bool:
+                return NotImplemented
+        left, right = (int(other), int(self)) if reflected else (int(self), int(other))
+        return _scalar(self.bits == 64 or isinstance(other, Int64), compute(left, right))
+
+    return forward
+
+
+for _name in _INTEGER:
+    setattr(Int, f"__{_name}__", _integer(_name, False))
+    setattr(Int, f"__r{_name}__", _integer(_name, True))
+
+
+class Float(float):
+    """A compile-time constant."""
+
+    @property
+    def value(self) -> float:
+        """The plain number."""
+        return float(self)
+
+
+class Str(str):
+    """A compile-time constant."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        """The plain text."""
+        return str(self)
+
+
+def constexpr(value: Any = None) -> Any:
+    """A compile-time constant: behaves as the value and has ``.value``."""
+    if type(value) is int:
+        return Int(value)
+    if type(value) is float:
+        return Float(value)
+    if type(value) is str:
+        return Str(value)
+    return value
+
+
+def raw(value: Any) -> Any:
+    """The numpy array of a tensor, the plain number of a scalar."""
+    if isinstance(value, Tensor):
+        return value.a
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    return float(value) if isinstance(value, float) else value
+
+
+class Tensor:
+    """A tensor in registers: numpy values, a layout (None: not known), and whether a wgmma still writes it."""
+
+    __slots__ = ("_a", "layout", "pending", "product", "session")
+    __array_ufunc__ = None
+
+    def __init__(self, session: Session, a: Any, layout: Any = None) -> None:
+        self.session, self._a, self.layout = session, a, layout
+        #: The wgmma that will deliver the values (None: they are here).
+        self.pending: Any = None
+        #: (x, y) when this is their product and the compiler may fuse it into a sum.
+        self.product: tuple[Any, Any] | None = None
+
+    @property
+    def a(self) -> Any:
+        """The values; UninitializedError while a wgmma writes them."""
+        if self.pending is not None:
+            if not self.pending.known_done:
+                raise UninitializedError(
+                    f"registers of a wgmma in flight are touched at {self.session.here()}: "
+                    f"it was issued at {self.session.source.quote(self.pending.line)}; wait for it first "
+                    "(warpgroup_mma_wait)"
+                )
+            self._a, self.pending = self.pending.result, None
+        return self._a
+
+    @property
+    def shape(self) -> list[Int]:
+        """Extents."""
+        return [Int(n) for n in self._a.shape]
+
+    @property
+    def type(self) -> Any:
+        """What kernels ask of a type."""
+        return types.SimpleNamespace(layout=self.layout, shape=self.shape, element_ty=self.dtype)
+
+    @property
+    def dtype(self) -> dtypes.Dtype:
+        """Element type."""
+        return dtypes.of(self._a)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(f"{self.session.here()}: the emulator does not know tensor.{name}")
+
+    def like(self, a: Any, layout: Any = None) -> Tensor:
+        """A tensor of the same session."""
+        return Tensor(self.session, a, layout)
+
+    def charge(self, pipe: str, count: float) -> None:
+        """Account for ``count`` scalar instructions on a pipe."""
+        self.session.charge(pipe, count, self._a.ndim == 1 or self._a.shape[-1] == 1)
+
+    def to(self, dtype: dtypes.Dtype, bitcast: bool = False) -> Tensor:
+        """The values as another type, rounded to nearest even."""
+        if bitcast:
+            return self.like(self.a.view(dtype.numpy), self.layout)
+        if dtype.bits < 32 and self._a.dtype == np.float32:
+            self.charge("cvt", self._a.size / 2)
+        return self.like(dtypes.cast(self.a, dtype), self.layout)
+
+    def reshape(self, shape: list[int]) -> Tensor:
+        """Other extents, elements in row-major order."""
+        new = tuple(int(n) for n in shape)
+        return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
+
+    def permute(self, *order: Any) -> Tensor:
+        """Dimensions in another order."""
+        places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
+        numbers = tuple(int(n) for n in places)
+        return self.like(self.a.transpose(numbers), permuted(self.layout, numbers))
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        """The two elements of the last dimension."""
+        if self._a.shape[-1] != 2:
+            raise LayoutError(f"split needs a last dimension of 2, got {list(self._a.shape)}")
+        layout = halved(self.layout)
+        return self.like(self.a[..., 0], layout), self.like(self.a[..., 1], layout)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        keys = key if isinstance(key, tuple) else (key,)
+        layout = self.layout
+        for place, item in enumerate(keys):
+            if item is None:
+                layout = expanded(layout, place)
+            elif item != slice(None):
+                raise UnsupportedError(f"indexing a register tensor with {item!r}: only None and : are possible")
+        return self.like(self.a[keys], layout)
+
+    def __invert__(self) -> Tensor:
+        self.charge("alu", self._a.size)
+        return self.like(~self.a, self.layout)
+
+    def __neg__(self) -> Tensor:
+        return self.like(-self.a, self.layout)
+
+    def __bool__(self) -> bool:
+        raise UnsupportedError("a branch on a tensor: reduce it to a scalar first")
+
+
+def joint_layout(session: Session, *values: Any) -> Any:
+    """The layout operands share; LayoutError when two differ."""
+    layout = None
+    for value in values:
+        other = value.layout if isinstance(value, Tensor) else None
+        if other is None or other is layout:
+            continue
+        if layout is not None and layout != other:
+            raise LayoutError(f"{session.here()}: operands have different layouts, {layout!r} and {other!r}")
+        layout = other
+    return layout
+
+
+def _arithmetic(tensor: Tensor, other: Any, name: str, reflected: bool) -> Any:
+    """One elementwise operation, in float32 or in integers with their width checked."""
+    x, y = tensor.a, raw(other)
+    x, y = (y, x) if reflected else (x, y)
+    compute = getattr(operator, {"and": "and_", "or": "or_"}.get(name, name))
+    with np.errstate(all="ignore"):
+        if tensor._a.dtype == np.int32 and name in ("add", "sub", "mul", "lshift"):
+            wide = compute(np.asarray(x, np.int64), np.asarray(y, np.int64))
+            if isinstance(other, Int64) or (isinstance(other, Tensor) and other._a.dtype == np.int64):
+                return wide
+            if wide.size and (wide.max() > 2**31 - 1 or wide.min() < -(2**31)):
+                raise IntegerError(f"{tensor.session.here()}: a 32-bit integer overflows; convert to int64 first")
+            return wide.astype(np.int32)
+        if tensor._a.dtype == np.int32 and name in ("floordiv", "mod"):
+            quotient = np.trunc(np.asarray(x, np.float64) / y).astype(np.int32)
+            return quotient if name == "floordiv" else np.asarray(x - y * quotient, np.int32)
+        if tensor._a.dtype == np.float32 and not isinstance(other, Tensor):
+            x, y = (np.float32(x), y) if reflected else (x, np.float32(y))
+        return compute(x, y)
+
+
+def _fused(total: Tensor, other: Any, name: str, reflected: bool) -> Any:
+    """x * y + c with one rounding, where one side is a product the compiler contracts; None where none is."""
+    if total.session.fusion is False:
+        return None
+    for side, rest, negated, rest_sign in (
+        (total, other, name == "sub" and reflected, -1.0 if name == "sub" and not reflected else 1.0),
+        (other, total, name == "sub" and not reflected, -1.0 if name == "sub" and reflected else 1.0),
+    ):
+        if isinstance(side, Tensor) and side.product is not None:
+            x, y = (np.asarray(raw(v), np.float64) for v in side.product)
+            exact = (-x if negated else x) * y + rest_sign * np.asarray(raw(rest), np.float64)
+            return exact.astype(np.float32)
+    return None
+
+
+_PIPE = {"add": "fma", "sub": "fma", "mul": "fma", "truediv": "div"}
+
+
+def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
+    def forward(self: Tensor, other: Any) -> Any:
+        if isinstance(other, Pointer):
+            return NotImplemented
+        layout = joint_layout(self.session, self, other)
+        floating = self._a.dtype == np.float32
+        if floating and name in ("add", "sub"):
+            with np.errstate(all="ignore"):
+                fused = _fused(self, other, name, reflected)
+            if fused is not None:
+                return self.like(fused, layout)
+        out = self.like(_arithmetic(self, other, name, reflected), layout)
+        out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size)
+        if floating and name == "mul" and self.session.fusion:
+            out.product = (self, other)
+        return out
+
+    return forward
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Tensor, f"__{_name}__", _operator(_name, False))
+    setattr(Tensor, f"__r{_name}__", _operator(_name, True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Tensor, f"__{_name}__", _operator(_name, False))
+
+
+class Pointer:
+    """Addresses of elements of a tensor in global memory."""
+
+    def __init__(self, memory: Any, offset: Any) -> None:
+        self.memory, self.offset = memory, offset
+        self.dtype = types.SimpleNamespace(element_ty=dtypes.of(memory.flat))
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + other)
+
+    __radd__ = __add__
+
+    def __getitem__(self, key: Any) -> Pointer:
+        return Pointer(self.memory, self.offset[key])
+
+
+def reduced(session: Session, x: Tensor, axis: int | None, compute: Any, pipe: str) -> Any:
+    """A reduction over one axis; a scalar when no other is left."""
+    axis = 0 if axis is None and x._a.ndim == 1 else axis
+    if axis is None:
+        raise UnsupportedError("a reduction needs an axis here")
+    with np.errstate(all="ignore"):
+        values = compute(x.a, axis=int(axis))
+    session.charge("vote" if x._a.ndim == 1 else pipe, x._a.size, x._a.ndim == 1)
+    if x._a.ndim == 1:
+        return Int(values) if x._a.dtype.kind in "iub" else Float(values)
+    return Tensor(session, values.astype(x._a.dtype), SliceLayout(int(axis), x.layout) if x.layout else None)

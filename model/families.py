@@ -1,0 +1,240 @@
+"""The kernel classes: one record each, which everybody asks; nobody compares names or types.
+
+Names are those of the FlashAttention generations whose structure the class has: fa2 (mma.sync, portable Triton), fa3
+(wgmma, Gluon for Hopper), fa4 (tcgen05, Gluon for data-centre Blackwell), and unfused attention to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from tilecast.base.words import nearest
+from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variants import fa2, fa3, fa4, unfused
+from tilecast.model.kernel.verdict import VariantError, Verdict
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import fa2 as fa2_pipeline
+from tilecast.model.pipeline import fa3 as fa3_pipeline
+from tilecast.model.pipeline import fa4 as fa4_pipeline
+from tilecast.model.pipeline import unfused as unfused_pipeline
+from tilecast.model.pipeline.graph import Pipeline
+
+Rule = Callable[[Any, Workload, Machine], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kernel class."""
+
+    name: str
+    #: Other names that files and command lines may use: the template's, of which generated files bear the name.
+    aliases: tuple[str, ...]
+    about: str
+    variant: type[Any]
+    #: (workload, variant, machine) -> its loop; workloads come as `loop_shape`.
+    build: Callable[[Workload, Any, Machine], Pipeline]
+    #: Whether a machine can run a variant, and whether the template can write a legal one.
+    legality: Rule
+    writable: Rule
+    #: Every combination of knobs worth telling apart, in order of preference among equals.
+    space: Callable[[Workload, Machine], Iterator[Variant]]
+    #: What the authors of the published kernel ship for a shape.
+    published: Callable[[Workload, Machine], Variant]
+    #: What decides the loop; the tile alone; how many features a variant uses.
+    structure: Callable[[Any], tuple[object, ...]]
+    tile: Callable[[Any], tuple[object, ...]]
+    plainness: Callable[[Any], tuple[float, ...]]
+    #: Which of its variants share what.
+    alike: Alike
+    #: Slots of the K/V ring, where kernels alike but for it differ in nothing else; None where depth costs occupancy.
+    ring_depth: Callable[[Any], float] | None = None
+    #: Name of the template that writes it ("": none).
+    template: str = ""
+    #: Whether it is one fused kernel; the unfused class is three launches.
+    fused: bool = True
+
+
+def _first_unfused(workload: Workload, variant: Any, machine: Machine) -> Pipeline:
+    return unfused_pipeline.kernels(workload, variant, machine)[0].pipeline
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("fa4", ("blackwell_ws", "blackwell"), "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory",
+               fa4.Fa4Variant, fa4_pipeline.build, fa4.legality, fa4.writable, fa4.space, fa4.published,
+               fa4.structure, fa4.tile, fa4.plainness, fa4.ALIKE, fa4.ring_depth, "blackwell_ws"),
+        Family("fa3", ("hopper_ws", "hopper"), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups",
+               fa3.Fa3Variant, fa3_pipeline.build, fa3.legality, fa3.writable, fa3.space, fa3.published,
+               fa3.structure, fa3.tile, fa3.plainness, fa3.ALIKE, fa3.ring_depth, "hopper_ws"),
+        Family("fa2", ("triton", "ampere"), "plain Triton, any GPU from Ampere on",
+               fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
+               fa2.structure, fa2.structure, fa2.plainness, fa2.ALIKE, None, "triton"),
+        Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
+               unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
+               unfused.published, unfused.structure, unfused.structure, unfused.plainness,
+               Alike({}, {}, ()), fused=False),
+    )
+}  # fmt: skip
+_BY_NAME = {name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)}
+_NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
+
+#: Allowed values of knobs with few; numbers are (low, high) ranges.
+SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing", "paired")
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "scheduler": SCHEDULERS,
+    "split": ("q", "k"),
+    "cta_group": (1, 2),
+    "stages": (1, 2, 3, 4),
+    "tile_m": (16, 32, 64, 128, 256),
+    "warpgroups": (1, 2, 3),
+    "warps": (4, 8),
+    "stats_slots": (1, 2),
+    "q_stages": (1, 2),
+    "rescale": ("always", "conditional", "anchored"),
+    "poly_degree": (1, 2, 3, 4, 5),
+    "intermediate_bytes": (0, 2, 4),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "tile_n": (16, 256),
+    "kv_stages": (0, 32),
+    "emulated_share": (0.0, 1.0),
+    "rescale_threshold": (0.0, 64.0),
+}
+
+
+def find_family(name: str) -> Family:
+    """The family called ``name`` or by one of its aliases; VariantError with the nearest names otherwise."""
+    if name not in _BY_NAME:
+        raise VariantError(f"unknown kernel family '{name}'{nearest(name, tuple(_BY_NAME))}")
+    return _BY_NAME[name]
+
+
+def family_of(variant: Variant) -> Family:
+    """The record of a variant's class."""
+    return FAMILIES[variant.family]
+
+
+def native_family(machine: Machine) -> Family:
+    """The family built for the machine's matrix unit."""
+    return FAMILIES[_NATIVE.get(machine.tensor_kind, "fa2")]
+
+
+def legality(variant: Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether ``machine`` can run ``variant`` on ``workload``."""
+    return family_of(variant).legality(variant, workload, machine)
+
+
+def writable(variant: Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether a kernel of ``variant`` can be generated: legal, and within what its template writes."""
+    family = family_of(variant)
+    verdict = family.legality(variant, workload, machine)
+    return family.writable(variant, workload, machine) if verdict.legal else verdict
+
+
+def published_variant(family: str, workload: Workload, machine: Machine) -> Variant:
+    """The variant the family's authors ship for this shape; VariantError for unknown families."""
+    return find_family(family).published(workload, machine)
+
+
+def knob_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """Every variant of the space of ``family``, legal or not; VariantError for unknown families."""
+    return tuple(find_family(family).space(workload, machine))
+
+
+def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """The legal variants of `knob_space`; empty where the family cannot run at all."""
+    return tuple(v for v in knob_space(family, workload, machine) if legality(v, workload, machine).legal)
+
+
+def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
+    """The loop of ``variant`` for ``workload`` on ``machine``; of the workload only head dimensions, dtype and mask matter.
+
+    The unfused family has three kernels; this returns the first, `pipeline.unfused.kernels` all of them.
+    """
+    # The scheduler deals tiles and leaves their loop alone: variants that differ in nothing else share one pipeline.
+    if variant.scheduler != "grid":
+        variant = replace(variant, scheduler="grid")
+    return _build(loop_shape(workload), variant, machine)
+
+
+def loop_shape(workload: Workload) -> Workload:
+    """The workload reduced to what a loop body depends on, so that pipelines and simulations are shared between shapes."""
+    return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
+
+
+@lru_cache(maxsize=8192)
+def _build(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
+    return family_of(variant).build(workload, variant, machine)
+
+
+# --- variants as text -------------------------------------------------------------------------------------------------
+
+
+def parse_variant(text: str, base: Variant | None = None) -> Variant:
+    """A variant from "family=fa4,cta_group=2,..." or "fa4:cta_group=2,..."; knobs not named keep ``base``'s values.
+
+    Raises VariantError with the nearest names for an unknown family, knob or value, and where no family is named.
+    """
+    head, colon, rest = text.partition(":")
+    if colon and "=" not in head:
+        text = f"family={head.strip()}" + (f",{rest}" if rest.strip() else "")
+    pairs: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, found, value = part.partition("=")
+        if not found or not value:
+            if part in _BY_NAME and not pairs:
+                key, value = "family", part
+            else:
+                raise VariantError(f"--variant: expected knob=value, got '{part}'")
+        pairs[key.strip().replace("-", "_")] = value.strip()
+    named = pairs.pop("family", base.family if base else "")
+    if named not in _BY_NAME:
+        raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
+    family = _BY_NAME[named]
+    variant: Variant = base if base is not None and base.family == family.name else family.variant()
+    changes = {key: _knob_value(variant, key, value) for key, value in pairs.items()}
+    return replace(variant, **changes)  # type: ignore[arg-type]
+
+
+def named_knobs(text: str, family: Family) -> dict[str, object]:
+    """The knobs that ``text`` names, as `parse_variant` reads it, and their values; VariantError as there."""
+    variant = parse_variant(text, family.variant())
+    named = {
+        part.partition("=")[0].strip().replace("-", "_")
+        for part in text.partition(":")[2 if ":" in text else 0].split(",")
+    }
+    return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
+
+
+def _knob_value(variant: Variant, key: str, text: str) -> object:
+    names = tuple(f.name for f in fields(variant) if f.name != "family")
+    if key not in names:
+        raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{nearest(key, names)}")
+    current = getattr(variant, key)
+    try:
+        if isinstance(current, bool):
+            value: object = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        elif isinstance(current, str):
+            value = text
+        else:
+            value = type(current)(text)
+    except (KeyError, ValueError):
+        kind = "true or false" if isinstance(current, bool) else type(current).__name__
+        raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
+    if key in _CHOICES and value not in _CHOICES[key]:
+        allowed = ", ".join(str(v) for v in _CHOICES[key])
+        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
+    if key in _RANGES and not _RANGES[key][0] <= float(value) <= _RANGES[key][1]:  # type: ignore[arg-type]
+        low, high = _RANGES[key]
+        raise VariantError(f"--variant: knob '{key}' takes {low:g} to {high:g}, got '{text}'")
+    if key == "tile_n" and int(value) % 16:  # type: ignore[call-overload]
+        raise VariantError(f"--variant: knob 'tile_n' takes multiples of 16, got '{text}'")
+    return value

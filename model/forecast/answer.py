@@ -1,0 +1,101 @@
+"""What a forecast says: the values that text, JSON, traces and reports read.  No rendering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.chip.launch import ChipRun
+from tilecast.model.chip.power import Clock
+from tilecast.model.forecast.binding import Binding
+from tilecast.model.forecast.model_error import ModelError
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.sm.bounds import Bounds
+from tilecast.model.sm.simulate import CriticalStep, SmTrace
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallStep:
+    """One cause between peak and achieved: cycles per SM at the predicted clock, and its share of the time."""
+
+    cause: str
+    cycles: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer for one workload, machine and variant; see docs/model.md for every field."""
+
+    workload: Workload
+    machine: Machine
+    variant: Variant
+    #: How the variant was found: "as given", or what was searched.
+    variant_origin: str
+    pipeline: Pipeline
+    regime: str
+    time_ms: float
+    tflops: float
+    tflops_interval: tuple[float, float]
+    clock: Clock
+    #: (time in ms, TFLOP/s, clock in MHz) of the other regimes.
+    other_regimes: tuple[tuple[str, float, float, float], ...]
+    trace: SmTrace
+    bounds: Bounds
+    #: What the time sits on.
+    binding: Binding
+    critical: tuple[CriticalStep, ...]
+    chip: ChipRun
+    waterfall: tuple[WaterfallStep, ...]
+    assumed_facts: tuple[str, ...]
+    #: How far forecasts like this one were off (`model_error`).
+    model_error: ModelError
+    #: What these kernels leave out that a kernel made for such a shape has.
+    notes: tuple[str, ...]
+    outside_calibrated_range: tuple[str, ...]
+
+    @property
+    def ii_cycles(self) -> float:
+        """Cycles per loop iteration in steady state."""
+        return self.trace.ii_cycles
+
+    @property
+    def clock_mhz(self) -> float:
+        """SM clock the time was computed with (effective: cycles per second)."""
+        return self.clock.mhz
+
+    @property
+    def units(self) -> dict[str, float]:
+        """Busy share (0..1) of each unit in steady state."""
+        return self.trace.unit_shares()
+
+    @property
+    def pipes(self) -> dict[str, float]:
+        """Pipe utilisation as NVIDIA Nsight Compute counts it (0..1): an instruction takes one FMA, two ALU slots."""
+        return pipe_shares(self.pipeline, self.trace, self.machine)
+
+    @property
+    def memory_gbps(self) -> float:
+        """Rate of the memory traffic over the whole time, in GB/s."""
+        return self.chip.hbm_bytes / self.time_ms / 1e6
+
+    @property
+    def flop_per_byte(self) -> float:
+        """Arithmetic intensity: useful FLOP for each byte of memory traffic."""
+        return self.workload.flops / self.chip.hbm_bytes
+
+
+def pipe_shares(pipeline: Pipeline, trace: SmTrace, machine: Machine) -> dict[str, float]:
+    """Tensor, XU, FMA, ALU and issue utilisation per steady-state cycle, the way profilers count them."""
+    counts = pipeline.instructions()
+    ii = trace.ii_cycles
+    per_mufu = 32.0 * 4.0 / machine["mufu.ex2_per_clk"]
+    return {
+        "tensor": pipeline.demand().get("tensor", 0.0) / ii,
+        "xu": counts.get("mufu", 0.0) * per_mufu / ii,
+        "fma": counts.get("fma", 0.0) / ii,
+        "alu": 2.0 * counts.get("alu", 0.0) / ii,
+        "issue": sum(counts.values()) / ii,
+    }

@@ -1,0 +1,38 @@
+"""One forecast without its explanation: what sensitivities and maps ask for by the hundred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilecast.model.chip.evaluate import evaluate
+from tilecast.model.forecast.binding import binding, critical_unit
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """Time, throughput, clock, loop period, and what binds (`Binding.name`).
+
+    ``critical_unit`` is what the loop's critical recurrence spends most cycles on: a unit, or "hand-over" (barriers and
+    latencies between operations); where a recurrence binds it is the lever.
+    """
+
+    seconds: float
+    tflops: float
+    clock_mhz: float
+    ii_cycles: float
+    bound_by: str
+    critical_unit: str
+
+
+@lru_cache(maxsize=65536)
+def brief(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> Brief:
+    """Forecast of a legal ``variant``; the numbers are those of `predict`."""
+    answer = evaluate(workload, machine, variant, clock)
+    bound = binding(workload, machine, answer)
+    return Brief(
+        answer.seconds, answer.tflops, answer.clock.mhz, answer.trace.ii_cycles, bound.name, critical_unit(answer.trace)
+    )

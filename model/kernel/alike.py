@@ -1,0 +1,31 @@
+"""Which variants of a kernel class share what: so that a search works out once what many variants have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Knobs of a kernel class by what they leave alone."""
+
+    #: Knobs that leave the loop's demand on every unit alone, at the values with which a tile starts soonest.
+    same_demand: Mapping[str, object]
+    #: Knobs that leave its operations and their order alone too, at the values with which they wait least.
+    least_waiting: Mapping[str, object]
+    #: Knobs that legality and writable read.
+    fit: tuple[str, ...]
+
+
+def key_without(variant: type[Any], knobs: Iterable[str]) -> attrgetter[Any]:
+    """The function from a variant of a class to the values of all its knobs but ``knobs``."""
+    return _getter(variant, frozenset(knobs))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _getter(variant: type[Any], knobs: frozenset[str]) -> attrgetter[Any]:
+    return attrgetter(*(f.name for f in fields(variant) if f.name not in knobs))

@@ -1,0 +1,170 @@
+"""FlashAttention-3 class forward on Hopper: knobs, legality, what the Gluon template writes, space, published variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: Query rows of a warpgroup: the M of wgmma.
+ROWS = 64
+#: Registers a consumer thread may use, by consumer warpgroups: 65536 in all, less the producer's.
+CONSUMER_REGISTERS = {1: 255, 2: 240, 3: 160}
+#: Registers a consumer thread needs beside accumulators: addresses, row statistics, loop state.
+_SCALAR_REGISTERS = 24
+#: Registers that Triton's code needs beyond what the model counts for a hand-written kernel (pointers of the epilogue,
+#: barrier addresses); read off compilations: variants within it spill.
+_COMPILER_REGISTERS = 16
+#: Shared memory a CTA needs beside its tiles: barriers, row statistics, scheduler slots.
+_SMEM_BOOKKEEPING_BYTES = 3 * 1024
+#: The same under Triton, which takes more for reductions across warps and for the state of its partitions.
+_COMPILER_BYTES = 6 * 1024
+SCHEDULERS = ("grid", "persistent", "longest-first", "paired")
+_WRITTEN_TILES = (32, 64, 128, 256)
+#: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
+_TILES = (128, 64, 32, 48, 80, 96, 112, 144, 160, 176, 192, 256)
+_SHARES = (0.0, 0.125, 0.25)
+ALIKE = Alike(
+    same_demand={"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"},
+    least_waiting={"kv_stages": 32, "q_stages": 1, "scheduler": "grid"},
+    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fa3Variant:
+    """A TMA producer warp and wgmma consumer warpgroups of 64 rows."""
+
+    family: str = "fa3"
+    warpgroups: int = 2
+    tile_n: int = 128
+    kv_stages: int = 2
+    q_stages: int = 1  # 2: the next work tile's Q lands under this one's loop
+    overlap: bool = True  # intra-warpgroup: QK of the next block in flight under the softmax
+    ping_pong: bool = True  # inter-warpgroup: one warpgroup's softmax under the other's GEMMs
+    #: always: online softmax; conditional: O is rescaled only when the row max grew by more than the threshold;
+    #: anchored: the row max of the first blocks is the reference for all, and a tile whose sums leave the safe range
+    #: is done again with the online softmax.
+    rescale: str = "always"
+    rescale_threshold: float = 8.0
+    emulated_share: float = 0.0
+    poly_degree: int = 3
+    scheduler: str = "grid"
+
+
+def registers(variant: Fa3Variant, workload: Workload) -> int:
+    """Registers a consumer thread needs: O and S accumulators, P, and with overlap the next S as well."""
+    score = variant.tile_n // 2
+    return workload.head_dim_v // 2 + score + (variant.tile_n // 4 if variant.overlap else 0) + _SCALAR_REGISTERS
+
+
+def _tile_bytes(variant: Fa3Variant, workload: Workload) -> int:
+    """Shared memory of Q tiles and the K/V ring."""
+    size = workload.dtype_bytes
+    query = ROWS * variant.warpgroups * workload.head_dim_qk * size * variant.q_stages
+    ring = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size
+    return query + ring
+
+
+def legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    if machine.tensor_kind != "wgmma":
+        return Verdict(f"family fa3 takes wgmma, which {machine.name} does not have", "use family fa4 on data-centre Blackwell or fa2 elsewhere")  # fmt: skip
+    limit = CONSUMER_REGISTERS[variant.warpgroups]
+    need = registers(variant, workload)
+    if need > limit:
+        return over_limit("a consumer thread", need, limit, "registers", "use a smaller tile_n, fewer warpgroups or overlap=false")  # fmt: skip
+    total = _tile_bytes(variant, workload) + _SMEM_BOOKKEEPING_BYTES
+    if total > machine["smem.per_cta_bytes"]:
+        return over_limit("shared memory (Q tile and K/V ring)", total, machine["smem.per_cta_bytes"], "bytes", "use a smaller tile_n, fewer warpgroups or fewer kv_stages")  # fmt: skip
+    return LEGAL
+
+
+def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the Gluon template can write a legal ``variant``: the rules of the template and of Triton's compiler."""
+    if workload.dtype == "fp8":
+        return Verdict("family fa3 is written for bf16 and fp16, got dtype 'fp8'", "use bf16 or fp16")
+    if variant.tile_n not in _WRITTEN_TILES:
+        return Verdict(f"family fa3 is written with tile_n 32, 64, 128 or 256 (Triton's tensors have power-of-two extents), got {variant.tile_n}", "use one of them")  # fmt: skip
+    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
+        if width % 32 or width > 256:
+            return Verdict(f"{name} must be a multiple of 32 up to 256, got {width}", "pad the head")
+    need = registers(variant, workload) + _COMPILER_REGISTERS
+    limit = CONSUMER_REGISTERS[variant.warpgroups]
+    if need > limit:
+        return over_limit("a consumer thread under Triton", need, limit, "registers", "use a smaller tile_n or fewer warpgroups")  # fmt: skip
+    if variant.emulated_share and emulated_of_eight(variant.emulated_share) is None:
+        return Verdict(f"emulated_share must be a multiple of 0.125, got {variant.emulated_share:g}", f"use {round(variant.emulated_share * 8) / 8:g}")  # fmt: skip
+    if variant.scheduler not in SCHEDULERS:
+        return Verdict(f"family fa3 is written with scheduler {', '.join(SCHEDULERS)}, got '{variant.scheduler}'", "use one of them")  # fmt: skip
+    total = _tile_bytes(variant, workload) + _COMPILER_BYTES
+    if total > machine["smem.per_cta_bytes"]:
+        return over_limit("shared memory under Triton", total, machine["smem.per_cta_bytes"], "bytes", "use fewer kv_stages, q_stages or a smaller tile_n")  # fmt: skip
+    return LEGAL
+
+
+def emulated_of_eight(share: float) -> int | None:
+    """How many of eight neighbouring exponentials are emulated; None when ``share`` is no multiple of an eighth."""
+    count = round(share * 8)
+    return count if abs(share * 8 - count) < 1e-9 and 0 <= count <= 8 else None
+
+
+def space(workload: Workload, machine: Machine) -> Iterator[Fa3Variant]:
+    """Every combination of knobs worth telling apart, in order of preference among equals."""
+    del machine
+    schedulers: tuple[str, ...] = ("persistent", "grid")
+    if workload.mask != "none":
+        paired = ("paired",) if workload.mask == "causal" else ()
+        schedulers = (*paired, "longest-first", "persistent", "grid")
+    for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
+        schedulers, ("anchored", "conditional", "always"),
+        (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
+    ):  # fmt: skip
+        if turns and groups == 1:
+            continue  # one warpgroup has no other to take turns with
+        if q_stages == 2 and scheduler in ("grid", "longest-first"):
+            continue  # one tile a CTA: there is no next Q to prefetch
+        yield Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
+                         ping_pong=turns, rescale=rescale, emulated_share=share, scheduler=scheduler)  # fmt: skip
+
+
+def published(workload: Workload, machine: Machine) -> Fa3Variant:
+    """The variant that FlashAttention-3 ships for this shape (FA4C)."""
+    del machine
+    wide = max(workload.head_dim_qk, workload.head_dim_v)
+    scheduler = "grid" if workload.mask == "none" else "longest-first"
+    if wide <= 64:
+        return Fa3Variant(warpgroups=3, tile_n=128, ping_pong=True, scheduler=scheduler)
+    if wide <= 96:
+        return Fa3Variant(warpgroups=3, tile_n=128 if workload.mask != "none" else 144, overlap=False, scheduler=scheduler)  # fmt: skip
+    if wide <= 128:
+        return Fa3Variant(warpgroups=2, tile_n=128, scheduler=scheduler)
+    if wide <= 192:
+        return Fa3Variant(warpgroups=2, tile_n=112 if workload.mask == "none" else 96, scheduler=scheduler)
+    return Fa3Variant(warpgroups=2, tile_n=80, scheduler=scheduler)
+
+
+def structure(v: Fa3Variant) -> tuple[object, ...]:
+    """What decides the shape of the loop: variants of one structure differ in depths, orders and shares only."""
+    return (v.warpgroups, v.tile_n, v.overlap, v.ping_pong, v.rescale)
+
+
+def tile(v: Fa3Variant) -> tuple[object, ...]:
+    """The tile alone: what a compiler has to keep in registers."""
+    return (v.warpgroups, v.tile_n)
+
+
+def plainness(v: Fa3Variant) -> tuple[float, ...]:
+    """Smaller is plainer: how many features a kernel uses beyond its tile, then how many slots its rings have."""
+    features = (v.emulated_share > 0, v.ping_pong, v.rescale != "always", v.q_stages > 1)
+    return (sum(features), v.kv_stages)
+
+
+def ring_depth(v: Fa3Variant) -> float:
+    """Slots of the K/V ring."""
+    return v.kv_stages

@@ -1,0 +1,152 @@
+"""The best variant of a kernel class for a workload, a machine and a clock: the one search that every verb asks.
+
+The space is every variant of the class that is legal and that its template can write, so that the kernel forecast is a
+kernel that can be generated; where the template writes nothing for the workload, every legal variant.  The search is
+exact over that space (`rank`); the share of emulated exponentials, which is continuous, is then refined in steps down
+to 1/64.  Equal forecasts go to the earlier variant of the space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
+
+from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
+from tilecast.model.families import find_family, loop_shape
+from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.search.floor import floor_seconds
+from tilecast.model.search.rank import DIGITS, rank
+
+_SHARE_STEPS = (0.0625, 0.03125, 0.015625)
+#: Runners-up that `Best.near` names.
+_NEAR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a search looks at."""
+
+    variants: tuple[Variant, ...]
+    #: Whether every variant can be generated, and if not, why none can.
+    written: bool
+    refusal: str
+
+    @property
+    def scope(self) -> str:
+        """What the best of the space is the best of."""
+        if self.written:
+            return f"best of the {len(self.variants)} variants that tilecast writes"
+        return f"best of {len(self.variants)} legal variants; tilecast writes none: {self.refusal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The variant a search ended on, its time, and how much it looked at.
+
+    ``near`` is, for each knob, the fastest variant with another value of it (fastest first, the best not included):
+    those that a small change of the machine could make the best.
+    """
+
+    variant: Variant
+    seconds: float
+    scope: str
+    simulated: int
+    skipped: int
+    near: tuple[Variant, ...]
+
+
+@lru_cache(maxsize=256)
+def _space(workload: Workload, machine: Machine, family: str) -> Space:
+    record = find_family(family)
+    fit = attrgetter(*record.alike.fit) if record.alike.fit else lambda variant: variant
+    verdicts: dict[object, tuple[bool, str | None]] = {}
+    legal, written, refusal = [], [], ""
+    for variant in record.space(workload, machine):
+        # Most knobs of a variant do not matter here.
+        key = fit(variant)
+        known = verdicts.get(key)
+        if known is None:
+            allowed = record.legality(variant, workload, machine).legal
+            known = verdicts[key] = allowed, record.writable(variant, workload, machine).sentence() if allowed else None
+        if known[0]:
+            legal.append(variant)
+            if known[1]:
+                refusal = refusal or known[1]
+            else:
+                written.append(variant)
+    return Space(tuple(written or legal), bool(written), "" if written else refusal)
+
+
+def search_space(workload: Workload, machine: Machine, family: str) -> Space:
+    """The variants that `best` chooses from; of the workload only head dimensions, dtype and mask matter.
+
+    Raises PredictError where no variant of ``family`` is legal, with the obstacle of the variant its authors ship.
+    """
+    work = workload.reduced()
+    found = _space(loop_shape(work), machine, family)
+    if not found.variants:
+        record = find_family(family)
+        reason = record.legality(record.published(work, machine), work, machine).sentence() or "no tile fits"
+        raise PredictError(f"{record.name} cannot run {work.label()} on {machine.name}: {reason}")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def best(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
+    """The variant of ``family`` with the shortest forecast; ``clock`` as `predict` takes it.
+
+    Raises PredictError where no variant is legal or the machine lacks the dtype.
+    """
+    work = workload.reduced()
+    refuse_unknown(work, machine)
+    check_clock(clock, machine)
+    space = search_space(work, machine, family)
+    ranking = rank(space.variants, work, machine, clock=clock, keep=1)
+    times = {entry.variant: entry.seconds for entry in (*ranking.best, *ranking.behind) if entry.seconds is not None}
+    variant = ranking.best[0].variant
+    variant = _refine_share(variant, times, work, machine, space, clock)
+    # The time in full: what is compared is rounded.
+    seconds = evaluate_seconds(work, machine, variant, clock)
+    return Best(variant, seconds, space.scope, len(times), len(ranking.dropped), _near(variant, times))
+
+
+def _refine_share(
+    variant: Variant, times: dict[Variant, float], workload: Workload, machine: Machine, space: Space, clock: str | float
+) -> Variant:  # fmt: skip
+    """Hill-climb the share of emulated exponentials in ever finer steps, within what the space allows."""
+    share = emulated_share(variant)
+    if share is None:
+        return variant
+    record = find_family(variant.family)
+    rules = (record.legality, record.writable) if space.written else (record.legality,)
+    for step in _SHARE_STEPS:
+        moved = True
+        while moved:
+            moved = False
+            for tried in (share - step, share + step):
+                if not 0.0 <= tried <= 1.0:
+                    continue
+                other = with_emulated_share(variant, tried)
+                if other in times or not all(rule(other, workload, machine).legal for rule in rules):
+                    continue
+                if round(floor_seconds(workload, machine, other, clock), DIGITS) >= times[variant]:
+                    continue
+                times[other] = round(evaluate_seconds(workload, machine, other, clock), DIGITS)
+                if times[other] < times[variant]:
+                    variant, share, moved = other, tried, True
+                    break
+    return variant
+
+
+def _near(chosen: Variant, times: dict[Variant, float]) -> tuple[Variant, ...]:
+    """See `Best.near`."""
+    others: dict[Variant, float] = {}
+    for knob in (f.name for f in fields(chosen)):
+        different = [v for v in times if getattr(v, knob) != getattr(chosen, knob)]
+        if different:
+            fastest = min(different, key=lambda v: times[v])
+            others[fastest] = times[fastest]
+    return tuple(sorted(others, key=lambda v: others[v])[:_NEAR])

@@ -1,0 +1,39 @@
+"""What the pages say of the repository holds: files they name exist, every page is in the site, the README stays readable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support import documented
+from support.paths import ROOT
+
+PAGES = documented.pages()
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+_FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)*/[\w-]+\.(?:py|toml|csv|txt|md|cu|json|j2|html|css)")
+_WIDTH = 150
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=[*NAMES, "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = {span for span in re.findall(r"`([^`\n]+)`", text) if _FILE.fullmatch(span)}
+    linked = set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text))
+    missing = [name for name in named if not (ROOT / name).exists()]
+    missing += [link for link in linked if not (page.parent / link).exists()]
+    assert sorted(missing) == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    listed = set(
+        re.findall(r"^(?:.*<)?([\w/-]+)>?$", (ROOT / "docs" / "index.md").read_text("utf-8"), flags=re.MULTILINE)
+    )
+    pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES if page.name != "README.md"}
+    assert pages - {"index"} == listed
+
+
+def test_lines_of_the_readme_fit_a_screen() -> None:
+    shown = {n for block in documented.blocks(PAGES[0]) for n in range(block.line, block.line + len(block.content) + 1)}
+    lines = PAGES[0].read_text(encoding="utf-8").splitlines()
+    assert [line for n, line in enumerate(lines) if n not in shown and len(line) > _WIDTH] == []

@@ -1,0 +1,203 @@
+"""One question, one answer: every verb names the same kernel and the same time for a workload, a machine and a clock."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from tilecast.cli.gpu import measured_item
+from tilecast.cli.workload_options import Kernel
+from tilecast.codegen.generate import generate
+from tilecast.codegen.tune.survey import survey
+from tilecast.explore.review import build
+from tilecast.explore.sweep.spec.items import canonical, forecast_item, run_item
+from tilecast.explore.sweep.spec.variants import Choice, measured_variants
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.families import native_family
+from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine, machine_names
+from tilecast.model.schedule import report as schedules
+from tilecast.model.search.best import best
+from tilecast.model.whatif.asymmetry import asymmetry_map
+from tilecast.model.whatif.break_even import break_evens
+from tilecast.model.whatif.sensitivity import sensitivities
+from tilecast.model.whatif.what_if import what_if
+
+_SHAPES = 60
+_SEED = 20261
+
+
+@dataclass(frozen=True)
+class Question:
+    """One workload, machine and clock."""
+
+    workload: Workload
+    machine: Machine
+    clock: str | float
+
+    def answer(self) -> Prediction:
+        return predict(self.workload, self.machine, clock=self.clock, interval=False)
+
+    def __str__(self) -> str:
+        return f"{self.machine.name}: {self.workload.label()} at {self.clock}"
+
+
+def _question(rng: random.Random, machine: Machine) -> Question:
+    """A random problem that the machine can run; every draw counts, so that the list depends on the seed alone."""
+    dtypes = ["bf16", "bf16", "fp16", *(["fp8"] if machine.has("tensor.fp8_flop_per_clk") else [])]
+    while True:
+        heads_kv = rng.choice((1, 2, 4, 8, 16))
+        queries = rng.choice((1, 200, 512, 1000, 2048, 4096, 8192, 20000))
+        mask = rng.choice(("none", "causal", "window"))
+        work = Workload(
+            rng.choice((1, 2, 3, 8)), heads_kv * rng.choice((1, 1, 2, 4, 8)), heads_kv, queries,
+            rng.choice((queries, queries, 64, 3000, 16384)), rng.choice((64, 64, 80, 96, 128, 128, 128, 192)), None, mask,
+            rng.choice(((127, 0), (1023, 0), (256, 256))) if mask == "window" else None, rng.choice(dtypes),
+        )  # fmt: skip
+        clock: str | float = rng.choice(("sustained", "sustained", "short", 1000.0, 1300.0))
+        question = Question(work, machine, clock)
+        try:
+            question.answer()
+        except PredictError:
+            continue
+        return question
+
+
+def _questions(machine: str) -> list[Question]:
+    names = machine_names()
+    count = len(range(names.index(machine), _SHAPES, len(names)))
+    rng = random.Random(f"{_SEED} {machine}")
+    return [_question(rng, load_machine(machine)) for _ in range(count)]
+
+
+def test_there_are_sixty_shapes_over_all_machines() -> None:
+    names = machine_names()
+    assert sum(len(range(n, _SHAPES, len(names))) for n in range(len(names))) == _SHAPES >= 5 * len(names)
+
+
+@pytest.mark.parametrize("machine", machine_names())
+def test_verbs_that_take_the_best_kernel_take_the_same_one(machine: str) -> None:
+    for question in _questions(machine):
+        work, chip, clock = question.workload, question.machine, question.clock
+        answer = question.answer()
+        expected, family = variant_text(answer.variant), native_family(chip)
+        found = best(work, chip, family.name, clock)
+        assert (variant_text(found.variant), found.scope) == (expected, answer.variant_origin), question
+        assert found.seconds * 1e3 == pytest.approx(answer.time_ms, rel=1e-9), question
+        # The kernel named by hand is the kernel chosen.
+        assert predict(work, chip, answer.variant, clock=clock, interval=False).time_ms == answer.time_ms, question
+        assert schedules._kernel(work.reduced(), chip, None, None, clock) == (answer.variant, answer.variant_origin), (
+            question
+        )
+        item = run_item(canonical(forecast_item(work, chip, f"best:{family.name}", clock, False)), {chip.name: chip})
+        assert (item["variant"], item["time_ms"]) == (expected, answer.time_ms), question
+        if "writes none" in found.scope:
+            continue
+        made = generate(work, chip, family, clock=clock)
+        assert (variant_text(made.variant), made.prediction.time_ms) == (expected, answer.time_ms), question
+        if clock == "sustained":
+            assert measured_item(work, chip, Kernel(None, None)).variant == expected, question
+            assert measured_variants(Choice("best", ""), work, chip) == (family.template, [expected]), question
+
+
+#: One question a machine of each kernel class, at every kind of clock, for the verbs that forecast by the hundred.
+_FEW = [("b200", 0), ("h200-sxm", 0), ("h100-sxm", 1), ("b300", 1), ("rtx-5090", 0), ("a100", 0)]
+
+
+def _few(place: tuple[str, int]) -> Question:
+    machine, number = place
+    return _questions(machine)[number]
+
+
+@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
+def test_verbs_that_explore_start_from_the_same_answer(place: tuple[str, int]) -> None:
+    question = _few(place)
+    work, chip, clock = question.workload, question.machine, question.clock
+    answer = question.answer()
+    moved = what_if(work, chip, {"launch.kernel_us": chip["launch.kernel_us"]} if chip.has("launch.kernel_us") else {"chip.tdp_w": chip["chip.tdp_w"] + 1}, clock=clock)  # fmt: skip
+    assert (moved.before.variant, moved.before.time_ms) == (answer.variant, answer.time_ms), question
+    rows = sensitivities(work, chip, clock=clock, reoptimised=False)
+    assert rows.variant == answer.variant, question
+    assert {row.base_ms for row in rows} == {answer.time_ms}, question
+    points = break_evens(work, chip, facts=("mufu.ex2",), clock=clock)
+    assert points.variant == answer.variant, question
+
+
+@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
+def test_the_maps_own_cell_is_the_forecast_at_its_clock(place: tuple[str, int]) -> None:
+    question = _few(place)
+    work, chip = question.workload, question.machine
+    found = asymmetry_map(work, chip, grid=3, shown=(), clock=1200.0)
+    answer = predict(work, chip, clock=found.clock_mhz, interval=False)
+    assert found.variant == found.variants[1][1] == variant_text(answer.variant), question
+    assert found.base_tflops == found.tflops[1][1] == answer.tflops, question
+
+
+@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
+def test_the_tuners_first_is_the_forecasts_kernel(place: tuple[str, int]) -> None:
+    question = _few(place)
+    answer = question.answer()
+    try:
+        found = survey(
+            question.workload, question.machine, native_family(question.machine), clock=question.clock, keep=4
+        )
+    except PredictError:
+        assert "writes none" in answer.variant_origin
+        return
+    assert found.winner.variant == answer.variant, question
+    assert found.winner.forecast_s == pytest.approx(answer.time_ms / 1e3, rel=1e-9), question
+    assert found.shortlist[0].variant == answer.variant, question
+
+
+@pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
+def test_the_review_is_of_the_forecasts_kernel(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    question = _few(place)
+    # The map and the tornado have tests of their own; here they would take most of the time.
+    monkeypatch.setattr(build, "_map", lambda *_: None)
+    monkeypatch.setattr(build, "_tornado", lambda *_: build.Tornado(0.05, (), (), ()))
+    monkeypatch.setattr(build, "considered", lambda *_: None)
+    monkeypatch.setattr(build, "verdict", lambda _: ("", ""))
+    monkeypatch.setattr(build, "risks", lambda _: ())
+    answer = question.answer()
+    content = build.report(question.workload, question.machine, clock=question.clock)
+    assert content.variant == variant_text(answer.variant), question
+    assert (content.regimes[0].time_ms, content.regimes[0].clock_mhz) == (answer.time_ms, answer.clock_mhz), question
+
+
+def test_the_command_line_gives_the_answer_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+    from tilecast.cli import main
+
+    question = [
+        "h200",
+        "--seqlen",
+        "1000",
+        "--seqlen-k",
+        "3000",
+        "--heads",
+        "8",
+        "--heads-kv",
+        "2",
+        "--causal",
+        "--clock",
+        "1300",
+    ]
+    answer = predict(Workload(1, 8, 2, 1000, 3000, mask="causal"), "h200-sxm", clock=1300.0, interval=False)
+
+    def said(*arguments: str) -> dict:
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "--json"])
+        assert end.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert said("predict", *question)["time_ms"] == answer.time_ms
+    expected = variant_text(answer.variant)
+    assert said("whatif", *question, "--set", "chip.tdp_w=701")["before"]["time_ms"] == answer.time_ms
+    assert said("schedule", *question, "--time-limit", "0.1")["variant"] == expected
+    assert said("generate", *question)["variant"] == expected
+    assert said("tune", *question, "--no-compile", "--budget", "0")["winner"] == expected
+    assert said("breakeven", *question, "--fact", "mufu.ex2")["variant"] == expected

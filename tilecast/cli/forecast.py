@@ -1,0 +1,278 @@
+"""Verbs that answer how fast a kernel will be, and why: predict, report, sweep, demand, schedule."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Machines, NamedMachine, Shapes, takes_workload
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from tilecast.explore.sweep.table import SweepTable
+    from tilecast.model.forecast.predict import Prediction
+
+app = typer.Typer()
+_PANEL = "Forecast"
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast predict b200,h200 --preset llama3-8b --seqlen 8192")
+@takes_workload
+def predict(
+    work: Shapes,
+    machine: Machines,
+    kernel: Kernel,
+    clock: Clock,
+    measured: Annotated[
+        str | None, typer.Option("--measured", help="Your own number (0.95ms, 950us, 600TFLOP/s): where it lies, and what explains it.")
+    ] = None,
+    as_json: AsJson = False,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
+) -> None:  # fmt: skip
+    """Forecast time, TFLOP/s, what binds, and where the time goes; several machines (a,b,c) make one table."""
+    from tilecast.base.files import check_writable, write_text_atomically
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import predictions_table, shape_name, show
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.forecast.predict import predict as forecast
+    from tilecast.model.whatif.placed import parse_measured, placed
+
+    one = len(work.works) == len(machine) == 1
+    for option, value in (("--trace", trace), ("--measured", measured)):
+        if value is not None and not one:
+            raise PredictError(
+                f"{option} goes with one shape and one machine, got {len(work.works) * len(machine)} forecasts"
+            )
+    if trace is not None:
+        check_writable(trace)
+    seconds = parse_measured(measured, work.works[0].flops) if measured is not None else None
+    answers: list[Prediction | str] = []
+    questions = [(chip, w) for chip in machine for w in work.works]
+    with Screen() as screen:
+        for done, (chip, w) in enumerate(questions):
+            screen("forecast", done, len(questions), f"{chip.name} {w.label()}")
+            try:
+                family, variant = kernel.on(chip)
+                answers.append(forecast(w, chip, variant, family=family, clock=clock.value))
+            except PredictError as error:
+                # In a comparison of machines, one that cannot run the kernel is a line of the table.
+                if len(machine) == 1:
+                    raise
+                answers.append(str(error))
+    if all(isinstance(a, str) for a in answers):
+        raise PredictError(str(answers[0]))
+    first = answers[0]
+    found = placed(first, seconds) if seconds is not None and not isinstance(first, str) else None
+    if trace is not None and not isinstance(first, str):
+        write_text_atomically(trace, first.trace_json())
+    if work.listed or len(machine) > 1:
+        names = [" ".join(filter(None, (chip.name if len(machine) > 1 else "", shape_name(w) if work.listed else "")))
+                 for chip, w in questions]  # fmt: skip
+        data = [{"machine": chip.name, "workload": w.as_dict(), "refused": a} if isinstance(a, str) else a.to_dict()
+                for (chip, w), a in zip(questions, answers, strict=True)]  # fmt: skip
+        head = "" if work.listed else f"{work.works[0].label()}, {clock.words()} clock\n\n"
+        show(head + predictions_table(answers, names), data, as_json)
+        return
+    assert not isinstance(first, str)
+    text, one_answer = first.text(), first.to_dict()
+    if found is not None:
+        text, one_answer = f"{text}\n\n{found.text()}", {**one_answer, "measured": found.to_dict()}
+    show(text, one_answer, as_json)
+
+
+@app.command(
+    rich_help_panel=_PANEL,
+    epilog="Example: tilecast report b200 --seqlen 8192 --causal --set mufu.ex2=32 -o review.html",
+)
+@takes_workload
+def report(
+    work: Workload,
+    machine: NamedMachine,
+    kernel: Kernel,
+    changes: Changes,
+    clock: Clock,
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="FILE.html, or FILE.md with its charts beside it.")
+    ] = "review.html",
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", help="Folder for the Markdown twin of an HTML report.")
+    ] = None,
+    measured: Annotated[
+        str | None, typer.Option("--measured", help="Table of tilecast measure to compare with (default: the H200's).")
+    ] = None,
+    date: Annotated[str, typer.Option("--date", help="Date to print; without one, same input gives same bytes.")] = "",
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write the design review: verdict, forecast, roofline, schedule, sensitivities, alternatives, accuracy, risks."""
+    from tilecast.base.files import write_text_atomically
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.explore.review.build import report as review
+    from tilecast.explore.review.page.render import check_installed
+
+    # Everything is checked before anything is computed, and everything computed before anything is written.
+    target, folder = _review_targets(output, markdown)
+    check_installed(page=target.suffix == ".html")
+    family, variant = kernel.on(machine.chip)
+    with Screen() as screen:
+        content = review(
+            work, machine.chip, variant, family=family, clock=clock.value, changes=changes.values, scales=changes.factors,
+            measured=measured, date=date, machine_name=machine.name, progress=screen,
+        )  # fmt: skip
+        screen("draw", 0, 1)
+        files: dict[Path, str] = {target: content.page()} if target.suffix == ".html" else {}
+        if folder is not None:
+            files |= {folder / part: text for part, text in content.markdown(target.stem).items()}
+        screen("draw", 1, 1)
+    # The page or the text comes last: where it is, its charts are.
+    for path, text in sorted(files.items(), key=lambda item: item[0].suffix != ".svg"):
+        write_text_atomically(path, text)
+    lines = [f"{path}: {_size(files, path)}" for path in files if path.suffix != ".svg"]
+    show("\n".join([*content.verdict, *lines]), {**content.to_dict(), "files": [str(path) for path in files]}, as_json)
+
+
+def _review_targets(output: str, markdown: str | None) -> tuple[Path, Path | None]:
+    """The file asked for and the folder of the Markdown twin, both known to be writable."""
+    from tilecast.base.files import OutputError, check_writable
+
+    target = Path(output)
+    if target.suffix not in (".html", ".md"):
+        raise OutputError(
+            f"-o: expected a name that ends in .html (one page) or .md (Markdown with SVGs), got '{output}'"
+        )
+    if target.suffix == ".md" and markdown is not None:
+        raise OutputError(
+            f"--markdown {markdown}: {output} is Markdown already, with its charts beside it: give one of the two"
+        )
+    check_writable(target)
+    if markdown is None:
+        return target, target.parent if target.suffix == ".md" else None
+    check_writable(Path(markdown) / f"{target.stem}.md")
+    return target, Path(markdown)
+
+
+def _size(files: dict[Path, str], path: Path) -> str:
+    size = len(files[path].encode()) / 1e6
+    if path.suffix == ".html":
+        return f"{size:.2f} MB, opens offline"
+    charts = [text for name, text in files.items() if name.suffix == ".svg"]
+    return f"{size * 1e3:.0f} kB and {len(charts)} charts, {sum(len(c.encode()) for c in charts) / 1e3:.0f} kB"
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast sweep sweep.toml --export table.csv")
+def sweep(
+    spec: Annotated[str, typer.Argument(help="Specification (.toml): machines, workloads, variants, clocks.")],
+    store: Annotated[
+        str | None, typer.Option("--store", help="File that keeps results (default: SPEC's name with .db, here).")
+    ] = None,
+    export: Annotated[
+        list[str] | None, typer.Option("--export", help="Write the table to FILE.csv, .json or .parquet.")
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", help="local (processes) or ray.")] = "local",
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, max=4096, help="Processes or actors (0: one a core).")
+    ] = 0,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="A running Ray cluster, or auto (default: a new one here).")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: show and export what the store has.")] = True,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute items again whose worker died or broke.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute machines x workloads x variants, or time kernels on this host's GPUs; goes on where it stopped."""
+    from tilecast.base.files import write_bytes_atomically
+    from tilecast.cli.progress import Screen
+    from tilecast.explore.sweep.api import sweep as compute
+
+    exports = _sweep_exports(export or [])
+    kept = Path(store) if store is not None else Path(Path(spec).with_suffix(".db").name)
+    try:
+        with Screen() as screen:
+            table = compute(
+                spec, store=kept, engine=engine, workers=workers, ray_address=ray_address, run=run,
+                retry_failed=retry_failed, progress=screen, command=command_line(),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"tilecast: stopped: results so far are kept in {kept}; run the same command to go on", file=sys.stderr)
+        raise
+    lines = [table.text(), "", f"store: {kept}"]
+    for name in exports:
+        write_bytes_atomically(name, table.encoded(Path(name).suffix))
+        lines.append(f"table: {name} ({len(table)} rows, {len(table.columns)} columns)")
+    typer.echo(_sweep_json(table) if as_json else "\n".join(lines))
+    raise typer.Exit(1 if table.count("failed") else 0)
+
+
+def _sweep_exports(names: list[str]) -> list[str]:
+    """The files to export to, refused before hours of work and not after."""
+    from importlib.util import find_spec
+
+    from tilecast.base.files import OutputError, check_writable
+    from tilecast.explore.sweep.table import FORMATS
+
+    for name in names:
+        if Path(name).suffix not in FORMATS:
+            raise OutputError(f"--export: expected a file ending in {', '.join(FORMATS)}, got '{name}'")
+        check_writable(name)
+        missing = [p for p in ("pandas", "pyarrow") if Path(name).suffix == ".parquet" and find_spec(p) is None]
+        if missing:
+            raise OutputError(f"--export: Parquet needs {missing[0]}: pip install 'tilecast[report]', or export .csv")
+    return names
+
+
+def _sweep_json(table: SweepTable) -> str:
+    return table.encoded(".json").decode().rstrip("\n")
+
+
+def command_line() -> str:
+    """The command being run, for the records of what it makes."""
+    return "tilecast " + " ".join(shlex.quote(argument) for argument in sys.argv[1:])
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast demand b200 --head-dim 128")
+@takes_workload(machine="b200")
+def demand(
+    work: Workload,
+    machine: Machine,
+    tile_m: Annotated[int, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile.")] = 128,
+    tile_n: Annotated[int, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile.")] = 128,
+    as_json: AsJson = False,
+) -> None:
+    """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
+    from tilecast.cli.tables import show, width
+    from tilecast.model.closed_forms import demand_dict, demand_report
+
+    data: Any = demand_dict(machine, work, tile_m, tile_n) if as_json else None
+    show("" if as_json else demand_report(machine, work, tile_m, tile_n, width()), data, as_json)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast schedule h200 --head-dim 128 --causal")
+@takes_workload(machine="b200")
+def schedule(
+    work: Workload,
+    machine: Machine,
+    kernel: Kernel,
+    clock: Clock,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Lower bounds and the proven-optimal modulo schedule of the kernel's loop (default: of the best kernel)."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show, width
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.schedule.report import schedule_kernel
+
+    # Also refuses NaN, which compares with nothing.
+    if not 0 < time_limit < float("inf"):
+        raise PredictError(f"--time-limit: expected seconds above 0, got {time_limit:g}")
+    family, variant = kernel.on(machine)
+    with Screen() as screen:
+        found = schedule_kernel(work, machine, variant, family, clock.value, time_limit, screen)
+    show("" if as_json else found.text(width()), found.to_dict() if as_json else None, as_json)

@@ -1,0 +1,287 @@
+"""Verbs about kernels: generate, tune, inspect, emulate, the lists of variants and presets."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilecast.cli.workload_options import AsJson, Clock, Kernel, Shapes, in_options, takes_workload
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from tilecast.codegen.tune.tuning import Tuning
+
+app = typer.Typer()
+_PANEL = "Kernels"
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast generate h200 --seqlen 8192 --causal -o kernel.py")
+@takes_workload
+def generate(
+    work: Workload,
+    machine: Machine,
+    kernel: Kernel,
+    clock: Clock,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="File to write (default: print).")] = None,
+    list_variants: Annotated[
+        bool, typer.Option("--list", help="List the family's variants by forecast instead of writing one.")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many variants --list shows.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Write an attention kernel: the variant given, or the best by forecast, as one self-contained file."""
+    from tilecast import __version__
+    from tilecast.base.files import OutputError, check_writable, write_text_atomically
+    from tilecast.cli.tables import show
+    from tilecast.codegen.families import template_of
+    from tilecast.codegen.generate import generate as write
+    from tilecast.model.families import find_family
+
+    if output is not None:
+        check_writable(output)
+    name, variant = kernel.on(machine)
+    if list_variants:
+        if output is not None or variant is not None:
+            raise OutputError(
+                f"--list lists the variants of {name}: drop {'-o' if output is not None else '--variant'}"
+            )
+        _list_variants(work, machine, name, clock, top, as_json)
+        return
+    family = find_family(name)
+    made = write(work, machine, family, variant, __version__, clock=clock.value)
+    if output is None:
+        show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
+        return
+    write_text_atomically(output, made.source)
+    forecast = made.prediction
+    targets = template_of(family).targets(made.variant, machine)
+    text = (
+        f"{output}: {name} for {work.label()} on {machine.name}\n"
+        f"  variant   {made.header['variant']}\n"
+        f"  forecast  {forecast.tflops:.0f} TFLOP/s, {forecast.time_ms:.4g} ms at {forecast.clock_mhz:.0f} MHz ({clock.words()}), "
+        f"bound by {forecast.binding.name}\n"
+        f"  targets   {', '.join(targets)}: tilecast inspect {shlex.quote(output)} --arch {targets[0]}"
+    )
+    show(text, {**made.header, "file": output}, as_json)
+
+
+def _list_variants(work: Workload, machine: Machine, name: str, clock: Clock, top: int, as_json: bool) -> None:
+    """The fastest variants that can be written, with their forecasts."""
+    from tilecast.cli.tables import show, table
+    from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.kernel.variant import short_text, variant_text
+    from tilecast.model.search.best import best, search_space
+    from tilecast.model.search.rank import rank
+
+    reduced = work.reduced()
+    space = search_space(reduced, machine, name)
+    if not space.written:
+        raise PredictError(f"{name} cannot be written for {work.label()} on {machine.name}: {space.refusal}")
+    times = {e.variant: e.seconds for e in rank(space.variants, reduced, machine, clock=clock.value, keep=top).best}
+    chosen = best(work, machine, name, clock.value)
+    # The search refines one knob beyond the steps of the space: its choice comes first.
+    listed = sorted({**times, chosen.variant: chosen.seconds}.items(), key=lambda item: item[1] or 0.0)[:top]
+    rows = [[f"{work.flops / s / 1e12:.0f}", f"{1e3 * s:.4g}", short_text(v)] for v, s in listed if s]
+    head = f"The fastest {len(rows)} of {len(space.variants)} variants of {name} for {work.label()} on {machine.name}, by forecast\n\n"
+    data = [{"variant": variant_text(v), "time_ms": 1e3 * s, "tflops": work.flops / s / 1e12} for v, s in listed if s]
+    show(head + table(["TFLOP/s", "ms", "variant"], rows), data, as_json)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast tune h200 --seqlen 8192 --causal -o kernel.py")
+@takes_workload
+def tune(
+    work: Shapes,
+    machine: Machine,
+    kernel: Kernel,
+    clock: Clock,
+    budget: Annotated[int, typer.Option("--budget", min=0, max=1000, help="Kernels to time on the GPU here.")] = 5,
+    compile: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the best candidates and read their machine code.")
+    ] = True,
+    candidates: Annotated[int, typer.Option("--candidates", min=1, max=1000, help="Candidates to compile.")] = 24,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="Kernel file to write.")] = None,
+    audit: Annotated[
+        str | None, typer.Option("--audit", help="Every candidate and why it was kept or dropped: FILE.json or .csv.")
+    ] = None,
+    results: Annotated[
+        str | None, typer.Option("--table", help="Table of timed kernels; what it has is not timed again.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Choose a kernel for a shape: the whole space by forecast, the best by machine code, the very best on the GPU.
+
+    With --variant those knobs are fixed and the others are chosen.
+    """
+    from tilecast import __version__
+    from tilecast.base.files import OutputError, check_writable, write_text_atomically
+    from tilecast.cli.forecast import command_line
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import shape_name, show, table
+    from tilecast.codegen.tune.render import as_csv
+    from tilecast.model.kernel.variant import short_text
+    from tilecast.validation.lab.tuning import tune as choose
+
+    if audit is not None and Path(audit).suffix not in (".json", ".csv"):
+        raise OutputError(f"--audit: expected a name ending in .json or .csv, got '{audit}'")
+    for option, path in (("-o", output), ("--audit", audit)):
+        if path is not None:
+            check_writable(path)
+            if work.listed:
+                raise OutputError(f"{option} {path}: one file for one shape: drop --shapes")
+    family, _ = kernel.on(machine)
+    rows = results or (str(Path(output).with_suffix(".csv")) if output else "tune.csv")
+    found = []
+    with Screen() as screen:
+        for w in work.works:
+            found.append(
+                choose(w, machine, family=family, budget=budget, compile=compile, candidates=candidates,
+                       clock=clock.value, table=rows, workers=workers, progress=screen, command=command_line(),
+                       version=__version__, fixed=kernel.variant)
+            )  # fmt: skip
+    if work.listed:
+        lines = [
+            [shape_name(t.workload), f"{1e3 * (t.winner.best_guess_s or 0.0):.4g}",
+             f"{t.workload.flops / (t.winner.best_guess_s or 1.0) / 1e12:.0f}", t.by, short_text(t.winner.variant)]
+            for t in found
+        ]  # fmt: skip
+        show(table(["shape", "ms", "TFLOP/s", "chosen by", "variant"], lines), [t.to_dict() for t in found], as_json)
+        return
+    one = found[0]
+    source = _tuned_source(one) if output is not None else ""
+    if audit is not None:
+        write_text_atomically(
+            audit, as_csv(one) if audit.endswith(".csv") else json.dumps(one.to_dict(), indent=1) + "\n"
+        )
+    if output is not None:
+        write_text_atomically(output, source)
+    written = [f"{path}: {what}" for path, what in ((output, "the kernel"), (audit, "the audit trail")) if path]
+    show("\n".join([one.text(), *written]), one.to_dict() if as_json else None, as_json)
+
+
+def _tuned_source(found: Tuning) -> str:
+    """The winner's file; its header says how it was chosen."""
+    from tilecast import __version__
+    from tilecast.codegen.generate import generate as write
+    from tilecast.model.families import find_family
+
+    chosen: dict[str, object] = {
+        "by": found.by, "of": len(found.candidates), "budget": found.budget, "fates": found.counts(),
+    }  # fmt: skip
+    measured = found.winner.measured_s
+    if measured is not None:
+        chosen["measured_ms"] = float(f"{1e3 * measured:.4g}")
+    extra = {"chosen": {**chosen, "reason": found.winner.reason}}
+    return write(
+        found.workload, found.machine, find_family(found.family), found.winner.variant, __version__, extra
+    ).source
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.py --arch sm_90a")
+def inspect(
+    file: Annotated[str, typer.Argument(help="A generated kernel file.")],
+    arch: Annotated[str, typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a.")],
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")] = "bf16",
+    as_json: AsJson = False,
+) -> None:
+    """Compile a generated kernel without a GPU: registers, spills, memory, instruction mix beside the forecast."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.inspection import as_dict, as_text
+    from tilecast.codegen.compiler.inspection import inspect as compile_and_read
+
+    atexit.register(_silence)
+    with Screen() as screen:
+        screen("compile", 0, 0, file)
+        report = compile_and_read(file, arch, dtype)
+    show(as_text(report), as_dict(report), as_json)
+
+
+def _silence() -> None:
+    """Triton's bindings report their own lost references when the interpreter ends; nobody who reads it can mend them."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random")
+def emulate(
+    file: Annotated[str, typer.Argument(help="A generated Gluon kernel, or the name of a shipped one.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Sequences (default 1).")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads (default 1).")] = None,
+    heads_kv: Annotated[int | None, typer.Option("--heads-kv", help="Key/value heads (default: as --heads).")] = None,
+    seqlen: Annotated[int | None, typer.Option("--seqlen", help="Query length (default 512).")] = None,
+    seqlen_k: Annotated[int | None, typer.Option("--seqlen-k", help="Key length (default: as --seqlen).")] = None,
+    window: Annotated[str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
+    ] = "late",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs and of the random moments.")] = 0,
+    sms: Annotated[
+        int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a generated Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
+    from tilecast.base.files import check_writable
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.emulator.report import kernel_workload, run_emulate
+    from tilecast.model.kernel.workload import WorkloadError
+
+    if trace is not None:
+        check_writable(trace)
+    try:
+        work, limits = kernel_workload(file, batch, heads, heads_kv, seqlen, seqlen_k, window, dtype)
+    except WorkloadError as error:
+        raise WorkloadError(in_options(str(error))) from None
+    with Screen() as screen:
+        screen("emulate", 0, 0, work.label())
+        found = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
+    show(found.text, {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}, as_json)
+    if not found.right:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast presets")
+def presets(as_json: AsJson = False) -> None:
+    """Model shapes that --preset takes."""
+    from tilecast.cli.tables import presets_table, show
+    from tilecast.model.kernel.presets import presets as known
+
+    show(presets_table(), [dataclasses.asdict(preset) for preset in known().values()], as_json)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast variants h200")
+@takes_workload(machine="b200")
+def variants(machine: Machine, as_json: AsJson = False) -> None:
+    """Kernel families and the knobs that --variant takes."""
+    from tilecast.cli.tables import families, show, variants_table
+
+    data: Any = families()
+    show(variants_table(machine), data, as_json)
+
+
+@app.command(hidden=True, epilog="Example: tilecast ship")
+def ship() -> None:
+    """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
+    from tilecast import __version__
+    from tilecast.codegen.ship import KERNELS, write
+
+    changed = write(__version__)
+    head = f"{KERNELS}: wrote {len(changed)} files" if changed else f"{KERNELS}: up to date"
+    typer.echo("\n".join([head, *(f"  {path}" for path in changed)]))

@@ -1,0 +1,75 @@
+"""The entry point.  Every wrong input is one sentence on stderr, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from tilecast.cli import explore, forecast, gpu, kernels, machine, validate
+from tilecast.cli.workload_options import in_options
+
+app = typer.Typer(
+    name="tilecast", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Forecast what a tiled attention kernel will do on a GPU, and why.",
+    epilog="Start with: tilecast predict b200 --seqlen 8192 --causal.  Every verb takes -h.",
+)  # fmt: skip
+for room in (forecast, explore, kernels, gpu):
+    app.add_typer(room.app)
+app.add_typer(machine.app, name="machine", rich_help_panel="Check")
+app.add_typer(validate.app, name="validate", rich_help_panel="Check")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from tilecast import __version__
+
+        typer.echo(f"tilecast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
+    try:
+        code = app(args=arguments, prog_name="tilecast", standalone_mode=False)
+    except BrokenPipeError:
+        # Whoever read the output has enough; the interpreter must not try to flush the rest of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else f"cannot write the output: {error.strerror}")
+    except MemoryError as error:
+        _fail(f"does not fit into this machine's memory: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ValueError as error:
+        _fail(in_options(str(error)))
+    except Exception as error:
+        # Typer ships its own copy of click from 0.27 on: recognise usage errors by what they can do, not by class.
+        message = getattr(error, "format_message", None)
+        if type(error).__name__ == "Abort":
+            sys.exit(130)
+        if message is None:
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message())
+            sys.exit(2)
+        _fail(message())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"tilecast: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)

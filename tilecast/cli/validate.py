@@ -1,0 +1,158 @@
+"""Forecasts held against reality, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilecast.cli.workload_options import AsJson
+
+app = typer.Typer(no_args_is_help=True, help="Forecasts against reality: published, measured, counters, tuner.")
+_Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
+_Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
+_Machine = Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")]
+_Picture = Annotated[str | None, typer.Option("--picture", help="Write the scatter plot to FILE.png or .svg.")]
+_Rows = Annotated[bool, typer.Option("--rows", help="Print every row, worst first, not only the summaries.")]
+_Regime = Annotated[str, typer.Option("--clock", help="sustained or short.")]
+
+
+class CheckError(ValueError):
+    """A wrong option of a validation verb; one sentence."""
+
+
+def _check_picture(picture: str | None) -> None:
+    """Refuse before minutes of work what could not be drawn or written after them."""
+    from tilecast.explore.map_picture import check_picture
+
+    if picture is not None:
+        check_picture(picture, "--picture")
+
+
+def _check_regime(clock: str) -> None:
+    if clock not in ("sustained", "short"):
+        raise CheckError(f"--clock: expected sustained or short, got '{clock}'")
+
+
+@app.command("published", epilog="Example: tilecast validate published --clock short")
+def validate_published(
+    as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None, clock: _Regime = "sustained"
+) -> None:
+    """Predicted against published for every forward row, and the cycle-level rows."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.published.run import run_published
+    from tilecast.validation.published.text import report_dict, report_text, write_scatter
+
+    _check_regime(clock)
+    _check_picture(picture)
+    with Screen() as screen:
+        report = run_published(clock, progress=screen)
+        if picture is not None:
+            write_scatter(report, picture)
+        text = ""
+        if not as_json:
+            text = report_text(
+                report, rows, run_published("short" if clock == "sustained" else "sustained", progress=screen)
+            )
+    show(text, report_dict(report) if as_json else None, as_json)
+
+
+@app.command("measured", epilog="Example: tilecast validate measured mytable.csv --machine mygpu.toml")
+def validate_measured(
+    table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
+    picture: _Picture = None,
+) -> None:  # fmt: skip
+    """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.measured.run import CODES, SUSTAINED, TABLE, run_measured
+    from tilecast.validation.measured.text import report_dict, report_text, write_scatter
+
+    _check_picture(picture)
+    with Screen() as screen:
+        report = run_measured(
+            Path(table) if table else TABLE,
+            Path(codes) if codes else CODES,
+            machine,
+            None if table else SUSTAINED,
+            screen,
+        )
+    if picture is not None:
+        write_scatter(report, picture)
+    show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
+
+
+@app.command("counters", epilog="Example: tilecast validate counters --rows")
+def validate_counters(
+    table: Annotated[str | None, typer.Argument(help="A table of hardware counters (default: the H200's).")] = None,
+    codes: _Codes = None,
+    as_json: AsJson = False,
+    rows: _Rows = False,
+) -> None:
+    """Busy share of every unit, predicted against hardware counters; the disagreements name the unit."""
+    from tilecast.cli.progress import Screen
+    from tilecast.validation import counters as compare
+
+    with Screen() as screen:
+        found = compare.load(Path(table) if table else compare.TABLE, Path(codes) if codes else compare.CODES, screen)
+    typer.echo(compare.report(found, as_json, rows))
+
+
+@app.command("compare", epilog="Example: tilecast validate compare mygpu.zip")
+def validate_compare(
+    bundle: Annotated[str, typer.Argument(help="A zip of tilecast bundle.")],
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine to hold it against (default: its own).")
+    ] = None,
+    as_json: AsJson = False,
+    rows: _Rows = False,
+) -> None:
+    """A bundle's facts and measurements against the forecasts; needs no GPU."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.bundle.compare import compare
+    from tilecast.validation.bundle.text import report_dict, report_text
+    from tilecast.validation.lab.bundle.archive import read_bundle
+
+    with Screen() as screen:
+        screen("compare", 0, 0, bundle)
+        report = compare(read_bundle(Path(bundle)), machine)
+    show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
+
+
+@app.command("experiments", epilog="Example: tilecast validate experiments --clock sustained")
+def validate_experiments(as_json: AsJson = False, rows: _Rows = False, clock: _Regime = "short") -> None:
+    """GB200 to GB300, B200 to B300, H100 to H200: the what-if's ratio against the measured one."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.experiments.run import cycle_ratios, run_experiments
+    from tilecast.validation.experiments.text import report_dict, report_text
+
+    _check_regime(clock)
+    with Screen() as screen:
+        reports, cycles = run_experiments(clock, progress=screen), cycle_ratios()
+    show(report_text(reports, cycles, rows), report_dict(reports, cycles) if as_json else None, as_json)
+
+
+@app.command("tuner", epilog="Example: tilecast validate tuner --rows")
+def validate_tuner(
+    table: _Table = None,
+    codes: _Codes = None,
+    machine: _Machine = None,
+    least: Annotated[int, typer.Option("--least", min=2, help="Only shapes with so many variants of a family.")] = 8,
+    as_json: AsJson = False,
+    rows: _Rows = False,
+) -> None:
+    """What share of the exhaustive best a tuner reaches that times the first 1, 3 or 5; needs no GPU."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.measured import tuner as tuner_run
+    from tilecast.validation.measured.run import CODES, TABLE
+
+    with Screen() as screen:
+        found = tuner_run.run_tuner(
+            Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, least, progress=screen
+        )
+    show(tuner_run.report_text(found, rows), tuner_run.report_dict(found), as_json)
