@@ -330,20 +330,20 @@ class Problem:
 
     @gluon.jit
     def store_rows(self, softmax, total, maximum, batch, head, row):
-        """Write O over the row sums, and their logarithms; each thread writes its row."""
+        """Write the logarithms of the row sums, then O over these; each thread writes its row."""
         rows = row + gl.arange(0, ROWS, total.type.layout)
         empty = total == 0.0
+        valid = rows < self.seqlen_q
+        lse = gl.where(empty, float("-inf"), (maximum * self.scale_log2 + gl.log2(total)) * LN2)
+        gl.store(self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q + rows, lse, mask=valid)
         inverse = gl.where(empty, 0.0, 1.0 / total)
         head_start = batch.to(gl.int64) * self.stride_b + head.to(gl.int64) * self.stride_h
         out = (self.out + 8 * (head_start + rows.to(gl.int64) * self.stride_s))[:, None]
-        valid = rows < self.seqlen_q
         columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
         for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
             o = softmax.o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
             o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
             gl.store(out + (start + columns), o, mask=valid[:, None])
-        lse = gl.where(empty, float("-inf"), (maximum * self.scale_log2 + gl.log2(total)) * LN2)
-        gl.store(self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q + rows, lse, mask=valid)
 
 
 @gluon.constexpr_function
