@@ -1,19 +1,21 @@
 """What the template of the `blackwell_ws` family needs to know: a FlashAttention-4 forward in Gluon for sm_100 and sm_103.
 
-Python decides here, `templates/blackwell_ws.py.j2` only writes.  The order of the matrix role, the depth of the K/V ring
-and the statistics hand-shake are read from the `Pipeline`, the same value the forecast is made from.
+Python decides here, `templates/blackwell_ws.py.j2` only writes.  The order of work in the roles is read from the
+`Pipeline`, the same value the forecast is made from: see `blackwell_order`.
 """
 
 from __future__ import annotations
 
-from tilecast.codegen.exp2 import COEFFICIENTS
+from tilecast.codegen import blackwell_order
+from tilecast.codegen.blackwell_kernel import ELEMENT_BYTES, BlackwellKernel, KvRing, Piece
+from tilecast.codegen.blackwell_order import Rings
 from tilecast.model.families import build_pipeline, legality
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.graph import Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "blackwell_ws.py.j2"
 #: Name of the kernel in the generated file.
@@ -40,15 +42,12 @@ _REGISTERS_SMALL = (200, 48)  # head_dim below 96
 _REGISTERS_DEFAULT = (192, 48)
 _REGISTERS_BY_KEYS = (184, 72)  # ours: operand addresses of 256 wide heads need more than 48; 176 spills with a mask
 _REGISTER_FILE = 65536
-#: Heads whose K and V stay in L2 together (fa4.md (h)).
-_L2_MEGABYTES = 50
-#: Columns of O that the correction role holds at a time; when it stores, a 32-byte sector a row.
+#: Columns of O that the correction role holds at a time.
 _O_COLUMNS = 16
 #: Periods of the emulation rule in flash_fwd_sm100.py (fa4.md (d)), and 4, which emulates everything.
 _EMULATION_PERIODS = (32, 16, 10, 8, 14, 4)
 #: ... when it rescales in every step, has the registers, and should therefore make few round trips.
 _O_COLUMNS_BRANCH_FREE, _REGISTERS_BRANCH_FREE = 32, 80
-_ELEMENT_BYTES = 2
 #: Shared memory beside tiles, statistics and barriers: what the compiler takes for itself, read off compilations.
 _COMPILER_BYTES = 640
 _MASK_TEXT = {
@@ -60,91 +59,58 @@ _MASK_TEXT = {
 
 def context(
     variant: Fa4Variant, workload: Workload, machine: Machine, pipeline: Pipeline | None = None
-) -> dict[str, object]:
-    """Everything `TEMPLATE` reads except `header`.
+) -> BlackwellKernel:
+    """The kernel of a variant.
 
     ``pipeline`` is the variant's pipeline, by default as built; pass `patterns.with_discovered_order` of it to generate
     the order that a schedule found.  Raises VariantError, one sentence, for what is illegal or Gluon cannot express.
     """
     _refuse(variant, workload, machine)
     pipeline = pipeline or build_pipeline(workload, variant, machine)
-    by_keys = variant.split == "k" and variant.stages > 1
-    quarter = variant.tile_n // 4
-    tile_rows = 128 * variant.cta_group
-    rows = tile_rows * (1 if by_keys else variant.stages)
-    qk_parts, v_parts = _parts(workload.head_dim_qk), _parts(workload.head_dim_v)
-    shared_ring = workload.head_dim_qk == workload.head_dim_v and variant.cta_group == 1
-    _, _, slots = fa4_smem_bytes(variant, workload, machine)
-    first, loop, last = _issue(pipeline, variant.stages, by_keys)
-    emulated = emulated_columns(variant)
+    groups, by_keys = variant.stages, variant.split == "k" and variant.stages > 1
+    persistent = variant.scheduler == "persistent"
+    order = blackwell_order.matrix_order(pipeline, groups, by_keys)
+    kv_rings = _kv_rings(variant, workload, machine)
+    rings = Rings(kv_rings[0].name, kv_rings[-1].name)
     softmax_registers, other_registers, at_launch = _registers(variant, workload, machine)
-    correction_registers = _REGISTER_FILE // 128 - variant.stages * softmax_registers - other_registers
+    correction_registers = _REGISTER_FILE // 128 - groups * softmax_registers - other_registers
     # Threshold 0 moves most maxima, so a test would only cost.  A pair would have to vote across its two CTAs.
     branch_free = variant.rescale_threshold == 0 or variant.cta_group == 2
     roomy = branch_free and correction_registers >= _REGISTERS_BRANCH_FREE
-    rescale_columns = _O_COLUMNS_BRANCH_FREE if roomy else _O_COLUMNS
-    tmem = _tmem_map(variant, workload, by_keys)
-    sizes = _sizes(variant, workload)
-    barriers = _barriers(variant, by_keys, shared_ring)
-    k_slots, v_slots = (slots, slots) if shared_ring else (slots - slots // 2, slots // 2)
-    _check_shared_memory(variant, workload, machine, by_keys, (k_slots, 0 if shared_ring else v_slots), barriers)
-    return {
-        "title": _title(workload),
-        "description": _description(variant, workload),
-        "mask": workload.mask,
-        "head_dim_qk": workload.head_dim_qk,
-        "head_dim_v": workload.head_dim_v,
-        "stages": variant.stages,
-        "split": "k" if by_keys else "q",
-        "cta_group": variant.cta_group,
-        "tile_n": variant.tile_n,
-        "tile_rows": tile_rows,
-        "rows": rows,
-        "quarter": quarter,
-        "quarter_bits": quarter.bit_length() - 1,
-        "rescale_columns": rescale_columns,
-        "store_columns": _O_COLUMNS,
-        "keys_step": variant.stages if by_keys else 1,
-        "qk_parts": qk_parts,
-        "v_parts": v_parts,
-        "shared_ring": shared_ring,
-        "k_slots": k_slots,
-        "v_slots": v_slots,
-        "q_bytes": 128 * workload.head_dim_qk * _ELEMENT_BYTES,
-        "k_bytes": variant.tile_n * workload.head_dim_qk * _ELEMENT_BYTES // variant.cta_group,
-        "v_bytes": variant.tile_n * workload.head_dim_v * _ELEMENT_BYTES // variant.cta_group,
-        "kv_bytes_per_key": (workload.head_dim_qk + workload.head_dim_v) * _ELEMENT_BYTES,
-        "l2_megabytes": _L2_MEGABYTES,
-        "first_issue": first,
-        "loop_issue": loop,
-        "last_issue": last,
-        "issue_text": _issue_text(first, loop, last),
-        "first_loads": _loads(first, by_keys),
-        "loop_loads": _loads(loop, by_keys),
-        "last_loads": _loads(last, by_keys),
-        "split_p": variant.split_p,
-        "p_parts": _p_parts(variant),
-        "stats_slots": variant.stats_slots,
-        "stats_lag": _stats_lag(pipeline, variant),
-        "correction": _correction(pipeline, variant, by_keys),
-        "branch_free": branch_free,
-        "rescale_threshold": float(variant.rescale_threshold),
-        "load_max": variant.load_max,
-        "emulated": emulated,
-        "emulated_count": 2 * sum(len(columns) for columns in emulated),
-        "poly_degree": variant.poly_degree,
-        "polynomial": (1.0, *COEFFICIENTS[variant.poly_degree]),
-        "softmax_registers": softmax_registers,
-        "other_registers": other_registers,
-        "registers_at_launch": at_launch,
-        "tmem_columns": sum(columns for _, _, columns in tmem),
-        "tmem_map": tmem,
-        "tmem_text": ", ".join(f"{name} at {start}" for name, start, _ in tmem),
-        "barriers": barriers,
-        "scheduler": variant.scheduler,
-        "sizes": [name for name, _ in sizes],
-        "size_values": [value for _, value in sizes],
-    }
+    _check_shared_memory(variant, workload, machine, by_keys, kv_rings)
+    return BlackwellKernel(
+        title=_title(workload),
+        description=_description(variant, workload),
+        mask=workload.mask,
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        scheduler=variant.scheduler,
+        stages=groups,
+        by_keys=by_keys,
+        cta_group=variant.cta_group,
+        tile_n=variant.tile_n,
+        split_p=variant.split_p,
+        stats_slots=variant.stats_slots,
+        rescale_threshold=float(variant.rescale_threshold),
+        branch_free=branch_free,
+        load_max=variant.load_max,
+        poly_degree=variant.poly_degree,
+        emulated=emulated_columns(variant),
+        rescale_columns=_O_COLUMNS_BRANCH_FREE if roomy else _O_COLUMNS,
+        qk_pieces=_pieces(workload.head_dim_qk),
+        v_pieces=_pieces(workload.head_dim_v),
+        kv_rings=kv_rings,
+        rings=rings,
+        issue_text=order.text(),
+        load=blackwell_order.load_statements(order, rings, groups, by_keys),
+        mma=blackwell_order.matrix_statements(order, rings, groups, by_keys, persistent),
+        correction=blackwell_order.correction_statements(pipeline, groups, by_keys, persistent),
+        stats_lag=blackwell_order.stats_lag(pipeline, variant),
+        softmax_registers=softmax_registers,
+        other_registers=other_registers,
+        registers_at_launch=at_launch,
+        tmem_map=_tmem_map(variant, workload, by_keys),
+    )
 
 
 def _refuse(variant: Fa4Variant, workload: Workload, machine: Machine) -> None:
@@ -206,148 +172,6 @@ def _description(variant: Fa4Variant, workload: Workload) -> str:
     return "\n".join(lines)
 
 
-def _sizes(variant: Fa4Variant, workload: Workload) -> list[tuple[str, str]]:
-    """(name in the kernel, expression in `launch`) of the integers that every role gets.
-
-    What several roles need is worked out once, by `launch`: the compiler would otherwise compute it before the roles
-    part and hold it in registers, or in local memory, through all of them.
-    """
-    out = [(name, name) for name in ("heads", "group_size", "seqlen_q", "seqlen_k")]
-    out[1] = ("group_size", "heads // heads_kv")
-    if workload.mask != "none":
-        out.append(("shift", "seqlen_k - seqlen_q"))
-    if workload.mask == "window":
-        out += [("window_left", "window_left"), ("window_right", "window_right")]
-    out += [("programs", "programs"), ("units", "units"), ("units_per_head", "units_per_head")]
-    if variant.scheduler == "longest-first":
-        out += [
-            ("all_heads", "batch * heads"),
-            ("heads_at_once", "heads_at_once"),
-            ("units_at_once", "heads_at_once * units_per_head"),
-        ]
-    return out
-
-
-def _parts(head_dim: int) -> list[dict[str, object]]:
-    """Powers of two, largest first, that add up to ``head_dim``: Triton's shapes are powers of two; each is one MMA."""
-    widths = [1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1]
-    starts = [sum(widths[:i]) for i in range(len(widths))]
-    return [
-        {"suffix": f"_{start}" if len(widths) > 1 else "", "start": start, "width": width}
-        for start, width in zip(starts, widths, strict=True)
-    ]
-
-
-# --- what the pipeline decides --------------------------------------------------------------------------------------
-
-
-def _role(pipeline: Pipeline, name: str) -> Role:
-    return next(role for role in pipeline.roles if role.name == name)
-
-
-def _issue(
-    pipeline: Pipeline, stages: int, by_keys: bool
-) -> tuple[list[dict[str, object]], list[dict[str, object]], list[dict[str, object]]]:
-    """The matrix role's steps before the loop, in it and after it, from the program of the pipeline's role.
-
-    The loop holds PV of this block and QK of the next, so the first QK stand before it and the last PV after it.  A
-    step says which K or V it takes first (`take`) and gives back last (`release`).
-    """
-    program = _role(pipeline, "mma").program
-    _check_order(program, pipeline, stages)
-    steps = []
-    for step in program:
-        op = pipeline.op(step.op)
-        part = 1 if op.kind == "pv" and step.op.endswith("b") else 0
-        steps.append((op.kind.upper(), op.tile, part))
-    first = [step for step in steps if step[0] == "QK"]
-    last = [step for step in steps if step[0] == "PV"]
-    return _with_buffers(first, by_keys), _with_buffers(steps, by_keys), _with_buffers(last, by_keys)
-
-
-def _check_order(program: tuple[Step, ...], pipeline: Pipeline, stages: int) -> None:
-    """P lies where S was: QK of a tile's next block must follow its PV, and nothing may run further ahead."""
-    place = {step.op: n for n, step in enumerate(program)}
-    for step in program:
-        op = pipeline.op(step.op)
-        if step.shift != (1 if op.kind == "qk" else 0):
-            raise VariantError(
-                f"blackwell_ws: the kernel has one S a tile, so '{step.op}' cannot run {step.shift} ahead"
-            )
-    for tile in range(stages):
-        parts = [name for name in place if name.startswith(f"pv{tile}")]
-        if any(place[name] > place[f"qk{tile}"] for name in parts):
-            raise VariantError(f"blackwell_ws: qk{tile} must come after pv{tile}, whose P it overwrites")
-        if sorted(parts, key=lambda name: place[name]) != sorted(parts) or (
-            max(place[name] for name in parts) - min(place[name] for name in parts) != len(parts) - 1
-        ):
-            raise VariantError(f"blackwell_ws: the parts of pv{tile} must follow each other")
-
-
-def _with_buffers(steps: list[tuple[str, int, int]], by_keys: bool) -> list[dict[str, object]]:
-    """Mark where a K or V block is first used and where it is free again; Q tiles likewise."""
-    out: list[dict[str, object]] = []
-    for n, (op, tile, part) in enumerate(steps):
-        same = [m for m, other in enumerate(steps) if other[0] == op and (other[1] == tile or not by_keys)]
-        parts = [other[2] for other in steps if other[:2] == (op, tile)]
-        out.append(
-            {
-                "op": op,
-                "tile": tile,
-                "part": part,
-                "last_part": part == max(parts),
-                "q_tile": 0 if by_keys else tile,
-                "o_tile": 0 if by_keys else tile,
-                "take": n == same[0],
-                "release": n == same[-1],
-                "first_of_q": op == "QK" and not (by_keys and any(o[0] == "QK" for o in steps[:n])),
-            }
-        )
-    return out
-
-
-def _loads(steps: list[dict[str, object]], by_keys: bool) -> list[dict[str, object]]:
-    """What the load role copies for these steps; `tile` is by how many blocks it lies behind the iteration's first."""
-    return [
-        {"what": "K" if step["op"] == "QK" else "V", "tile": step["tile"] if by_keys else 0}
-        for step in steps
-        if step["take"]
-    ]
-
-
-def _issue_text(*phases: list[dict[str, object]]) -> str:
-    """The order in words: "before the loop QK0 QK1; in it PV0 QK0 PV1 QK1; after it PV0 PV1"."""
-    names = []
-    for steps in phases:
-        names.append(" ".join(f"{step['op']}{step['tile']}" for step in steps if step["last_part"]))
-    return f"Before the loop {names[0]}; in it {names[1]}, QK of the next block; after it {names[2]}."
-
-
-def _stats_lag(pipeline: Pipeline, variant: Fa4Variant) -> list[int]:
-    """By how many steps the release of a statistics slot may lag behind, per softmax group."""
-    lags = []
-    for tile in range(variant.stages):
-        edge = next(e for e in pipeline.edges if e.dst == f"sum{tile}" and e.why == "statistics slot")
-        if not 0 <= edge.distance <= variant.stats_slots:
-            raise VariantError(
-                f"blackwell_ws: statistics of tile {tile} wait {edge.distance} steps back, more than the slots"
-            )
-        lags.append(edge.distance)
-    return lags
-
-
-def _correction(pipeline: Pipeline, variant: Fa4Variant, by_keys: bool) -> list[dict[str, object]]:
-    """The correction role's steps in order, with the group whose statistics slot each one releases."""
-    steps: list[dict[str, object]] = []
-    for step in _role(pipeline, "correction").program:
-        tile = pipeline.op(step.op).tile
-        edge = next(e for e in pipeline.edges if e.src == step.op and e.why == "statistics slot")
-        steps.append({"tile": tile, "o_tile": 0 if by_keys else tile, "releases": pipeline.op(edge.dst).tile})
-    if [step["tile"] for step in steps] != list(range(variant.stages)):
-        raise VariantError("blackwell_ws: the correction role must serve the softmax groups in turn, first to last")
-    return steps
-
-
 # --- what the hardware decides --------------------------------------------------------------------------------------
 
 
@@ -382,14 +206,6 @@ def emulated_columns(variant: Fa4Variant) -> tuple[tuple[int, ...], ...]:
     return tuple(out)
 
 
-def _p_parts(variant: Fa4Variant) -> list[list[tuple[int, int]]]:
-    """(first column, columns) of P that each part of a PV multiplies, in powers of two."""
-    n = variant.tile_n
-    if not variant.split_p:
-        return [[(0, n)]]
-    return [[(0, n // 2), (n // 2, n // 4)], [(3 * n // 4, n // 4)]]
-
-
 def _registers(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[int, int, int]:
     """Registers of a softmax thread, of a thread of the matrix and load warps, and of every thread at launch."""
     wide = max(workload.head_dim_qk, workload.head_dim_v)
@@ -405,75 +221,51 @@ def _registers(variant: Fa4Variant, workload: Workload, machine: Machine) -> tup
     return softmax, other, at_launch
 
 
+def _pieces(head_dim: int) -> tuple[Piece, ...]:
+    """Powers of two, largest first, that add up to ``head_dim``: Triton's shapes are powers of two; each is one MMA."""
+    widths = [1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1]
+    return tuple(Piece(sum(widths[:i]), width) for i, width in enumerate(widths))
+
+
+def _kv_rings(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[KvRing, ...]:
+    """One ring where K and V tiles are alike, else one each; as many slots as the model counts."""
+    _, _, slots = fa4_smem_bytes(variant, workload, machine)
+    if workload.head_dim_qk == workload.head_dim_v and variant.cta_group == 1:
+        return (KvRing("kv", "KV_STAGES", slots, "K and V blocks in flight; they take turns in one ring"),)
+    return (
+        KvRing("k", "K_STAGES", slots - slots // 2, "K blocks in flight"),
+        KvRing("v", "V_STAGES", slots // 2, "V blocks in flight"),
+    )
+
+
 def _check_shared_memory(
-    variant: Fa4Variant,
-    workload: Workload,
-    machine: Machine,
-    by_keys: bool,
-    slots: tuple[int, int],
-    barriers: list[dict[str, object]],
+    variant: Fa4Variant, workload: Workload, machine: Machine, by_keys: bool, rings: tuple[KvRing, ...]
 ) -> None:
     """Refuse what the model's allowance for bookkeeping does not hold: two statistics slots, many barriers."""
     query, _, _ = fa4_smem_bytes(variant, workload, machine)
-    ring = sum(
-        count * variant.tile_n * width * _ELEMENT_BYTES // variant.cta_group
-        for count, width in zip(slots, (workload.head_dim_qk, workload.head_dim_v), strict=True)
+    widths = (workload.head_dim_qk, workload.head_dim_v)
+    ring_bytes = sum(
+        ring.slots * variant.tile_n * width * ELEMENT_BYTES // variant.cta_group
+        for ring, width in zip(rings, widths, strict=False)
     )
     rows = variant.stages * (variant.stats_slots + by_keys) * 128 * 4
-    names = {"RING_SLOTS": slots[0], "K_SLOTS": slots[0], "V_SLOTS": slots[1], "STATS_SLOTS": variant.stats_slots}
-    count = sum(names.get(str(b["count"]), 0) or int(str(b["count"])) for b in barriers)
-    beside = rows + 8 * count + _COMPILER_BYTES
+    # Full and empty ones of Q and the rings; each group's for S, P, its rest, O, its statistics and its maximum.
+    barriers = 2 * (1 if by_keys else variant.stages) + 2 * sum(ring.slots for ring in rings)
+    barriers += variant.stages * (3 + variant.split_p + 2 * variant.stats_slots + by_keys)
+    beside = rows + 8 * barriers + _COMPILER_BYTES
     limit = int(machine["smem.per_cta_bytes"])
-    if query + ring + beside > limit:
+    if query + ring_bytes + beside > limit:
         raise VariantError(
             f"blackwell_ws: row statistics and barriers need {beside} bytes of shared memory beside the tiles, "
-            f"{limit - query - ring} are left: use stats_slots=1 or fewer kv_stages"
+            f"{limit - query - ring_bytes} are left: use stats_slots=1 or fewer kv_stages"
         )
 
 
-def _tmem_map(variant: Fa4Variant, workload: Workload, by_keys: bool) -> list[tuple[str, int, int]]:
-    """(name, first column, columns) of tensor memory; P_i is the right half of S_i."""
-    out: list[tuple[str, int, int]] = []
-    names = [(f"S{tile}", variant.tile_n) for tile in range(variant.stages)]
-    names += [(f"O{tile}", workload.head_dim_v) for tile in range(1 if by_keys else variant.stages)]
-    column = 0
-    for name, columns in names:
-        out.append((name, column, columns))
-        column += columns
-    return out
-
-
-def _barriers(variant: Fa4Variant, by_keys: bool, shared_ring: bool) -> list[dict[str, object]]:
-    """Barriers in the order they are made: how many, arrivals that complete them, and for a CTA pair whether they are
-    one for both CTAs (those the matrix role waits for)."""
-    q_tiles = "1" if by_keys else str(variant.stages)
-    stages = str(variant.stages)
-    out = [
-        ("q_full", q_tiles, 1, True, "Q has arrived"),
-        ("q_free", q_tiles, 1, False, "Q is no longer needed"),
-    ]
-    if shared_ring:
-        rings = [("ring", "RING_SLOTS", "K or V")]
-    else:
-        rings = [("k_ring", "K_SLOTS", "K"), ("v_ring", "V_SLOTS", "V")]
-    for ring, count, what in rings:
-        out += [
-            (f"{ring}_full", count, 1, True, f"{what} has arrived"),
-            (f"{ring}_free", count, 1, False, f"the slot of {what} is free"),
-        ]
-    out += [
-        ("s_full", stages, 1, False, "S is complete"),
-        ("p_ready", stages, 2, True, "three quarters of P are stored, and O is rescaled" if variant.split_p else "P is stored, and O is rescaled"),
-    ]  # fmt: skip
-    if variant.split_p:
-        out.append(("p_rest", stages, 1, True, "the last quarter of P is stored"))
-    out.append(("o_full", stages, 1, False, "O has taken in a block" if by_keys else "O is complete"))
-    for tile in range(variant.stages):
-        out += [
-            (f"stats_full{tile}", "STATS_SLOTS", 1, False, f"row factors of group {tile} are published"),
-            (f"stats_free{tile}", "STATS_SLOTS", 1, False, f"group {tile} may publish the next"),
-        ]
+def _tmem_map(variant: Fa4Variant, workload: Workload, by_keys: bool) -> tuple[tuple[str, int, int], ...]:
+    """(name, first column, columns) of tensor memory in the order of allocation."""
+    s, o = variant.tile_n, workload.head_dim_v
     if by_keys:
-        out.append(("max_full", stages, 1, False, "a group has passed its row maxima on"))
-    keys = ("name", "count", "arrivals", "by_pair", "text")
-    return [dict(zip(keys, barrier, strict=True)) for barrier in out]
+        names = [("O", o), *((f"S{group}", s) for group in range(variant.stages))]
+    else:
+        names = [pair for group in range(variant.stages) for pair in ((f"S{group}", s), (f"O{group}", o))]
+    return tuple((name, sum(n for _, n in names[:i]), columns) for i, (name, columns) in enumerate(names))

@@ -1,4 +1,4 @@
-"""Workload, machine and variant in; the source of one kernel out, with its forecast in the header."""
+"""Workload, machine and variant in; the source of one kernel out, and its forecast."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tilecast.codegen.families import template_of
 from tilecast.codegen.render import render
 from tilecast.model.families import Family, writable
 from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.search.best import best
 
-#: Significant digits of forecasts in headers: more would differ between platforms' floating point.
+#: Significant digits of kept forecasts: more would differ between platforms' floating point.
 _DIGITS = 3
 
 
@@ -54,7 +55,8 @@ def generate(
         raise VariantError(f"{family.name} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
     prediction = predict(workload, machine, chosen, clock=clock, interval=False)
     header = {**header_of(family, prediction, version), **(extra or {})}
-    values = template.context(chosen, workload, machine)
+    kernel = template.context(chosen, workload, machine)
+    values = kernel if isinstance(kernel, dict) else {"k": kernel}
     source = render(template.file, {**values, "header": header_text(header)})
     return Generated(source, header, chosen, prediction)
 
@@ -69,23 +71,22 @@ def header_of(family: Family, prediction: Prediction, version: str) -> dict[str,
         "machine": prediction.machine.name,
         "targets": list(template_of(family).targets(prediction.variant, prediction.machine)),
         "workload": work.as_dict(),
-        "forecast": {
-            "regime": prediction.regime,
-            "tflops": _short(prediction.tflops),
-            "time_ms": _short(prediction.time_ms),
-            "clock_mhz": _short(prediction.clock_mhz),
-            "cycles_per_iteration": _short(prediction.ii_cycles),
-            "keys_per_iteration": prediction.pipeline.keys_per_iteration,
-            "rows_per_cta": prediction.pipeline.rows_per_cta,
-            "unit_share": {unit: round(share, 2) for unit, share in prediction.units.items()},
-            "binding": str(prediction.binding.as_dict()["name"]),
-        },
     }
 
 
-def header_text(header: dict[str, object]) -> str:
-    """The header as a Python assignment that ``ast.literal_eval`` reads back."""
-    return f"TILECAST = {header!r}"
+def forecast_of(prediction: Prediction) -> dict[str, object]:
+    """What a kernel is expected to do on its machine, as plain values."""
+    return {
+        "regime": prediction.regime,
+        "tflops": _short(prediction.tflops),
+        "time_ms": _short(prediction.time_ms),
+        "clock_mhz": _short(prediction.clock_mhz),
+        "cycles_per_iteration": _short(prediction.ii_cycles),
+        "keys_per_iteration": prediction.pipeline.keys_per_iteration,
+        "rows_per_cta": prediction.pipeline.rows_per_cta,
+        "unit_share": {unit: round(share, 2) for unit, share in prediction.units.items()},
+        "binding": str(prediction.binding.as_dict()["name"]),
+    }
 
 
 def _short(value: float) -> float:

@@ -7,6 +7,7 @@ and the depth of the rings are read off the pipeline of the variant, the same va
 from __future__ import annotations
 
 import struct
+import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
@@ -18,22 +19,27 @@ from tilecast.model.pipeline.graph import Pipeline
 
 TEMPLATE = "hopper_ws.py.j2"
 ROWS = 64
+#: Columns of V from which on registers are scarce: O takes half as many in each thread.
+_WIDE = 192
 #: (consumer, producer) registers a thread and the cap at entry, by consumer warpgroups: 65536 registers in all.
 _REGISTERS = {1: (240, 24, 240), 2: (232, 40, 168), 3: (160, 32, 128)}
+#: The same where two warpgroups keep 128 registers of O each: the load warp makes do with what is left.
+_WIDE_REGISTERS = (240, 24, 168)
+_RESCALE_TEXT = {
+    "always": "Online softmax: O is rescaled in every step.",
+    "conditional": "Online softmax with conditional rescale: O is only rescaled when the maximum of one of the rows has "
+    "grown by more than 2^{threshold:g}.",
+    "anchored": "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, so the steady "
+    "state has neither a row maximum nor a rescale of O.  That is exact while no exponential leaves the range of its type; "
+    "the row sums tell, and rows where one did are done again with the online softmax.",
+}
 _MASK_TEXT = {
     "none": "Every query sees every key.",
     "causal": "Causal: query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
-    "window": "Sliding window: query i sees keys from window_left before to window_right after position\n"
+    "window": "Sliding window: query i sees keys from window_left before to window_right after position "
     "i + seqlen_k - seqlen_q (-1: no limit); only blocks on the two edges of that band are masked.",
 }
-_RESCALE_TEXT = {
-    "always": "Online softmax: O is rescaled in every step.",
-    "conditional": "Online softmax with conditional rescale: O is only rescaled when a row's maximum grew by more than\n"
-    "2^threshold.",
-    "anchored": "Anchored softmax: the row maximum of the first blocks is the\nreference of all exponentials, so the steady "
-    "state has neither a row maximum nor a rescale of O.  That is exact as\nlong as no exponential leaves the range of "
-    "its type; the row sums tell, and a tile where one did is done again with\nthe online softmax.",
-}
+_DOCSTRING_WIDTH = 118
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +48,9 @@ class Piece:
 
     offset: int
     width: int
-    o: str = ""
 
 
-def pieces(width: int, name: str = "") -> tuple[Piece, ...]:
+def pieces(width: int) -> tuple[Piece, ...]:
     """``width`` columns as power-of-two pieces of at most 256, widest first."""
     out: list[Piece] = []
     offset = 0
@@ -53,9 +58,110 @@ def pieces(width: int, name: str = "") -> tuple[Piece, ...]:
         size = min(256, 1 << ((width - offset).bit_length() - 1))
         out.append(Piece(offset, size))
         offset += size
-    if len(out) == 1:
-        return (Piece(0, width, name),)
-    return tuple(Piece(p.offset, p.width, f"{name}_{i}") for i, p in enumerate(out))
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor of the kernel: its name, the tensor it is of, and its box of ``rows`` (a constant) x columns."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopperKernel:
+    """Everything `TEMPLATE` reads except the header; its ``k``."""
+
+    title: str
+    #: Paragraphs, wrapped.
+    description: str
+    mask: str
+    #: Consumer warpgroups of a CTA, and query rows of each.
+    warpgroups: int
+    rows: int
+    #: Query rows of a CTA and keys of a block.
+    tile_m: int
+    tile_n: int
+    kv_stages: int
+    q_stages: int
+    head_dim_qk: int
+    head_dim_v: int
+    qk_pieces: tuple[Piece, ...]
+    v_pieces: tuple[Piece, ...]
+    rescale: str
+    #: Powers of two that a row maximum may grow by before O is rescaled ("conditional").
+    rescale_threshold: float
+    scheduler: str
+    overlap: bool
+    ping_pong: bool
+    issue_order: tuple[str, ...]
+    #: Of eight exponentials, how many are polynomials, and PTX literals of its coefficients, lowest power first.
+    emulated_eighths: int
+    polynomial: tuple[str, ...]
+    #: Of the partitions after the default one.
+    worker_warps: list[int]
+    worker_registers: list[int]
+    registers_at_launch: int
+
+    @property
+    def exp2(self) -> str:
+        """Function for the exponentials of scores."""
+        return "exp2" if self.emulated_eighths else "mufu_exp2"
+
+    @property
+    def turns(self) -> str:
+        """Over which turns a program loops: a grid gives each program one tile."""
+        return "gl.static_range(1)" if self.scheduler == "grid" else "range(problem.turns)"
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields of `Problem` that are sizes, in the order of the kernel's arguments."""
+        window = ("window_left", "window_right") if self.mask == "window" else ()
+        dealt = () if self.scheduler == "grid" else ("heads", "turns")
+        sizes = (
+            "stride_b",
+            "stride_h",
+            "stride_s",
+            "seqlen_q",
+            "seqlen_k",
+            *window,
+            "heads_q",
+            "group",
+            "query_blocks",
+        )
+        return (*sizes, *dealt)
+
+    @property
+    def numbers_quoted(self) -> str:
+        """`numbers` as a list of string literals."""
+        return ", ".join(f'"{name}"' for name in self.numbers)
+
+    @property
+    def wide(self) -> bool:
+        """Whether O leaves so few registers that what can be computed again must not be kept."""
+        return self.head_dim_v > _WIDE
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Tensor descriptors in the order of the kernel's arguments, one to a piece."""
+        found = []
+        for tensor, parts, rows in (("q", self.qk_pieces, "ROWS"), ("k", self.qk_pieces, "TILE_N"), ("v", self.v_pieces, "TILE_N")):  # fmt: skip
+            names = [f"{tensor}_desc_{i}" for i in range(len(parts))] if self.several else [f"{tensor}_desc"]
+            found += [Descriptor(name, tensor, rows, part.width) for name, part in zip(names, parts, strict=True)]
+        return tuple(found)
+
+    @property
+    def several(self) -> bool:
+        """Whether tiles are tuples of pieces."""
+        return len(self.qk_pieces) > 1 or len(self.v_pieces) > 1
+
+    def descriptors_of(self, tensor: str) -> str:
+        """The descriptors of q, k or v as the roles take them: one, or a tuple."""
+        names = [made.name for made in self.descriptors if made.tensor == tensor]
+        return f"({', '.join(names)},)" if self.several else names[0]
 
 
 def issue_order(pipeline: Pipeline) -> tuple[str, ...]:
@@ -69,76 +175,43 @@ def ring_depth(pipeline: Pipeline, name: str) -> int:
     return next(buffer.depth for buffer in pipeline.buffers if buffer.name == name)
 
 
-def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> dict[str, object]:
-    """Everything `TEMPLATE` reads except ``header``.  The variant must be writable (`model.families.writable`)."""
+def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> HopperKernel:
+    """The kernel of a variant as `TEMPLATE` reads it.  The variant must be writable (`model.families.writable`)."""
     pipeline = build_pipeline(workload, variant, machine)
-    qk, v = pieces(workload.head_dim_qk), pieces(workload.head_dim_v, "o")
-    size = workload.dtype_bytes
-    consumer, producer, cap = _REGISTERS[variant.warpgroups]
+    order = issue_order(pipeline)
+    if variant.overlap and order != ("qk", "pv"):
+        raise ValueError(f"hopper_ws waits for S while P V runs, so S comes first: got the order {order}")
+    consumer, load, at_launch = (
+        _WIDE_REGISTERS if workload.head_dim_v > _WIDE and variant.warpgroups == 2 else _REGISTERS[variant.warpgroups]
+    )
+    workers = variant.warpgroups - 1  # the first consumer is the default partition
     eighths = emulated_of_eight(variant.emulated_share) or 0
-    kv_stages, q_stages = ring_depth(pipeline, "K"), ring_depth(pipeline, "Q")
-    ping_pong = variant.ping_pong and variant.warpgroups > 1
-    wide = len(v) > 1
-    return {
-        "title": _title(workload),
-        "description": _description(variant),
-        "mask_text": _MASK_TEXT[workload.mask],
-        "mask": workload.mask,
-        "masked_right": workload.mask != "none",
-        "warpgroups": variant.warpgroups,
-        "rows": ROWS,
-        "tile_m": ROWS * variant.warpgroups,
-        "tile_n": variant.tile_n,
-        "kv_stages": kv_stages,
-        "q_stages": q_stages,
-        "rescale": variant.rescale,
-        "rescale_threshold": variant.rescale_threshold,
-        "scheduler": variant.scheduler,
-        "overlap": variant.overlap,
-        "ping_pong": ping_pong,
-        "turn_bars": ", turn_bars" if ping_pong else "",
-        "issue_order": issue_order(pipeline),
-        "emulated_eighths": eighths,
-        "poly_degree": variant.poly_degree,
-        "poly_bits": [_float_bits(c) for c in (1.0, *COEFFICIENTS[variant.poly_degree])],
-        "exp2": "exp2" if eighths else "mufu_exp2",
-        "qk_pieces": qk,
-        "v_pieces": v,
-        "o_names": ", ".join(p.o for p in v) if wide else "o",
-        "q_bytes": f"{ROWS * workload.head_dim_qk * size}",
-        "k_bytes": f"{variant.tile_n * workload.head_dim_qk * size}",
-        "v_bytes": f"{variant.tile_n * workload.head_dim_v * size}",
-        "kv_bytes": f"{variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size}",
-        "smem": (
-            ("q_smem", qk, "q", "Q_STAGES * WARPGROUPS", "ROWS"),
-            ("k_smem", qk, "k", "KV_STAGES", "TILE_N"),
-            ("v_smem", v, "v", "KV_STAGES", "TILE_N"),
-        ),
-        **_descriptors(qk, v, variant),
-        "head_dim_qk": workload.head_dim_qk,
-        "head_dim_v": workload.head_dim_v,
-        "worker_warps": [4] * (variant.warpgroups - 1) + [1],
-        "worker_registers": [consumer] * (variant.warpgroups - 1) + [producer],
-        "maxnreg": cap,
-    }
-
-
-def _descriptors(qk: tuple[Piece, ...], v: tuple[Piece, ...], variant: Fa3Variant) -> dict[str, object]:
-    """Names of the kernel's tensor descriptors and the host expressions that make them."""
-    names: list[str] = []
-    calls: list[str] = []
-    out: dict[str, object] = {}
-    groups = [("q", "q", qk, ROWS), ("k", "k", qk, variant.tile_n), ("v", "v", v, variant.tile_n)]
-    for name, tensor, parts, rows in groups:
-        mine = [f"{name}_desc_{i}" for i in range(len(parts))] if len(parts) > 1 else [f"{name}_desc"]
-        out[f"{name}_descs"] = ", ".join(mine)
-        names += mine
-        calls += [f"tiles({tensor}, {rows}, {part.width})" for part in parts]
-    # One element tuples need their comma; longer ones do not.
-    out["desc_args"] = "".join(f"{name}, " for name in names)
-    out["desc_calls"] = calls
-    out["desc_tensors"] = [(name, name[0]) for name in names]
-    return out
+    return HopperKernel(
+        title=_title(workload),
+        description=_description(variant, workload),
+        mask=workload.mask,
+        warpgroups=variant.warpgroups,
+        rows=ROWS,
+        tile_m=ROWS * variant.warpgroups,
+        tile_n=variant.tile_n,
+        kv_stages=ring_depth(pipeline, "K"),
+        q_stages=ring_depth(pipeline, "Q"),
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        qk_pieces=pieces(workload.head_dim_qk),
+        v_pieces=pieces(workload.head_dim_v),
+        rescale=variant.rescale,
+        rescale_threshold=variant.rescale_threshold,
+        scheduler=variant.scheduler,
+        overlap=variant.overlap,
+        ping_pong=variant.ping_pong and variant.warpgroups > 1,
+        issue_order=order,
+        emulated_eighths=eighths,
+        polynomial=tuple(_float_bits(c) for c in (1.0, *COEFFICIENTS[variant.poly_degree])) if eighths else (),
+        worker_warps=[4] * workers + [1],
+        worker_registers=[consumer] * workers + [load],
+        registers_at_launch=at_launch,
+    )
 
 
 def _float_bits(value: float) -> str:
@@ -152,14 +225,19 @@ def _title(workload: Workload) -> str:
     return f"Attention forward on Hopper: head_dim {qk if qk == v else f'{qk}/{v}'}, {mask}."
 
 
-def _description(variant: Fa3Variant) -> str:
-    parts = [_RESCALE_TEXT[variant.rescale]]
+def _description(variant: Fa3Variant, workload: Workload) -> str:
+    """Paragraphs of the docstring."""
+    how = [
+        f"A load warp copies tiles of Q, K and V into rings in shared memory; {variant.warpgroups} consumer "
+        f"warpgroup{'s' if variant.warpgroups > 1 else ''} of {ROWS} query rows {'share' if variant.warpgroups > 1 else 'reads'} them.",
+        _RESCALE_TEXT[variant.rescale].format(threshold=variant.rescale_threshold),
+    ]
     if variant.overlap:
-        parts.append("Each warpgroup issues Q K^T of the next\nkey block together with P V of this one and works on the next softmax while P V still runs.")  # fmt: skip
+        how.append("Each warpgroup issues Q K^T of the next key block together with P V of this one and works on the next softmax while P V runs.")  # fmt: skip
     if variant.ping_pong and variant.warpgroups > 1:
-        parts.append(
-            "Warpgroups take turns at\nissuing matrix products, so that one's softmax runs under another's products."
-        )
+        how.append("Warpgroups take turns at issuing matrix products, so that one's softmax runs under another's products.")  # fmt: skip
     if variant.emulated_share:
-        parts.append(f"A share of {variant.emulated_share:g} of the exponentials\nis a polynomial on the FMA pipe.")
-    return "  ".join(parts)
+        how.append(f"A share of {variant.emulated_share:g} of the exponentials is a polynomial on the FMA pipe.")
+    where = _MASK_TEXT[workload.mask] + "  Queries and keys are aligned bottom right"
+    where += "." if workload.mask == "none" else "; a query that sees no key gives zeros and a log-sum-exp of -inf."
+    return "\n\n".join(textwrap.fill(text, _DOCSTRING_WIDTH) for text in ("  ".join(how), where))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.generate import generate
+from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
@@ -82,7 +82,8 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         made = generate(kernel.workload, machine, family, variant, version)
         yield Path("generated") / f"{kernel.module}.py", made.source
         index.append(
-            {"module": kernel.module, "family": kernel.family, "dtypes": ["bf16", "fp16"], **kernel.facts}
+            {"module": kernel.module, "family": kernel.family, "dtypes": ["bf16", "fp16"], **kernel.facts,
+             "forecast": {"workload": kernel.workload.label(), **forecast_of(made.prediction)}}
         )  # fmt: skip
         short = predict(kernel.workload, machine, variant, clock="short", interval=False)
         lines.append(_page_row(kernel, short, measured))
@@ -137,7 +138,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 Forecast and measured: bf16 TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
 keys to the left).  Measured in turns with the other kernels of the shape, L2 evicted, median of 15
 ([`h200_shipped.csv`](../data/measured/h200_shipped.csv); against other libraries:
-[docs/kernels.md](../docs/kernels.md)).  Each file's header has the sustained forecast, unit by unit.  The pointer kernels
+[docs/kernels.md](../docs/kernels.md)).  [`index.json`](generated/index.json) has the sustained forecasts, unit by unit.  The pointer kernels
 are made for an A100 and forecast there; an H200 runs them, but not at that figure.
 
 | file | for | seqlen | forecast | measured |

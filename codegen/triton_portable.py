@@ -5,6 +5,8 @@ Python decides here, `templates/triton.py.j2` only writes.  The kernels run from
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -34,8 +36,207 @@ _MASK_CODE = {
 }
 
 
-def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: str | None = None) -> dict[str, object]:
-    """Everything `TEMPLATE` reads except `header`; `loads` is one of LOADS, by default what suits the machine.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Columns of a head dimension that are one tl.dot: a power of two of them."""
+
+    start: int
+    width: int
+    #: Distinguishes its variables in the kernel; empty where a head is one piece.
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor that the kernel takes: boxes of ``rows`` (a constant of the file) x ``columns``."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    title: str
+    description: str
+    mask: str
+    head_dim_qk: int
+    head_dim_v: int
+    tile_m: int
+    tile_n: int
+    warps: int
+    stages: int
+    #: Software pipeline stages of loops over blocks on the edge of the mask.
+    edge_stages: int
+    loads: str
+    longest_first: bool
+    qk_pieces: tuple[Piece, ...]
+    v_pieces: tuple[Piece, ...]
+
+    @property
+    def tma(self) -> bool:
+        """Whether tiles come by tensor descriptors."""
+        return self.loads == "descriptors"
+
+    @property
+    def limits(self) -> str:
+        """What `attend` compares the keys of a masked block with."""
+        found, _ = _MASK_CODE[self.mask]
+        # Loads of masked blocks must stop at the last key.
+        return f"{found}, seqlen_k" if not self.tma and self.mask != "none" else found
+
+    @property
+    def visible(self) -> str:
+        """The condition under which a key of a masked block is seen."""
+        return _MASK_CODE[self.mask][1]
+
+    # -- variables -----------------------------------------------------------------------------------------------------
+
+    @property
+    def q(self) -> str:
+        """All pieces of Q."""
+        return ", ".join(f"q{piece.suffix}" for piece in self.qk_pieces)
+
+    @property
+    def o(self) -> str:
+        """All pieces of O."""
+        return ", ".join(f"o{piece.suffix}" for piece in self.v_pieces)
+
+    @property
+    def first_o(self) -> str:
+        """O before any key."""
+        return ", ".join(f"tl.zeros([TILE_M, {piece.width}], tl.float32)" for piece in self.v_pieces)
+
+    @property
+    def state(self) -> str:
+        """What a loop over key blocks carries."""
+        return f"row_max, row_sum, {self.o}"
+
+    @property
+    def kv(self) -> str:
+        """Where K and V of a head are."""
+        if not self.tma:
+            return "k_ptr, v_ptr, stride_ks, stride_vs"
+        return ", ".join([*(d.name for d in self.descriptors if d.tensor in "kv"), "batch, head_kv"])
+
+    # -- loads and stores ----------------------------------------------------------------------------------------------
+
+    @property
+    def q_statements(self) -> tuple[str, ...]:
+        """Statements that load the Q tile."""
+        lines = []
+        for piece in self.qk_pieces:
+            made = f"load_rows(q_ptr{_plus(piece)}, stride_qs, seqlen_q - row, TILE_M, {piece.width}, True)"
+            if self.tma:
+                made = f"q_desc{piece.suffix}.load([batch, head, row, {piece.start}]).reshape([TILE_M, {piece.width}])"
+            lines.append(f"q{piece.suffix} = {made}")
+        return (*lines, f"q = ({self.q})") if self.q != "q" else tuple(lines)
+
+    def _load_block(self, tensor: str, piece: Piece) -> str:
+        if self.tma:
+            box = f"{tensor}_desc{piece.suffix}.load([batch, head_kv, key, {piece.start}])"
+            return f"{box}.reshape([TILE_N, {piece.width}])"
+        return (
+            f"load_rows({tensor}_block{_plus(piece)}, stride_{tensor}s, seqlen_k - key, TILE_N, {piece.width}, MASKED)"
+        )
+
+    @property
+    def qk_statements(self) -> tuple[str, ...]:
+        """Statements for S of a key block."""
+        lines = [f"{self.q} = q"] if self.q != "q" else []
+        if not self.tma:
+            lines += [f"{t}_block = {t}_ptr + tl.cast(key, tl.int64) * stride_{t}s" for t in "kv"]
+        for piece in self.qk_pieces:
+            name = f"k{piece.suffix}"
+            lines.append(f"{name} = {self._load_block('k', piece)}")
+            lines.append(f"s = tl.dot(q{piece.suffix}, {name}.T{', s' if piece.start else ''})")
+        return tuple(lines)
+
+    @property
+    def pv_statements(self) -> tuple[str, ...]:
+        """Statements that add a key block to O."""
+        lines = []
+        for piece in self.v_pieces:
+            v, o = f"v{piece.suffix}", f"o{piece.suffix}"
+            lines.append(f"{v} = {self._load_block('v', piece)}")
+            lines.append(f"{o} = tl.dot(p.to({v}.dtype), {v}, {o} * correction[:, None])")
+        return tuple(lines)
+
+    @property
+    def store_statements(self) -> tuple[str, ...]:
+        """Statements that write O."""
+        lines = [] if self.tma else ["out_rows = out_ptr + tl.arange(0, TILE_M)[:, None] * stride_os"]
+        for piece in self.v_pieces:
+            made, desc = f"out{piece.suffix}", f"out_desc{piece.suffix}"
+            dtype = f"{desc}.dtype" if self.tma else "out_ptr.dtype.element_ty"
+            columns = f"tl.arange({piece.start}, {piece.start + piece.width})[None, :]"
+            lines.append(f"{made} = tl.where(empty, 0.0, o{piece.suffix} * inverse).to({dtype})")
+            lines.append(
+                f"{desc}.store([batch, head, row, {piece.start}], {made}.reshape([1, 1, TILE_M, {piece.width}]))"
+                if self.tma
+                else f"tl.store(out_rows + {columns}, {made}, mask=valid[:, None])"
+            )
+        return tuple(lines)
+
+    # -- launch --------------------------------------------------------------------------------------------------------
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Tensor descriptors in the order of the kernel's arguments; none where tiles come by pointers."""
+        if not self.tma:
+            return ()
+        qk, v = self.qk_pieces, self.v_pieces
+        tensors = (("q", "TILE_M", qk), ("k", "TILE_N", qk), ("v", "TILE_N", v), ("out", "TILE_M", v))
+        return tuple(
+            Descriptor(f"{tensor}_desc{piece.suffix}", tensor, rows, piece.width)
+            for tensor, rows, pieces in tensors
+            for piece in pieces
+        )
+
+    @property
+    def descriptor_calls(self) -> tuple[str, ...]:
+        """Expressions in `prepare` that make the descriptors."""
+        return tuple(
+            f"TensorDescriptor.from_tensor({made.tensor}, [1, 1, {made.rows}.value, {made.columns}]),"
+            for made in self.descriptors
+        )
+
+    @property
+    def unspecialized(self) -> str:
+        """Sizes that the compiled code must not depend on."""
+        window = ["window_left", "window_right"] if self.mask == "window" else []
+        return "[" + ", ".join(f'"{name}"' for name in ("heads_q", "group", "seqlen_q", "seqlen_k", *window)) + "]"
+
+    @property
+    def number_values(self) -> tuple[str, ...]:
+        """Expressions in `prepare` for the kernel's sizes."""
+        window = ("window_left", "window_right") if self.mask == "window" else ()
+        return ("heads_q", "heads_q // heads_kv", "seqlen_q", "seqlen_k", *window)
+
+    @property
+    def arguments(self) -> str:
+        """The kernel's parameters."""
+        places = [d.name for d in self.descriptors] if self.tma else ["q_ptr", "k_ptr", "v_ptr", "out_ptr"]
+        strides = [] if self.tma else [f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs"]
+        sizes = [
+            "heads_q",
+            "group",
+            "seqlen_q",
+            "seqlen_k",
+            *(["window_left", "window_right"] if self.mask == "window" else []),
+        ]
+        return ", ".join([*places, "lse_ptr", *strides, *sizes, "scale_log2,"])
+
+
+def _plus(piece: Piece) -> str:
+    return f" + {piece.start}" if piece.start else ""
+
+
+def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: str | None = None) -> TritonKernel:
+    """The kernel of a variant; `loads` is one of LOADS, by default what suits the machine.
 
     Raises VariantError where Triton cannot express the variant.
     """
@@ -50,31 +251,25 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         loads = "descriptors" if machine.tensor_kind in ("wgmma", "tcgen05") else "pointers"
     if loads not in LOADS:
         raise VariantError(f"triton: loads must be {' or '.join(LOADS)}, got '{loads}'")
-    must_pipeline = len(tile_widths(workload.head_dim_v)) > 1 or needs_pipeline(variant, workload, machine)
-    limits, visible = _MASK_CODE[workload.mask]
-    if loads == "pointers" and workload.mask != "none":
-        limits += ", seqlen_k"  # loads of masked blocks must stop at the last key
-    sizes = ["heads_q", "group_size", "seqlen_q", "seqlen_k"]
-    if workload.mask == "window":
-        sizes += ["window_left", "window_right"]
-    return {
-        "title": _title(workload),
-        "description": _description(variant, workload),
-        "mask": workload.mask,
-        "limits": limits,
-        "visible": visible,
-        "sizes": sizes,
-        "tile_m": variant.tile_m,
-        "tile_n": variant.tile_n,
-        "warps": variant.warps,
-        "stages": variant.stages,
+    v_pieces = _pieces(workload.head_dim_v)
+    must_pipeline = len(v_pieces) > 1 or needs_pipeline(variant, workload, machine)
+    return TritonKernel(
+        title=_title(workload),
+        description=_description(variant, workload),
+        mask=workload.mask,
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        tile_m=variant.tile_m,
+        tile_n=variant.tile_n,
+        warps=variant.warps,
+        stages=variant.stages,
         # A loop that runs at most once needs no pipeline, unless it has to have one.
-        "edge_stages": 1 if workload.mask == "none" and not must_pipeline else variant.stages,
-        "loads": loads,
-        "longest_first": variant.scheduler == "longest-first",
-        "qk_parts": _parts(workload.head_dim_qk),
-        "v_parts": _parts(workload.head_dim_v),
-    }
+        edge_stages=1 if workload.mask == "none" and not must_pipeline else variant.stages,
+        loads=loads,
+        longest_first=variant.scheduler == "longest-first",
+        qk_pieces=_pieces(workload.head_dim_qk),
+        v_pieces=v_pieces,
+    )
 
 
 def _title(workload: Workload) -> str:
@@ -95,23 +290,17 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
         lines.append("Programs of a head start with its last rows, which see the most keys.")
     split = [dim for dim in (workload.head_dim_qk, workload.head_dim_v) if dim & (dim - 1)]
     if split:
-        sums = " + ".join(str(part["width"]) for part in _parts(split[0]))
+        sums = " + ".join(str(piece.width) for piece in _pieces(split[0]))
         lines.append(f"Triton's blocks are powers of two: head_dim {split[0]} goes as {sums}, nothing is padded.")
     return "\n".join(lines)
 
 
-def _parts(head_dim: int) -> list[dict[str, object]]:
+def _pieces(head_dim: int) -> tuple[Piece, ...]:
     """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
     widths = tile_widths(head_dim)
     if widths[-1] < _SMALLEST_DOT:
         raise VariantError(f"triton: head_dim must be a multiple of {_SMALLEST_DOT}, got {head_dim}")
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    return [
-        {
-            "suffix": f"_{start}" if len(widths) > 1 else "",
-            "offset": f" + {start}" if start else "",
-            "start": start,
-            "width": width,
-        }
-        for start, width in zip(starts, widths, strict=True)
-    ]
+    return tuple(
+        Piece(start, width, f"_{start}" if len(widths) > 1 else "") for start, width in zip(starts, widths, strict=True)
+    )

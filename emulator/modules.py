@@ -6,17 +6,17 @@ import types
 from typing import Any
 
 from tilecast.emulator.errors import UnsupportedError
-from tilecast.emulator.hardware.memory import Tmem
+from tilecast.emulator.hardware.memory import Shared, Tmem
 from tilecast.emulator.language.hostside import Jitted, TensorDescriptor
 from tilecast.emulator.language.language import Language
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes, layouts
-from tilecast.emulator.values.tensors import Int, constexpr
+from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {
-    "3.6": {"async_load", "barrier", "allocate_mbarrier", "load_max", "reinterpret"},
-    "3.9": {"thread_barrier", "_reinterpret"},
+    "3.6": {"async_load", "barrier", "allocate_mbarrier", "load_max", "reinterpret", "aggregate"},
+    "3.9": {"thread_barrier", "_reinterpret", "_aggregate"},
 }
 
 
@@ -42,10 +42,35 @@ def counted(*bounds: Any) -> Any:
     return map(Int, range(*map(int, bounds)))
 
 
+def aggregate(cls: type) -> type:
+    """gluon.aggregate: a constructor that takes the fields in their order."""
+
+    def fill(self: Any, *values: Any) -> None:
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(self, name, value)
+
+    cls.__init__ = fill  # type: ignore[misc]
+    return cls
+
+
+def with_constructor(cls: type) -> type:
+    """The same of Triton 3.6, for classes with a constructor; every field must be set."""
+    initialise = cls.__init__  # type: ignore[misc]
+
+    def checked(self: Any, *values: Any) -> None:
+        initialise(self, *values)
+        for name in cls.__annotations__:
+            if not hasattr(self, name):
+                raise TypeError(f"the constructor of {cls.__name__} does not set {name}")
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
 def _language(session: Session, gl: Language) -> Module:
     names = (
         "arange", "full", "zeros", "to_tensor", "where", "minimum", "maximum", "exp2", "log2", "cdiv", "reshape",
-        "convert_layout", "inline_asm_elementwise", "max", "min", "sum", "store", "load", "allocate_shared_memory",
+        "convert_layout", "inline_asm_elementwise", "assume", "max", "min", "sum", "store", "load", "allocate_shared_memory",
         "program_id", "num_programs", "barrier", "warp_specialize",
     )  # fmt: skip
     types_ = {
@@ -67,6 +92,7 @@ def _language(session: Session, gl: Language) -> Module:
         {
             **{name: getattr(gl, name) for name in names}, **types_, **places,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted,
+            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple,
         },
     )  # fmt: skip
 
@@ -102,7 +128,13 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     def jit(fn: Any = None, **_options: Any) -> Any:
         return Jitted(fn, session) if fn is not None else lambda later: Jitted(later, session)
 
-    gluon = Module(base, session, {"jit": jit, "constexpr_function": lambda fn: fn, "language": language})
+    # Triton 3.6 keeps the decorator of aggregates in its core.
+    gluon = Module(
+        base,
+        session,
+        {"jit": jit, "constexpr_function": lambda fn: fn, "aggregate": aggregate, "language": language},
+    )
+    core = Module("triton.language.core", session, {"_aggregate": with_constructor})
     triton = Module(
         "triton",
         session,
@@ -114,6 +146,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     )  # fmt: skip
     return {
         "triton": triton,
+        "triton.language.core": core,
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,

@@ -19,6 +19,7 @@ from tilecast.emulator.session import RELEASES, Session
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.emulator.verify import as_numpy
+from tilecast.model.kernel.header import header_window
 from tilecast.model.machine.machine import Machine, load_machine
 
 MODES = ("late", "random")
@@ -121,12 +122,3 @@ def emulate(
         raise UnsupportedError(f"{source.quote_of(error)}: {error}") from error
     masks = tuple(sorted(session.mask_lines))
     return Emulation(out.data, lse.data, header, tuple(session.traces), chip, out.line, masks, source)
-
-
-def header_window(header: Mapping[str, Any]) -> tuple[int, int]:
-    """(left, right) of the workload in a kernel's header."""
-    workload = header["workload"]
-    if workload["mask"] == "window":
-        left, right = workload["window"]
-        return int(left), int(right)
-    return (-1, 0) if workload["mask"] == "causal" else (-1, -1)

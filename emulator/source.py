@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload
 
 
@@ -40,26 +41,25 @@ class Source:
         self.text = _read(self.path) if text is None else text
         self._lines = self.text.splitlines()
         self._targets: dict[int, str] = {}
-        for node in ast.walk(_parsed(self.text, self.path)):
+        #: Lines of functions that assign what they return: their callers name it.
+        self._returned: set[int] = set()
+        tree = _parsed(self.text, self.path)
+        for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self._targets[line] = node.targets[0].id
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            last = function.body[-1]
+            if isinstance(last, ast.Return) and isinstance(last.value, ast.Name):
+                lines = range(function.lineno, last.lineno)
+                self._returned |= {line for line in lines if self._targets.get(line) == last.value.id}
 
     def header(self) -> dict[str, Any]:
         """The TILECAST dict at the top; UnsupportedError where the file has none."""
-        for node in ast.parse(self.text, self.path).body:
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and node.targets[0].id == "TILECAST"
-            ):
-                try:
-                    found = ast.literal_eval(node.value)
-                except (ValueError, RecursionError):
-                    found = None
-                if isinstance(found, dict):
-                    return found
-        raise UnsupportedError(f"{self.path}: no TILECAST header: the emulator runs kernels that tilecast generated")
+        try:
+            return read_header(self.text, self.path)
+        except HeaderError as error:
+            raise UnsupportedError(f"{error}: the emulator runs kernels that tilecast generated") from None
 
     def workload(self) -> Workload:
         """The workload that the header says the kernel was written for; UnsupportedError where it says none."""
@@ -79,9 +79,16 @@ class Source:
             frame = frame.f_back
         return 0
 
-    def target(self, line: int) -> str:
-        """Name that the statement on a line assigns to; empty when it assigns to none."""
-        return self._targets.get(line, "")
+    def target(self) -> str:
+        """Names that the running statement and those that called it assign to, as in ``ring.full``; empty without one."""
+        names: list[str] = []
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self.path:
+                name = self._targets.get(frame.f_lineno, "")
+                names += [name] if name and frame.f_lineno not in self._returned else []
+            frame = frame.f_back
+        return ".".join(reversed(names))
 
     def quote(self, line: int) -> str:
         """A line for an error message."""

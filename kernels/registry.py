@@ -11,6 +11,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
+     "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
@@ -44,7 +45,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "forecast")
 #: Names a family whose kernels go first.
 FAMILY_VARIABLE = "TILECAST_FAMILY"
 

@@ -94,6 +94,9 @@ class _Shape:
     def size(self, axis: int | None = None) -> Any:
         return self.shape if axis is None else self.shape[axis]
 
+    def is_contiguous(self) -> bool:
+        return True
+
     def numel(self) -> int:
         total = 1
         for extent in self.shape:

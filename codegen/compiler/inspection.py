@@ -9,7 +9,7 @@ from pathlib import Path
 from tilecast.codegen.compiler.compile import compile_kernel, load_source
 from tilecast.codegen.compiler.sass import Loop, disassemble, inner_loops, resources
 from tilecast.model.families import build_pipeline, find_family, parse_variant
-from tilecast.model.kernel.workload import Workload
+from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.graph import Pipeline, Role
 
@@ -100,9 +100,7 @@ def pipeline_of(header: dict[str, object]) -> Pipeline:
     family = find_family(str(header["family"]))
     text = str(header["variant"])
     variant = parse_variant(text if text.startswith("family=") else f"family={family.name},{text}")
-    work = header["workload"]
-    assert isinstance(work, dict)
-    return build_pipeline(Workload.from_dict(work), variant, load_machine(str(header["machine"])))
+    return build_pipeline(header_workload(header), variant, load_machine(str(header["machine"])))
 
 
 def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:

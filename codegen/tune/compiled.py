@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import find_family
+from tilecast.model.kernel.header import without_header
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -113,11 +113,12 @@ def _triton() -> str:
 
 
 def _kept_as(job: Job, source: str, target: str) -> Path | None:
-    """The file a kernel's result is kept in; the header (forecast, lengths) does not count."""
+    """The file a kernel's result is kept in; the header (machine, lengths) does not count."""
     if not job.cache:
         return None
-    body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    name = "\n".join((_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), body))
+    name = "\n".join(
+        (_READING, target, job.workload.dtype, _triton(), variant_text(job.variant), without_header(source))
+    )
     return Path(job.cache) / f"{job.family}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 

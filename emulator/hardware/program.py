@@ -106,7 +106,7 @@ class Program:
 
     def target(self) -> str:
         """Name that the running statement assigns to."""
-        return self.session.source.target(self.line()) or "an unnamed allocation"
+        return self.session.source.target() or "an unnamed allocation"
 
     def actor(self, code: int) -> str:
         """Who an event code belongs to."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,6 +70,10 @@ class Array:
         """Extents."""
         return self.shape if axis is None else self.shape[axis]
 
+    def is_contiguous(self) -> bool:
+        """Whether the strides are those of a dense tensor."""
+        return bool(self.data.flags.c_contiguous)
+
     def numel(self) -> int:
         """Elements."""
         return int(self.data.size)
@@ -93,6 +100,14 @@ class Array:
 _DEVICE = Device()
 
 
+@dataclass(frozen=True)
+class BlockType:
+    """What a kernel asks of a descriptor's box."""
+
+    shape: list[Int]
+    nbytes: int
+
+
 class TensorDescriptor:
     """A tensor map: boxes of ``block_shape`` out of ``base``."""
 
@@ -110,6 +125,16 @@ class TensorDescriptor:
     def dtype(self) -> dtypes.Dtype:
         """Element type."""
         return dtypes.of(self.base.data)
+
+    @property
+    def block_type(self) -> BlockType:
+        """Extents and size of a box."""
+        return BlockType([Int(n) for n in self.block_shape], math.prod(self.block_shape) * self.base.data.itemsize)
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        """Bytes of the part of a box that lands in one CTA."""
+        return self.block_type.nbytes // (2 if self.layout.cga else 1)
 
     def tile(self, corner: Sequence[int]) -> Any:
         """The box at ``corner``; zeros outside the tensor."""
@@ -217,6 +242,10 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A function in an aggregate is a method of its values."""
+        return self if instance is None else functools.partial(self, instance)
 
     def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **_options: Any) -> None:

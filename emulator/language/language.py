@@ -46,6 +46,11 @@ class Language:
         """Zero everywhere."""
         return self.full(shape, 0, dtype, layout)
 
+    def assume(self, condition: Any) -> None:
+        """What the compiler may rely on; UnsupportedError where it does not hold."""
+        if not condition:
+            raise UnsupportedError(f"{self.session.here()}: assumed, but it does not hold")
+
     def to_tensor(self, value: Any) -> Any:
         """A scalar that is not a compile-time constant any more."""
         return Int(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -275,7 +280,7 @@ class Language:
         program.record(
             MatrixIssue(
                 program.line(), a.shape[0] // program.ctas, b.shape[1], a.shape[1], a.dtype.name, home, program.ctas,
-                program.products, f"{a.name} x {b.name}",
+                program.products, f"{acc.name} = {a.name} x {b.name}",
             )
         )  # fmt: skip
         program.engine.append(Product(program.role(), a, b, acc, bool(use_acc), program.products))

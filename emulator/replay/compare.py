@@ -9,7 +9,7 @@ from typing import Any
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
-from tilecast.model.kernel.workload import Workload
+from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.sm.simulate import steady_state
 
@@ -34,17 +34,9 @@ class Comparison:
         return self.ii_cycles / self.model_ii_cycles - 1 if self.ii_cycles else 0.0
 
 
-def workload_of(header: Mapping[str, Any]) -> Workload:
-    """The workload in a kernel's header."""
-    fields = dict(header["workload"])
-    if fields.get("window"):
-        fields["window"] = tuple(fields["window"])
-    return Workload(**fields)
-
-
 def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) -> Comparison:
     """Replay one program and hold it against the pipeline of the header's variant."""
-    pipeline = build_pipeline(workload_of(header), parse_variant(str(header["variant"])), machine)
+    pipeline = build_pipeline(header_workload(header), parse_variant(str(header["variant"])), machine)
     model = steady_state(pipeline).ii_cycles
     timeline = replay(trace, machine)
     ii = timeline.ii_cycles()

@@ -64,10 +64,10 @@ class Timeline:
 
     def ii_cycles(self) -> float:
         """Cycles per iteration in the steady state: between executions of the product that ran most; 0 for short ones."""
-        ends: dict[tuple[str, int], list[float]] = {}
+        ends: dict[tuple[str, int, str], list[float]] = {}
         for span in self.spans:
-            if span.kind == "product":
-                ends.setdefault((span.lane, span.line), []).append(span.end)
+            if span.kind == "product":  # one line may issue several products: operands and extents tell them apart
+                ends.setdefault((span.lane, span.line, span.name), []).append(span.end)
         times = max(ends.values(), key=len, default=[])
         if len(times) < 8:
             return 0.0
@@ -223,7 +223,9 @@ class _Replay:
             latency = costs.completion_cycles(event, self.machine)
             self.last_product = (now, latency)
             entry.role.products[event.number] = now + latency
-            self._span(name, event.name, entry.start, now, event.line, "product")
+            self._span(
+                name, f"{event.name}, {event.m} x {event.n} x {event.k}", entry.start, now, event.line, "product"
+            )
         elif isinstance(event, CopyIssue):
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:

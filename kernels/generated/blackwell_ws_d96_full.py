@@ -9,46 +9,10 @@ Programs stay and take every n-th unit.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=1,emulated_share=0.125,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=persistent",
-    "machine": "b200",
-    "targets": ["sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 96,
-        "head_dim_v": 96,
-        "mask": "none",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 1020.0,
-        "time_ms": 0.406,
-        "clock_mhz": 1230.0,
-        "cycles_per_iteration": 2180.0,
-        "keys_per_iteration": 128,
-        "rows_per_cta": 256,
-        "unit_share": {
-            "tensor": 0.71,
-            "mufu": 0.83,
-            "fma": 0.35,
-            "alu": 0.32,
-            "cvt": 0.24,
-            "issue": 0.47,
-            "smem": 0.53,
-            "tmem_read": 0.12,
-            "tmem_write": 0.06,
-            "tma": 0.18,
-        },
-        "binding": "qk1 -> max1 -> exp1a -> pv1a -> pv1b",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "none", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import struct
 
@@ -66,26 +30,53 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.experimental.gluon.nvidia.blackwell import TensorDescriptor
 
-# What differs between Triton 3.6 and later releases.
-tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(tensor_memory_descriptor, "reinterpret"))
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # its name in Triton 3.6
+REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(tensor_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 
-TILE_M = gl.constexpr(128)  # query rows of a softmax group
+TILE_M = gl.constexpr(256)  # query rows of a work tile
+ROWS = gl.constexpr(128)  # query rows of a softmax group
 TILE_N = gl.constexpr(128)  # keys of a block
+HEAD_DIM_V = gl.constexpr(96)  # columns of V and O
 QUARTER = gl.constexpr(32)  # columns of S and P worked on at a time
-RING_SLOTS = gl.constexpr(7)  # K and V blocks in flight; they take turns in one ring
+KV_STAGES = gl.constexpr(7)  # K and V blocks in flight; they take turns in one ring
 STATS_SLOTS = gl.constexpr(1)  # row factors on their way from a softmax group to the correction role
 MAX_GROWTH = gl.constexpr(8.0)  # a row maximum may grow by this many powers of two before O is rescaled
 RESCALE_COLUMNS = gl.constexpr(16)  # columns of O the correction role takes into registers at a time
 STORE_COLUMNS = gl.constexpr(16)  # the same when it stores O: one 32-byte sector a row
-LOG2_E = 1.4426950408889634
-LN_2 = gl.constexpr(0.6931471805599453)
-PLANS = {}  # what a launch works out for a shape; the second one of that shape takes half the time on the host
+LN2 = gl.constexpr(0.6931471805599453)
+LOG2E = 1.4426950408889634
+LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
+DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
+OPTIONS = {
+    "num_warps": 4,
+    "num_ctas": 1,
+    "maxnreg": 128,
+    "ptx_options": "--regAllocOptLevel=4",  # Triton 3.9 asks for 2, which spills what the roles share; the last one counts
+    "enable_fp_fusion": False,  # every fused multiply-add is written as one
+}
+PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
+
+
+def aggregate(cls):
+    """gluon.aggregate; in Triton 3.6 it has another name and wants a constructor."""
+    if hasattr(gluon, "aggregate"):
+        return gluon.aggregate(cls)
+    from triton.language.core import _aggregate
+
+    def fill(self, *values):
+        for name, value in zip(cls.__annotations__, values):
+            setattr(self, name, value)
+
+    cls.__init__ = gluon.constexpr_function(fill)
+    return _aggregate(cls)
+
+
+# --- arithmetic: a thread owns a row and works on two neighbouring columns at a time ----------------------------------
 
 
 @gluon.constexpr_function
 def row_per_thread(columns):
-    """Register layout of [TILE_M, columns]: lane l of warp w owns row 32 w + l, as tcgen05.ld and tcgen05.st have it."""
+    """Register layout of [ROWS, columns]: lane l of warp w owns row 32 w + l, as tcgen05.ld and tcgen05.st have it."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1 << bit] for bit in range(columns.bit_length() - 1)],
         lane_bases=[[1 << bit, 0] for bit in range(5)],
@@ -101,63 +92,36 @@ def one_per_thread(columns):
     return gl.SliceLayout(1, row_per_thread(columns))
 
 
-# --- arithmetic on two neighbouring columns at a time ---------------------------------------------------------------
-
-FMA2 = gl.constexpr(
-    "{ .reg .b64 a, b, c; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mov.b64 c, {$6, $7};"
-    " fma.rn.ftz.f32x2 a, a, b, c; mov.b64 {$0, $1}, a; }"
-)
-ADD2 = gl.constexpr(
-    "{ .reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; add.rn.ftz.f32x2 a, a, b; mov.b64 {$0, $1}, a; }"
-)
-MUL2 = gl.constexpr(
-    "{ .reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mul.rn.ftz.f32x2 a, a, b; mov.b64 {$0, $1}, a; }"
-)
-
-
 @gluon.jit
 def fma2(a, b, c):
     """a * b + c."""
+    FMA2: gl.constexpr = """{ .reg .b64 a, b, c; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; mov.b64 c, {$6, $7};
+        fma.rn.ftz.f32x2 a, a, b, c; mov.b64 {$0, $1}, a; }"""
     return gl.inline_asm_elementwise(FMA2, "=r,=r,r,r,r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
-def add2(a, b):
-    """a + b."""
-    return gl.inline_asm_elementwise(ADD2, "=r,=r,r,r,r,r", [a, b], gl.float32, is_pure=True, pack=2)
-
-
-@gluon.jit
-def mul2(a, b):
-    """a * b."""
-    return gl.inline_asm_elementwise(MUL2, "=r,=r,r,r,r,r", [a, b], gl.float32, is_pure=True, pack=2)
+def packed(OPERATION: gl.constexpr, a, b):
+    """add or mul."""
+    PTX: gl.constexpr = "{ .reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; " + OPERATION
+    PACKED: gl.constexpr = PTX + ".rn.ftz.f32x2 a, a, b; mov.b64 {$0, $1}, a; }"
+    return gl.inline_asm_elementwise(PACKED, "=r,=r,r,r,r,r", [a, b], gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
 def max3(a, b, c):
     """The largest of three; NaN if one is NaN, so that a NaN score turns its row, and only its row, into NaN."""
-    return gl.inline_asm_elementwise(
-        "max.NaN.ftz.f32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1
-    )
+    MAX3: gl.constexpr = "max.NaN.ftz.f32 $0, $1, $2, $3;"
+    return gl.inline_asm_elementwise(MAX3, "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def halves(x):
     """The left and the right half of the columns; registers get new names, nothing moves."""
     COLUMNS: gl.constexpr = x.shape[1] // 2
-    left, right = x.reshape([TILE_M, 2, COLUMNS]).permute(0, 2, 1).split()
+    left, right = x.reshape([ROWS, 2, COLUMNS]).permute(0, 2, 1).split()
     left = gl.convert_layout(left, row_per_thread(COLUMNS), assert_trivial=True)
-    right = gl.convert_layout(right, row_per_thread(COLUMNS), assert_trivial=True)
-    return left, right
-
-
-@gluon.jit
-def quarters(x):
-    """The four quarters of the columns."""
-    left, right = halves(x)
-    a, b = halves(left)
-    c, d = halves(right)
-    return a, b, c, d
+    return left, gl.convert_layout(right, row_per_thread(COLUMNS), assert_trivial=True)
 
 
 @gluon.jit
@@ -169,72 +133,51 @@ def row_maximum(a, b, c, d, start):
         most_left, most_right = halves(most)
         rest_left, rest = halves(rest)
         most = max3(most_left, most_right, rest_left)
-    most = gl.convert_layout(most.reshape([TILE_M]), start.type.layout, assert_trivial=True)
-    rest = gl.convert_layout(rest.reshape([TILE_M]), start.type.layout, assert_trivial=True)
-    return max3(most, rest, start)
+    most = gl.convert_layout(most.reshape([ROWS]), start.type.layout, assert_trivial=True)
+    return max3(most, gl.convert_layout(rest.reshape([ROWS]), start.type.layout, assert_trivial=True), start)
 
 
 @gluon.jit
 def row_total(a, b, c, d):
-    """[TILE_M, 2] sums over the even and the odd columns of the four quarters of a row."""
-    total = add2(add2(a, b), add2(c, d))
+    """[ROWS, 2] sums over the even and the odd columns of the four quarters of a row."""
+    total = packed("add", packed("add", a, b), packed("add", c, d))
     for _ in gl.static_range(4):
         left, right = halves(total)
-        total = add2(left, right)
+        total = packed("add", left, right)
     return total
-
-
-# --- 2^x on the FMA pipe --------------------------------------------------------------------------------------------
-
-# Columns, in each quarter of a row, whose exponential bypasses the special function unit (MUFU): 16 of 128.
-EMULATED = (
-    (),
-    (12, 14, 28, 30),
-    (12, 14, 28, 30),
-    (),
-)
-# 2^f on [0, 1), lowest power first: FlashAttention-4's coefficients for degree 3.
-POLYNOMIAL = (1.0, 0.6951461434364319, 0.22756439447402954, 0.07711908966302872)
 
 
 def exp2_ptx(columns):
     """PTX for 2^x of 32 neighbouring columns: those in `columns` on the FMA pipe, in pairs, the others on MUFU.
 
     x = n + f with n = floor(x): adding 1.5 * 2^23 and rounding down leaves n in the low bits of the sum.  The bits of
-    2^f, with n added to the exponent field, are 2^x.  Arguments are cut at -127, which gives 0.
+    2^f (FlashAttention-4's polynomial of degree 3), with n added to the exponent field, are 2^x.  Arguments below -127
+    give 0.
     """
 
     def twice(number):
-        bits = struct.unpack("<I", struct.pack("<f", number))[0]
-        return f"0x{bits << 32 | bits:016x}"
+        return "0x" + 2 * struct.pack(">f", number).hex()
 
-    top = len(POLYNOMIAL) - 1
-    lines = [
-        f".reg .b32 x0, x1, n0, n1, p0, p1; .reg .b64 x, n, f, p, up, down, c<{top + 1}>;",
-        f"mov.b64 up, {twice(12582912.0)}; mov.b64 down, {twice(-12582912.0)};",
-    ]
-    lines += [f"mov.b64 c{power}, {twice(c)};" for power, c in enumerate(POLYNOMIAL)]
+    lines = [".reg .b32 x0, x1, n0, n1, p0, p1; .reg .b64 x, n, f, p, up, down, c<4>;"]
+    lines.append(f"mov.b64 up, {twice(1.5 * 2**23)}; mov.b64 down, {twice(-1.5 * 2**23)};")
+    coefficients = (1.0, 0.6951461434364319, 0.22756439447402954, 0.07711908966302872)
+    lines += [f"mov.b64 c{power}, {twice(c)};" for power, c in enumerate(coefficients)]
     for column in range(0, 32, 2):
         out0, out1, in0, in1 = (f"${column + i}" for i in (0, 1, 32, 33))
         if column not in columns:
-            lines += [f"ex2.approx.ftz.f32 {out0}, {in0};", f"ex2.approx.ftz.f32 {out1}, {in1};"]
+            lines.append(f"ex2.approx.ftz.f32 {out0}, {in0}; ex2.approx.ftz.f32 {out1}, {in1};")
             continue
-        lines += [
-            f"max.ftz.f32 x0, {in0}, 0fC2FE0000; max.ftz.f32 x1, {in1}, 0fC2FE0000;",
-            "mov.b64 x, {x0, x1};",
-            "add.rm.ftz.f32x2 n, x, up; add.rn.ftz.f32x2 f, n, down; sub.rn.ftz.f32x2 f, x, f;",
-            f"fma.rn.ftz.f32x2 p, c{top}, f, c{top - 1};",
-        ]
-        lines += [f"fma.rn.ftz.f32x2 p, p, f, c{power};" for power in range(top - 2, -1, -1)]
-        lines += [
-            "mov.b64 {n0, n1}, n; mov.b64 {p0, p1}, p; shl.b32 n0, n0, 23; shl.b32 n1, n1, 23;",
-            f"add.s32 {out0}, n0, p0; add.s32 {out1}, n1, p1;",
-        ]
+        lines.append(f"max.ftz.f32 x0, {in0}, 0fC2FE0000; max.ftz.f32 x1, {in1}, 0fC2FE0000;")
+        lines.append("mov.b64 x, {x0, x1}; add.rm.ftz.f32x2 n, x, up; add.rn.ftz.f32x2 f, n, down;")
+        lines.append("sub.rn.ftz.f32x2 f, x, f; mov.b64 p, c3;")
+        lines += [f"fma.rn.ftz.f32x2 p, p, f, c{power};" for power in range(2, -1, -1)]
+        lines.append("mov.b64 {n0, n1}, n; mov.b64 {p0, p1}, p; shl.b32 n0, n0, 23; shl.b32 n1, n1, 23;")
+        lines.append(f"add.s32 {out0}, n0, p0; add.s32 {out1}, n1, p1;")
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-EXP2_PTX_1 = gl.constexpr(exp2_ptx(EMULATED[1]))
-EXP2_PTX_2 = gl.constexpr(exp2_ptx(EMULATED[2]))
+# 16 of the 128 columns of a row bypass the special function unit (MUFU).
+EXP2 = gl.constexpr(exp2_ptx((12, 14, 28, 30)))
 EXP2_OPERANDS = gl.constexpr(",".join(["=r"] * 32 + ["r"] * 32))
 
 
@@ -244,306 +187,374 @@ def exp2_mixed(x, PTX: gl.constexpr):
     return gl.inline_asm_elementwise(PTX, EXP2_OPERANDS, [x], gl.float32, is_pure=True, pack=QUARTER)
 
 
-# --- which work, which keys -----------------------------------------------------------------------------------------
+# --- what the roles share ---------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that complete a phase with every `ARRIVALS` arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+@aggregate
+class Ring:
+    """Tiles on their way through shared memory, in slots that take turns, each tile in pieces of power-of-two columns.
+
+    A place is a slot and the phase of its barriers, which flips when the ring starts over.
+    """
+
+    tiles: gl.tuple
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def after(self, slot, phase):
+        """The next place."""
+        last = slot == self.full.shape[0] - 1
+        return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
+
+    @gluon.jit
+    def load(self, place, descs, batch, head, row):
+        """Copy the tile that starts at `row` of a head, once its slot is free; the next place."""
+        slot, phase = place
+        full = self.full.index(slot)
+        mbarrier.wait(self.empty.index(slot), phase ^ 1)
+        mbarrier.expect(full, tile_bytes(descs))
+        for i in gl.static_range(len(descs)):
+            copy_tile(descs[i], [batch, head, row, first_column(descs, i)], full, self.tiles[i].index(slot))
+        return self.after(slot, phase)
+
+    @gluon.jit
+    def take(self, place):
+        """Wait until a tile has landed; its slot, and the next place."""
+        slot, phase = place
+        mbarrier.wait(self.full.index(slot), phase)
+        return slot, self.after(slot, phase)
+
+    @gluon.jit
+    def tile(self, slot):
+        """The tile in a slot as matrices."""
+        return [piece.index(slot).reshape([piece.shape[3], piece.shape[4]]) for piece in self.tiles]
+
+    @gluon.jit
+    def release(self, slot):
+        """Give a slot back when the matrix products so far are done."""
+        tcgen05_commit(self.empty.index(slot))
+
+
+@gluon.constexpr_function
+def tile_bytes(descs):
+    """Bytes of the pieces of a tile."""
+    return sum([desc.block_type.nbytes for desc in descs])
+
+
+@gluon.constexpr_function
+def first_column(descs, piece):
+    """Column of the head at which a piece of a tile begins."""
+    return sum([desc.block_type.shape[3] for desc in descs[:piece]])
+
+
+@gluon.jit
+def make_ring(descs, SLOTS: gl.constexpr):
+    """An empty ring for the tiles of some descriptors."""
+    tiles = [gl.allocate_shared_memory(d.dtype, [SLOTS] + d.block_type.shape, d.layout) for d in descs]
+    full = barriers(SLOTS, 1)
+    empty = barriers(SLOTS, 1)
+    return Ring(tiles, full, empty)
+
+
+@aggregate
+class Statistics:
+    """Numbers of rows, on their way from a softmax group to the correction role: in turn the factor of every block, the
+    sum and the maximum of every row."""
+
+    rows: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def wait_empty(self, n):
+        """Until release number n has happened."""
+        mbarrier.wait(self.empty.index(0), n & 1)
+
+    @gluon.jit
+    def publish(self, n, values):
+        """Write number n."""
+        self.rows.index(0).store(values)
+        mbarrier.arrive(self.full.index(0))
+
+    @gluon.jit
+    def read(self, n, released):
+        """Number n; a slot of the `released` statistics is free then."""
+        mbarrier.wait(self.full.index(0), n & 1)
+        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+        mbarrier.arrive(released.empty.index(0))
+        return values
 
 
 @gluon.jit
 def own_copy(x):
-    """`x`, opaque to the compiler."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@aggregate
+class Problem:
+    """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
+
+    out: gl.tensor
+    lse: gl.tensor
+    stride_b: gl.tensor
+    stride_h: gl.tensor
+    stride_s: gl.tensor
+    heads_q: gl.tensor
+    group: gl.tensor
+    seqlen_q: gl.tensor
+    seqlen_k: gl.tensor
+    query_blocks: gl.tensor
+    heads: gl.tensor
+    programs: gl.tensor
+    scale_log2: gl.tensor
+
+    @gluon.jit
+    def own(self):
+        """A role's own copy of the sizes: work that the roles share, the compiler does before they part, and spills."""
+        return Problem(
+            self.out, self.lse, self.stride_b, self.stride_h, self.stride_s, own_copy(self.heads_q),
+            own_copy(self.group), own_copy(self.seqlen_q), own_copy(self.seqlen_k), own_copy(self.query_blocks),
+            own_copy(self.heads), own_copy(self.programs), self.scale_log2,
+        )  # fmt: skip
+
+    @gluon.jit
+    def work_tile(self, tile):
+        """Batch, query head and first query row of a work tile."""
+        head = tile // self.query_blocks
+        row = tile % self.query_blocks * TILE_M
+        return head // self.heads_q, head % self.heads_q, row
+
+    @gluon.jit
+    def key_blocks(self, row):
+        """First key of the last key block that a work tile sees, and how many blocks there are."""
+        blocks = gl.cdiv(self.seqlen_k, TILE_N)
+        return (blocks - 1) * TILE_N, blocks
+
+    @gluon.jit
+    def store_rows(self, softmax, total, maximum, batch, head, row):
+        """Write the logarithms of the row sums, then O over these; each thread writes its row."""
+        rows = row + gl.arange(0, ROWS, total.type.layout)
+        empty = total == 0.0
+        valid = rows < self.seqlen_q
+        lse = gl.where(empty, float("-inf"), (maximum * self.scale_log2 + gl.log2(total)) * LN2)
+        gl.store(self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q + rows, lse, mask=valid)
+        inverse = gl.where(empty, 0.0, 1.0 / total)
+        head_start = batch.to(gl.int64) * self.stride_b + head.to(gl.int64) * self.stride_h
+        out = (self.out + 8 * (head_start + rows.to(gl.int64) * self.stride_s))[:, None]
+        columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
+        for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
+            o = softmax.o_columns(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
+            o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
+            gl.store(out + (start + columns), o, mask=valid[:, None])
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """Layout of [ROWS, columns] of float32 in tensor memory."""
+    return TensorMemoryLayout((128, columns), col_stride=1)
+
+
+@aggregate
+class Softmax:
+    """What a softmax group works on, and its barriers with the matrix role and the correction role."""
+
+    s: tensor_memory_descriptor
+    o: gl.tuple
+    s_full: gl.shared_memory_descriptor  # S is complete
+    p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
+    p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
+    o_full: gl.shared_memory_descriptor  # O is complete
+    statistics: Statistics
+
+    @gluon.jit
+    def p(self, dtype: gl.constexpr):
+        """P in tensor memory: the right half of the columns of S, which are free once S is in registers."""
+        right = self.s.slice(TILE_N // 2, TILE_N // 2)
+        reinterpret: gl.constexpr = right.reinterpret if REINTERPRET_IS_PUBLIC else right._reinterpret
+        return reinterpret(dtype, [ROWS, TILE_N], accumulator(TILE_N))
+
+    @gluon.jit
+    def o_columns(self, start: gl.constexpr, COLUMNS: gl.constexpr):
+        """Some columns of O."""
+        if start >= 64:
+            return self.o[1].slice(start - 64, COLUMNS)
+        else:
+            return self.o[0].slice(start, COLUMNS)
+
+    @gluon.jit
+    def qk(self, q, k):
+        """S = Q K^T."""
+        for i in gl.static_range(len(q)):
+            tcgen05_mma(q[i], k[i].permute((1, 0)), self.s, use_acc=i > 0)
+        tcgen05_commit(self.s_full)
+
+    @gluon.jit
+    def pv(self, v, phase, use_acc):
+        """O += P V, on three quarters of P while the softmax group works on the last one."""
+        p = self.p(v[0].dtype)
+        mbarrier.wait(self.p_ready, phase)
+        for i in gl.static_range(len(v)):
+            tcgen05_mma(p.slice(0, 64), v[i].slice(0, 64), self.o[i], use_acc=use_acc)
+        for i in gl.static_range(len(v)):
+            tcgen05_mma(p.slice(64, 32), v[i].slice(64, 32), self.o[i], use_acc=True)
+        mbarrier.wait(self.p_rest, phase)
+        for i in gl.static_range(len(v)):
+            tcgen05_mma(p.slice(96, 32), v[i].slice(96, 32), self.o[i], use_acc=True)
+
+    @gluon.jit
+    def hide_keys(self, stop):
+        """Scores of keys outside [0, stop), counted from the start of the block, become -inf.
+
+        In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
+        """
+        for start in gl.static_range(0, TILE_N, QUARTER):
+            columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
+            # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
+            chunk = columns & -16
+            seen = (1 << gl.minimum(gl.maximum(stop - chunk, 0), 16)) - 1
+            s = self.s.slice(start, QUARTER).load(row_per_thread(QUARTER))
+            self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
+
+    @gluon.jit
+    def correct(self, n, later, released):
+        """Take in the row factors of a block: rescale O, unless this is its first block or no maximum has moved."""
+        factor = self.statistics.read(n, released)
+        if later & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
+            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
+            for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
+                o = self.o_columns(start, RESCALE_COLUMNS)
+                o.store(packed("mul", o.load(row_per_thread(RESCALE_COLUMNS)), factors))
+        mbarrier.arrive(self.p_ready)
 
 
 @gluon.jit
-def own_copies(problem):
-    """A role's own copy of the numbers that describe the problem.
-
-    What the roles compute alike from shared ones, the compiler computes before they part, and spills.
-    """
-    return (
-        own_copy(problem[0]),
-        own_copy(problem[1]),
-        own_copy(problem[2]),
-        own_copy(problem[3]),
-        own_copy(problem[4]),
-        own_copy(problem[5]),
-        own_copy(problem[6]),
+def make_softmax():
+    """Memory and barriers of a softmax group."""
+    s = allocate_tensor_memory(gl.float32, [ROWS, TILE_N], accumulator(TILE_N))
+    o = (
+        allocate_tensor_memory(gl.float32, [ROWS, 64], accumulator(64)),
+        allocate_tensor_memory(gl.float32, [ROWS, 32], accumulator(32)),
     )
-
-
-@gluon.jit
-def first_unit():
-    """The first unit of work of this program, read by every role for itself."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %ctaid.x;", "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def unit_of_work(unit, problem):
-    """Batch, query head, first query row, first key block and number of key blocks of a unit: 256 rows of one head."""
-    heads, seqlen_q, seqlen_k, units_per_head = problem[0], problem[2], problem[3], problem[6]
-    batch_head = unit // units_per_head
-    row = (unit % units_per_head) * 256
-    first_block = 0
-    blocks = (seqlen_k + TILE_N - 1) // TILE_N
-    return batch_head // heads, batch_head % heads, row, first_block, blocks
-
-
-@gluon.jit
-def bits_below(limit):
-    """An integer with the lowest `limit` of 16 bits set."""
-    return (1 << gl.minimum(gl.maximum(limit, 0), 16)) - 1
-
-
-@gluon.jit
-def hide_keys(s, stop_key):
-    """Overwrite scores of keys outside [0, stop_key), counted from the start of the block, with -inf.
-
-    In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
-    """
-    for start in gl.static_range(0, TILE_N, QUARTER):
-        columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
-        # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
-        chunk = columns & -16
-        visible = bits_below(stop_key - chunk)
-        scores = s.slice(start, QUARTER).load(row_per_thread(QUARTER))
-        scores = gl.where((visible & (1 << (columns & 15))) != 0, scores, float("-inf"))
-        s.slice(start, QUARTER).store(scores)
-
-
-@gluon.jit
-def advance(slot, phase, SLOTS: gl.constexpr):
-    """The next slot of a ring; the barriers' phase flips when the ring starts over."""
-    last = slot == SLOTS - 1
-    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def matrix(tile):
-    """A [1, 1, rows, columns] tile, as the copy engine writes it, as [rows, columns] for the tensor core."""
-    return tile.reshape([tile.shape[2], tile.shape[3]])
-
-
-@gluon.jit
-def probabilities(s, dtype: gl.constexpr):
-    """Tensor memory of P: the right half of the columns of S, which are free once S is in registers."""
-    layout: gl.constexpr = TensorMemoryLayout((128, 128), col_stride=1)
-    right = s.slice(TILE_N // 2, TILE_N // 2)
-    if REINTERPRET_IS_PUBLIC:
-        return right.reinterpret(dtype, [TILE_M, TILE_N], layout)
-    else:
-        return right._reinterpret(dtype, [TILE_M, TILE_N], layout)
+    ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
+    stats_full = barriers(STATS_SLOTS, 1)
+    stats_empty = barriers(STATS_SLOTS, 1)
+    statistics = Statistics(rows, stats_full, stats_empty)
+    s_full = barriers(1, 1)
+    o_full = barriers(1, 1)
+    p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
+    p_rest = barriers(1, 1)
+    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
 
 
 # --- the roles --------------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def load_role(q, k, v, descriptors, barriers, problem):
+def load_role(descs, rings, problem):
     """One warp: copies Q, K and V into shared memory, in the order in which the tensor core wants them."""
-    q_0, q_64 = q
-    k_0, k_64 = k
-    v_0, v_64 = v
-    q_desc_0, q_desc_64, k_desc_0, k_desc_64, v_desc_0, v_desc_64 = descriptors
-    q_full, q_free, ring_full, ring_free = barriers
-    problem = own_copies(problem)
-    group_size, programs, units = problem[1], problem[4], problem[5]
-    ring_slot = gl.to_tensor(0)
-    ring_phase = gl.to_tensor(0)
-    q_phase = gl.to_tensor(0)
-    for unit in range(first_unit(), units, programs):
-        batch, head, row, first_block, blocks = unit_of_work(unit, problem)
-        kv_head = head // group_size
-        block = first_block + blocks - 1
-        mbarrier.wait(ring_free.index(ring_slot), ring_phase ^ 1)
-        full = ring_full.index(ring_slot)
-        mbarrier.expect(full, 24576)
-        tma_load(k_desc_0, [batch, kv_head, block * TILE_N, 0], full, k_0.index(ring_slot))
-        tma_load(k_desc_64, [batch, kv_head, block * TILE_N, 64], full, k_64.index(ring_slot))
-        ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-        mbarrier.wait(q_free.index(0), q_phase ^ 1)
-        mbarrier.expect(q_full.index(0), 24576)
-        tma_load(q_desc_0, [batch, head, row, 0], q_full.index(0), q_0.index(0))
-        tma_load(q_desc_64, [batch, head, row, 64], q_full.index(0), q_64.index(0))
-        mbarrier.wait(q_free.index(1), q_phase ^ 1)
-        mbarrier.expect(q_full.index(1), 24576)
-        tma_load(q_desc_0, [batch, head, row + TILE_M, 0], q_full.index(1), q_0.index(1))
-        tma_load(q_desc_64, [batch, head, row + TILE_M, 64], q_full.index(1), q_64.index(1))
-        q_phase = q_phase ^ 1
+    q_desc, k_desc, v_desc = descs
+    q, kv = rings
+    problem = problem.own()
+    zero = gl.to_tensor(0)
+    q_at, kv_at = (zero, zero), (zero, zero)
+    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+        batch, head, row = problem.work_tile(tile)
+        head_kv = head // problem.group
+        key, blocks = problem.key_blocks(row)
+        kv_at = kv.load(kv_at, k_desc, batch, head_kv, key)
+        q_at = q.load(q_at, q_desc, batch, head, row)
+        q_at = q.load(q_at, q_desc, batch, head, row + ROWS)
         for _ in range(blocks - 1):
-            mbarrier.wait(ring_free.index(ring_slot), ring_phase ^ 1)
-            full = ring_full.index(ring_slot)
-            mbarrier.expect(full, 24576)
-            tma_load(v_desc_0, [batch, kv_head, block * TILE_N, 0], full, v_0.index(ring_slot))
-            tma_load(v_desc_64, [batch, kv_head, block * TILE_N, 64], full, v_64.index(ring_slot))
-            ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-            mbarrier.wait(ring_free.index(ring_slot), ring_phase ^ 1)
-            full = ring_full.index(ring_slot)
-            mbarrier.expect(full, 24576)
-            tma_load(k_desc_0, [batch, kv_head, (block - 1) * TILE_N, 0], full, k_0.index(ring_slot))
-            tma_load(k_desc_64, [batch, kv_head, (block - 1) * TILE_N, 64], full, k_64.index(ring_slot))
-            ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-            block -= 1
-        mbarrier.wait(ring_free.index(ring_slot), ring_phase ^ 1)
-        full = ring_full.index(ring_slot)
-        mbarrier.expect(full, 24576)
-        tma_load(v_desc_0, [batch, kv_head, block * TILE_N, 0], full, v_0.index(ring_slot))
-        tma_load(v_desc_64, [batch, kv_head, block * TILE_N, 64], full, v_64.index(ring_slot))
-        ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
+            kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)
+            kv_at = kv.load(kv_at, k_desc, batch, head_kv, key - TILE_N)
+            key -= TILE_N
+        kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)
 
 
 @gluon.jit
-def matrix_role(q, k, v, s_tiles, o_tiles, barriers, problem):
+def mma_role(rings, softmaxes, problem):
     """One warp: issues the matrix products; the tensor core runs them in this order.
 
     Before the loop QK0 QK1; in it PV0 QK0 PV1 QK1, QK of the next block; after it PV0 PV1.
     """
-    q_0, q_64 = q
-    k_0, k_64 = k
-    v_0, v_64 = v
-    s0, s1 = s_tiles
-    p0 = probabilities(s0, q_0.dtype)
-    p1 = probabilities(s1, q_0.dtype)
-    o0_0, o0_64, o1_0, o1_64 = o_tiles
-    q_full, q_free, ring_full, ring_free, s_full, p_ready, p_rest, o_full = barriers
-    problem = own_copies(problem)
-    programs, units = problem[4], problem[5]
-    ring_slot = gl.to_tensor(0)
-    ring_phase = gl.to_tensor(0)
-    q_phase = gl.to_tensor(0)
-    p_phase = gl.to_tensor(0)
-    for unit in range(first_unit(), units, programs):
-        _, _, _, _, blocks = unit_of_work(unit, problem)
-        mbarrier.wait(q_full.index(0), q_phase)
-        k_slot = ring_slot
-        mbarrier.wait(ring_full.index(ring_slot), ring_phase)
-        ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-        tcgen05_mma(matrix(q_0.index(0)), matrix(k_0.index(k_slot)).permute((1, 0)), s0, use_acc=False)
-        tcgen05_mma(matrix(q_64.index(0)), matrix(k_64.index(k_slot)).permute((1, 0)), s0, use_acc=True)
-        tcgen05_commit(s_full.index(0))
-
-        mbarrier.wait(q_full.index(1), q_phase)
-        tcgen05_mma(matrix(q_0.index(1)), matrix(k_0.index(k_slot)).permute((1, 0)), s1, use_acc=False)
-        tcgen05_mma(matrix(q_64.index(1)), matrix(k_64.index(k_slot)).permute((1, 0)), s1, use_acc=True)
-        tcgen05_commit(s_full.index(1))
-        tcgen05_commit(ring_free.index(k_slot))
-
-        q_phase = q_phase ^ 1
-        iterations = blocks
-        for iteration in range(iterations - 1):
-            v_slot = ring_slot
-            mbarrier.wait(ring_full.index(ring_slot), ring_phase)
-            ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-            mbarrier.wait(p_ready.index(0), p_phase)
-            tcgen05_mma(p0.slice(0, 64), matrix(v_0.index(v_slot)).slice(0, 64), o0_0, use_acc=iteration != 0)
-            tcgen05_mma(p0.slice(0, 64), matrix(v_64.index(v_slot)).slice(0, 64), o0_64, use_acc=iteration != 0)
-            tcgen05_mma(p0.slice(64, 32), matrix(v_0.index(v_slot)).slice(64, 32), o0_0, use_acc=True)
-            tcgen05_mma(p0.slice(64, 32), matrix(v_64.index(v_slot)).slice(64, 32), o0_64, use_acc=True)
-
-            mbarrier.wait(p_rest.index(0), p_phase)
-            tcgen05_mma(p0.slice(96, 32), matrix(v_0.index(v_slot)).slice(96, 32), o0_0, use_acc=True)
-            tcgen05_mma(p0.slice(96, 32), matrix(v_64.index(v_slot)).slice(96, 32), o0_64, use_acc=True)
-
-            k_slot = ring_slot
-            mbarrier.wait(ring_full.index(ring_slot), ring_phase)
-            ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-            tcgen05_mma(matrix(q_0.index(0)), matrix(k_0.index(k_slot)).permute((1, 0)), s0, use_acc=False)
-            tcgen05_mma(matrix(q_64.index(0)), matrix(k_64.index(k_slot)).permute((1, 0)), s0, use_acc=True)
-            tcgen05_commit(s_full.index(0))
-
-            mbarrier.wait(p_ready.index(1), p_phase)
-            tcgen05_mma(p1.slice(0, 64), matrix(v_0.index(v_slot)).slice(0, 64), o1_0, use_acc=iteration != 0)
-            tcgen05_mma(p1.slice(0, 64), matrix(v_64.index(v_slot)).slice(0, 64), o1_64, use_acc=iteration != 0)
-            tcgen05_mma(p1.slice(64, 32), matrix(v_0.index(v_slot)).slice(64, 32), o1_0, use_acc=True)
-            tcgen05_mma(p1.slice(64, 32), matrix(v_64.index(v_slot)).slice(64, 32), o1_64, use_acc=True)
-
-            mbarrier.wait(p_rest.index(1), p_phase)
-            tcgen05_mma(p1.slice(96, 32), matrix(v_0.index(v_slot)).slice(96, 32), o1_0, use_acc=True)
-            tcgen05_mma(p1.slice(96, 32), matrix(v_64.index(v_slot)).slice(96, 32), o1_64, use_acc=True)
-            tcgen05_commit(ring_free.index(v_slot))
-
-            tcgen05_mma(matrix(q_0.index(1)), matrix(k_0.index(k_slot)).permute((1, 0)), s1, use_acc=False)
-            tcgen05_mma(matrix(q_64.index(1)), matrix(k_64.index(k_slot)).permute((1, 0)), s1, use_acc=True)
-            tcgen05_commit(s_full.index(1))
-            tcgen05_commit(ring_free.index(k_slot))
-
+    q, kv = rings
+    softmax0, softmax1 = softmaxes
+    problem = problem.own()
+    zero = gl.to_tensor(0)
+    q_at, kv_at = (zero, zero), (zero, zero)
+    p_phase = 0
+    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+        batch, head, row = problem.work_tile(tile)
+        key, blocks = problem.key_blocks(row)
+        q0, q_at = q.take(q_at)
+        k_slot, kv_at = kv.take(kv_at)
+        softmax0.qk(q.tile(q0), kv.tile(k_slot))
+        q1, q_at = q.take(q_at)
+        softmax1.qk(q.tile(q1), kv.tile(k_slot))
+        kv.release(k_slot)
+        for step in range(blocks - 1):
+            v_slot, kv_at = kv.take(kv_at)
+            softmax0.pv(kv.tile(v_slot), p_phase, step != 0)
+            k_slot, kv_at = kv.take(kv_at)
+            softmax0.qk(q.tile(q0), kv.tile(k_slot))
+            softmax1.pv(kv.tile(v_slot), p_phase, step != 0)
+            kv.release(v_slot)
+            softmax1.qk(q.tile(q1), kv.tile(k_slot))
+            kv.release(k_slot)
             p_phase = p_phase ^ 1
-        # Every QK of this unit has been issued: when they are done, Q may be overwritten.
-        tcgen05_commit(q_free.index(0))
-        tcgen05_commit(q_free.index(1))
-        v_slot = ring_slot
-        mbarrier.wait(ring_full.index(ring_slot), ring_phase)
-        ring_slot, ring_phase = advance(ring_slot, ring_phase, RING_SLOTS)
-        mbarrier.wait(p_ready.index(0), p_phase)
-        tcgen05_mma(p0.slice(0, 64), matrix(v_0.index(v_slot)).slice(0, 64), o0_0, use_acc=iterations != 1)
-        tcgen05_mma(p0.slice(0, 64), matrix(v_64.index(v_slot)).slice(0, 64), o0_64, use_acc=iterations != 1)
-        tcgen05_mma(p0.slice(64, 32), matrix(v_0.index(v_slot)).slice(64, 32), o0_0, use_acc=True)
-        tcgen05_mma(p0.slice(64, 32), matrix(v_64.index(v_slot)).slice(64, 32), o0_64, use_acc=True)
-
-        mbarrier.wait(p_rest.index(0), p_phase)
-        tcgen05_mma(p0.slice(96, 32), matrix(v_0.index(v_slot)).slice(96, 32), o0_0, use_acc=True)
-        tcgen05_mma(p0.slice(96, 32), matrix(v_64.index(v_slot)).slice(96, 32), o0_64, use_acc=True)
-
-        tcgen05_commit(o_full.index(0))
-        mbarrier.wait(p_ready.index(1), p_phase)
-        tcgen05_mma(p1.slice(0, 64), matrix(v_0.index(v_slot)).slice(0, 64), o1_0, use_acc=iterations != 1)
-        tcgen05_mma(p1.slice(0, 64), matrix(v_64.index(v_slot)).slice(0, 64), o1_64, use_acc=iterations != 1)
-        tcgen05_mma(p1.slice(64, 32), matrix(v_0.index(v_slot)).slice(64, 32), o1_0, use_acc=True)
-        tcgen05_mma(p1.slice(64, 32), matrix(v_64.index(v_slot)).slice(64, 32), o1_64, use_acc=True)
-
-        mbarrier.wait(p_rest.index(1), p_phase)
-        tcgen05_mma(p1.slice(96, 32), matrix(v_0.index(v_slot)).slice(96, 32), o1_0, use_acc=True)
-        tcgen05_mma(p1.slice(96, 32), matrix(v_64.index(v_slot)).slice(96, 32), o1_64, use_acc=True)
-        tcgen05_commit(ring_free.index(v_slot))
-
-        tcgen05_commit(o_full.index(1))
+        # Every QK of this work tile has been issued: when they are done, Q may be overwritten.
+        q.release(q0)
+        q.release(q1)
+        v_slot, kv_at = kv.take(kv_at)
+        softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)
+        tcgen05_commit(softmax0.o_full)
+        softmax1.pv(kv.tile(v_slot), p_phase, blocks != 1)
+        tcgen05_commit(softmax1.o_full)
+        kv.release(v_slot)
         p_phase = p_phase ^ 1
 
 
 @gluon.jit
-def wait_for_stats_slot(stats_free, published, LAG: gl.constexpr):
-    """Wait until row factors number `published` may be written: until release number `published` - LAG has happened.
+def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
+    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum.
 
-    The correction role releases a slot while it handles the other softmax group, which keeps the two groups apart.
+    Row statistics number n wait for release number n - LAG, which the correction role makes while it serves the other group:
+    that keeps the groups apart.
     """
-    release = published - LAG
-    mbarrier.wait(stats_free.index(0), release & 1)
-
-
-@gluon.jit
-def publish(factors, stats_full, values, published):
-    """Hand one number a row to the correction role: in turn the factor of every block, the row sum, the row maximum."""
-    factors.index(0).store(values)
-    mbarrier.arrive(stats_full.index(0))
-
-
-@gluon.jit
-def softmax_role(
-    TILE: gl.constexpr, LAG: gl.constexpr, s, statistics, barriers, scale_log2, dtype: gl.constexpr, problem
-):
-    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum."""
-    factors = statistics
-    s_full, p_ready, p_rest, stats_full, stats_free = barriers
-    problem = own_copies(problem)
-    seqlen_k, programs, units = problem[3], problem[4], problem[5]
     ROW: gl.constexpr = one_per_thread(QUARTER)
-    p = probabilities(s, dtype)
-    s_phase = gl.to_tensor(0)
-    published = gl.to_tensor(0)
-    for unit in range(first_unit(), units, programs):
-        batch, head, row, first_block, blocks = unit_of_work(unit, problem)
-        row += TILE * TILE_M
-        all_visible_to = seqlen_k
-        key = (first_block + blocks - 1) * TILE_N
-        row_max = gl.full([TILE_M], float("-inf"), gl.float32, ROW)
-        row_sum = gl.full([TILE_M, 2], 0.0, gl.float32, row_per_thread(2))
-        wait_for_stats_slot(stats_free, published, LAG)
+    dtype: gl.constexpr = problem.out.dtype.element_ty
+    problem = problem.own()
+    scale_log2 = problem.scale_log2
+    statistics = softmax.statistics
+    p = softmax.p(dtype)
+    s_phase = 0
+    n = 0  # numbers of a row published so far
+    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+        batch, head, row = problem.work_tile(tile)
+        key, blocks = problem.key_blocks(row)
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
+        statistics.wait_empty(n - LAG)
         for _ in range(blocks):
-            mbarrier.wait(s_full, s_phase)
+            mbarrier.wait(softmax.s_full, s_phase)
             s_phase = s_phase ^ 1
-            if key + TILE_N > all_visible_to:
-                hide_keys(s, seqlen_k - key)
-            a, b, c, d = quarters(s.load(row_per_thread(TILE_N)))
+            if key + TILE_N > problem.seqlen_k:
+                softmax.hide_keys(problem.seqlen_k - key)
+            left, right = halves(softmax.s.load(row_per_thread(TILE_N)))
+            a, b = halves(left)
+            c, d = halves(right)
             key -= TILE_N
             new_max = row_maximum(a, b, c, d, row_max)
             # Small growth is left to the range of P and of the sums.  A NaN is not small: the row becomes NaN.
@@ -551,365 +562,201 @@ def softmax_role(
             base = gl.where(next_max == float("-inf"), 0.0, next_max)  # no visible key yet: any finite base will do
             factor = gl.exp2((row_max - base) * scale_log2)
             row_max = next_max
-            publish(factors, stats_full, factor, published)
-            published += 1
+            statistics.publish(n, factor)
+            n += 1
 
             minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
             a = gl.exp2(fma2(a, scale_log2, minus_base))
             p.slice(0, QUARTER).store(a.to(dtype))
-            b = exp2_mixed(fma2(b, scale_log2, minus_base), EXP2_PTX_1)
+            b = exp2_mixed(fma2(b, scale_log2, minus_base), EXP2)
             p.slice(32, QUARTER).store(b.to(dtype))
-            c = exp2_mixed(fma2(c, scale_log2, minus_base), EXP2_PTX_2)
+            c = exp2_mixed(fma2(c, scale_log2, minus_base), EXP2)
             p.slice(64, QUARTER).store(c.to(dtype))
-            mbarrier.arrive(p_ready)  # the tensor core may start on three quarters of P
+            mbarrier.arrive(softmax.p_ready)
             d = gl.exp2(fma2(d, scale_log2, minus_base))
             p.slice(96, QUARTER).store(d.to(dtype))
-            mbarrier.arrive(p_rest)
+            mbarrier.arrive(softmax.p_rest)
 
             # The rest is off the path from S to P.
-            wait_for_stats_slot(stats_free, published, LAG)
+            statistics.wait_empty(n - LAG)
             rescale = gl.convert_layout(factor, one_per_thread(2), assert_trivial=True)
             row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
         even, odd = row_sum.split()
-        publish(factors, stats_full, gl.convert_layout(even + odd, ROW, assert_trivial=True), published)
-        published += 1
-        wait_for_stats_slot(stats_free, published, LAG)
-        publish(factors, stats_full, row_max, published)
-        published += 1
+        statistics.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+        n += 1
+        statistics.wait_empty(n - LAG)
+        statistics.publish(n, row_max)
+        n += 1
 
 
 @gluon.jit
-def rescale_rows(o, factor, WIDTH: gl.constexpr):
-    """Multiply the rows of an accumulator in tensor memory."""
-    factor = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
-    for start in gl.static_range(0, WIDTH, RESCALE_COLUMNS):
-        piece = o.slice(start, RESCALE_COLUMNS)
-        piece.store(mul2(piece.load(row_per_thread(RESCALE_COLUMNS)), factor))
-
-
-@gluon.jit
-def store_rows(o, inverse, empty, out, valid, WIDTH: gl.constexpr):
-    """Divide the rows of an accumulator by their sums and write them out, each thread its row."""
-    columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
-    for start in gl.static_range(0, WIDTH, STORE_COLUMNS):
-        values = mul2(o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS)), inverse[:, None])
-        values = gl.where(empty[:, None], 0.0, values).to(out.dtype.element_ty)
-        gl.store(out[:, None] + (start + columns), values, mask=valid[:, None])
-
-
-@gluon.jit
-def correction_role(o_tiles, statistics, barriers, out, out_strides, lse, scale_log2, problem):
+def correction_role(softmaxes, problem):
     """Four warps: rescale O when a row maximum has moved; at the end divide by the row sums and store."""
-    factors0, factors1 = statistics
-    o0_0, o0_64, o1_0, o1_64 = o_tiles
-    stats_full0, stats_free0, stats_full1, stats_free1, p_ready, o_full = barriers
-    out_batch, out_head, out_row = out_strides
-    problem = own_copies(problem)
-    heads, seqlen_q, programs, units = problem[0], problem[2], problem[4], problem[5]
-    ROW: gl.constexpr = one_per_thread(STORE_COLUMNS)
-    consumed = gl.to_tensor(0)
-    o_phase = gl.to_tensor(0)
-    for unit in range(first_unit(), units, programs):
-        batch, head, row, first_block, blocks = unit_of_work(unit, problem)
-        for iteration in range(blocks):
-            mbarrier.wait(stats_full0.index(0), consumed & 1)
-            factor = factors0.index(0).load(ROW)
-            mbarrier.arrive(stats_free1.index(0))
-            if (iteration != 0) & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
-                rescale_rows(o0_0, factor, 64)
-                rescale_rows(o0_64, factor, 32)
-            mbarrier.arrive(p_ready.index(0))
-            mbarrier.wait(stats_full1.index(0), consumed & 1)
-            factor = factors1.index(0).load(ROW)
-            mbarrier.arrive(stats_free0.index(0))
-            if (iteration != 0) & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
-                rescale_rows(o1_0, factor, 64)
-                rescale_rows(o1_64, factor, 32)
-            mbarrier.arrive(p_ready.index(1))
-            consumed += 1
-
-        row_offset = batch.to(gl.int64) * out_batch + head.to(gl.int64) * out_head
-        mbarrier.wait(stats_full0.index(0), consumed & 1)
-        row_sum0 = factors0.index(0).load(ROW)
-        mbarrier.arrive(stats_free1.index(0))
-        mbarrier.wait(stats_full1.index(0), consumed & 1)
-        row_sum1 = factors1.index(0).load(ROW)
-        mbarrier.arrive(stats_free0.index(0))
-        consumed += 1
-        mbarrier.wait(stats_full0.index(0), consumed & 1)
-        row_max0 = factors0.index(0).load(ROW)
-        mbarrier.arrive(stats_free1.index(0))
-        mbarrier.wait(stats_full1.index(0), consumed & 1)
-        row_max1 = factors1.index(0).load(ROW)
-        mbarrier.arrive(stats_free0.index(0))
-        consumed += 1
-        mbarrier.wait(o_full.index(0), o_phase)
-        empty = row_sum0 == 0.0
-        inverse = gl.where(empty, 0.0, 1.0 / row_sum0)
-        rows = row + gl.arange(0, TILE_M, ROW)
-        out_rows = out + 8 * (row_offset + rows.to(gl.int64) * out_row)  # strides count groups of 8 elements, 16 bytes
-        store_rows(o0_0, inverse, empty, out_rows, rows < seqlen_q, 64)
-        store_rows(o0_64, inverse, empty, out_rows + 64, rows < seqlen_q, 32)
-        if lse is not None:
-            log_sum = (row_max0 * scale_log2 + gl.log2(row_sum0)) * LN_2
-            log_sum = gl.where(empty, float("-inf"), log_sum)
-            lse_rows = lse + (batch * heads + head).to(gl.int64) * seqlen_q
-            gl.store(lse_rows + rows, log_sum, mask=rows < seqlen_q)
-        mbarrier.wait(o_full.index(1), o_phase)
-        empty = row_sum1 == 0.0
-        inverse = gl.where(empty, 0.0, 1.0 / row_sum1)
-        rows = row + TILE_M + gl.arange(0, TILE_M, ROW)
-        out_rows = out + 8 * (row_offset + rows.to(gl.int64) * out_row)  # strides count groups of 8 elements, 16 bytes
-        store_rows(o1_0, inverse, empty, out_rows, rows < seqlen_q, 64)
-        store_rows(o1_64, inverse, empty, out_rows + 64, rows < seqlen_q, 32)
-        if lse is not None:
-            log_sum = (row_max1 * scale_log2 + gl.log2(row_sum1)) * LN_2
-            log_sum = gl.where(empty, float("-inf"), log_sum)
-            lse_rows = lse + (batch * heads + head).to(gl.int64) * seqlen_q
-            gl.store(lse_rows + rows, log_sum, mask=rows < seqlen_q)
+    softmax0, softmax1 = softmaxes
+    problem = problem.own()
+    n = 0  # numbers of a row read so far, from each group
+    o_phase = 0
+    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+        batch, head, row = problem.work_tile(tile)
+        key, blocks = problem.key_blocks(row)
+        for step in range(blocks):
+            softmax0.correct(n, step != 0, softmax1.statistics)
+            softmax1.correct(n, step != 0, softmax0.statistics)
+            n += 1
+        total0 = softmax0.statistics.read(n, softmax1.statistics)
+        total1 = softmax1.statistics.read(n, softmax0.statistics)
+        n += 1
+        maximum0 = softmax0.statistics.read(n, softmax1.statistics)
+        maximum1 = softmax1.statistics.read(n, softmax0.statistics)
+        n += 1
+        mbarrier.wait(softmax0.o_full, o_phase)
+        problem.store_rows(softmax0, total0, maximum0, batch, head, row)
+        mbarrier.wait(softmax1.o_full, o_phase)
+        problem.store_rows(softmax1, total1, maximum1, batch, head, row + ROWS)
         o_phase = o_phase ^ 1
 
 
-@gluon.jit
+@gluon.jit(
+    do_not_specialize=["stride_b", "stride_h", "stride_s", "heads_q", "group", "seqlen_q", "seqlen_k", "query_blocks",
+        "heads", "programs"]
+)  # fmt: skip
 def attention(
-    q_desc_0,
-    q_desc_64,
-    k_desc_0,
-    k_desc_64,
-    v_desc_0,
-    v_desc_64,
-    out,
-    out_batch,
-    out_head,
-    out_row,
-    lse,
-    scale_log2,
-    heads,
-    group_size,
-    seqlen_q,
-    seqlen_k,
-    programs,
-    units,
-    units_per_head,
-):
+    q_desc_0, q_desc_64, k_desc_0, k_desc_64, v_desc_0, v_desc_64, out, lse, stride_b, stride_h, stride_s, heads_q,
+    group, seqlen_q, seqlen_k, query_blocks, heads, programs, scale_log2,
+):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    DTYPE: gl.constexpr = q_desc_0.dtype
-    q_0 = gl.allocate_shared_memory(DTYPE, [2, 1, 1, TILE_M, 64], q_desc_0.layout)
-    q_64 = gl.allocate_shared_memory(DTYPE, [2, 1, 1, TILE_M, 32], q_desc_64.layout)
-    kv_0 = gl.allocate_shared_memory(DTYPE, [RING_SLOTS, 1, 1, TILE_N, 64], k_desc_0.layout)
-    kv_64 = gl.allocate_shared_memory(DTYPE, [RING_SLOTS, 1, 1, TILE_N, 32], k_desc_64.layout)
-    # Tensor memory, 448 of 512 columns: S0 at 0, S1 at 128, O0 at 256, O1 at 352.
-    s0 = allocate_tensor_memory(gl.float32, [TILE_M, TILE_N], TensorMemoryLayout((128, 128), col_stride=1))
-    s1 = allocate_tensor_memory(gl.float32, [TILE_M, TILE_N], TensorMemoryLayout((128, 128), col_stride=1))
-    o0_0 = allocate_tensor_memory(gl.float32, [TILE_M, 64], TensorMemoryLayout((128, 64), col_stride=1))
-    o0_64 = allocate_tensor_memory(gl.float32, [TILE_M, 32], TensorMemoryLayout((128, 32), col_stride=1))
-    o1_0 = allocate_tensor_memory(gl.float32, [TILE_M, 64], TensorMemoryLayout((128, 64), col_stride=1))
-    o1_64 = allocate_tensor_memory(gl.float32, [TILE_M, 32], TensorMemoryLayout((128, 32), col_stride=1))
-    STATS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    factors0 = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, TILE_M], STATS)
-    factors1 = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, TILE_M], STATS)
-
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # Q has arrived
-    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # Q is no longer needed
-    ring_full = gl.allocate_shared_memory(gl.int64, [RING_SLOTS, 1], mbarrier.MBarrierLayout())  # K or V has arrived
-    ring_free = gl.allocate_shared_memory(
-        gl.int64, [RING_SLOTS, 1], mbarrier.MBarrierLayout()
-    )  # the slot of K or V is free
-    s_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # S is complete
-    p_ready = gl.allocate_shared_memory(
-        gl.int64, [2, 1], mbarrier.MBarrierLayout()
-    )  # three quarters of P are stored, and O is rescaled
-    p_rest = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # the last quarter of P is stored
-    o_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # O is complete
-    stats_full0 = gl.allocate_shared_memory(
-        gl.int64, [STATS_SLOTS, 1], mbarrier.MBarrierLayout()
-    )  # row factors of group 0 are published
-    stats_free0 = gl.allocate_shared_memory(
-        gl.int64, [STATS_SLOTS, 1], mbarrier.MBarrierLayout()
-    )  # group 0 may publish the next
-    stats_full1 = gl.allocate_shared_memory(
-        gl.int64, [STATS_SLOTS, 1], mbarrier.MBarrierLayout()
-    )  # row factors of group 1 are published
-    stats_free1 = gl.allocate_shared_memory(
-        gl.int64, [STATS_SLOTS, 1], mbarrier.MBarrierLayout()
-    )  # group 1 may publish the next
-    for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(q_free.index(i), count=1)
-    for i in gl.static_range(RING_SLOTS):
-        mbarrier.init(ring_full.index(i), count=1)
-    for i in gl.static_range(RING_SLOTS):
-        mbarrier.init(ring_free.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(s_full.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(p_ready.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(p_rest.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(o_full.index(i), count=1)
-    for i in gl.static_range(STATS_SLOTS):
-        mbarrier.init(stats_full0.index(i), count=1)
-    for i in gl.static_range(STATS_SLOTS):
-        mbarrier.init(stats_free0.index(i), count=1)
-    for i in gl.static_range(STATS_SLOTS):
-        mbarrier.init(stats_full1.index(i), count=1)
-    for i in gl.static_range(STATS_SLOTS):
-        mbarrier.init(stats_free1.index(i), count=1)
-
-    problem = (heads, group_size, seqlen_q, seqlen_k, programs, units, units_per_head)
-    q = (q_0, q_64)
-    k = (kv_0, kv_64)
-    v = k
-    descriptors = (q_desc_0, q_desc_64, k_desc_0, k_desc_64, v_desc_0, v_desc_64)
-    s_tiles = (s0, s1)
-    o_tiles = (o0_0, o0_64, o1_0, o1_64)
-    load_barriers = (q_full, q_free, ring_full, ring_free)
+    problem = Problem(
+        out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, query_blocks, heads, programs,
+        scale_log2,
+    )  # fmt: skip
+    descs = (
+        (
+            q_desc_0,
+            q_desc_64,
+        ),
+        (
+            k_desc_0,
+            k_desc_64,
+        ),
+        (
+            v_desc_0,
+            v_desc_64,
+        ),
+    )
+    q = make_ring(descs[0], 2)
+    kv = make_ring(descs[1], KV_STAGES)
+    rings = (q, kv)
+    # Tensor memory, 448 of 512 columns: S0 at 0, O0 at 128, S1 at 224, O1 at 352.
+    softmax0 = make_softmax()
+    softmax1 = make_softmax()
     gl.warp_specialize(
         [
-            (
-                correction_role,
-                (
-                    o_tiles,
-                    (factors0, factors1),
-                    (stats_full0, stats_free0, stats_full1, stats_free1, p_ready, o_full),
-                    out,
-                    (out_batch, out_head, out_row),
-                    lse,
-                    scale_log2,
-                    problem,
-                ),
-            ),
-            (
-                softmax_role,
-                (
-                    0,
-                    1,
-                    s0,
-                    factors0,
-                    (s_full.index(0), p_ready.index(0), p_rest.index(0), stats_full0, stats_free0),
-                    scale_log2,
-                    DTYPE,
-                    problem,
-                ),
-            ),
-            (
-                softmax_role,
-                (
-                    1,
-                    0,
-                    s1,
-                    factors1,
-                    (s_full.index(1), p_ready.index(1), p_rest.index(1), stats_full1, stats_free1),
-                    scale_log2,
-                    DTYPE,
-                    problem,
-                ),
-            ),
-            (matrix_role, (q, k, v, s_tiles, o_tiles, load_barriers + (s_full, p_ready, p_rest, o_full), problem)),
-            (load_role, (q, k, v, descriptors, load_barriers, problem)),
+            (correction_role, ((softmax0, softmax1), problem)),
+            (softmax_role, (0, 1, softmax0, problem)),
+            (softmax_role, (1, 0, softmax1, problem)),
+            (mma_role, (rings, (softmax0, softmax1), problem)),
+            (load_role, (descs, rings, problem)),
         ],
         [4, 4, 1, 1],
         [192, 192, 48, 48],
     )
 
 
+# --- host -------------------------------------------------------------------------------------------------------------
+
+
+def prepare(q, k, v, out, window_left, window_right):
+    """(programs, tensor descriptors, numbers of `Problem`) of a launch."""
+    batch, heads_q, seqlen_q, _ = q.shape
+    _, heads_kv, seqlen_k, _ = k.shape
+    dtype = DTYPES[str(q.dtype)]
+
+    def descriptor(tensor, rows, columns):
+        block = [1, 1, rows, columns]
+        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+
+    descriptors = (
+        descriptor(q, ROWS.value, 64),
+        descriptor(q, ROWS.value, 32),
+        descriptor(k, TILE_N.value, 64),
+        descriptor(k, TILE_N.value, 32),
+        descriptor(v, TILE_N.value, 64),
+        descriptor(v, TILE_N.value, 32),
+    )
+    query_blocks = triton.cdiv(seqlen_q, TILE_M.value)
+    heads = batch * heads_q
+    programs = query_blocks * heads
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
+    programs = min(programs, sms)
+    strides = tuple(stride // 8 for stride in out.stride()[:3])
+    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, query_blocks, heads, programs)
+    return programs, descriptors, numbers
+
+
+def check(q, k, v, out, lse, window_left, window_right):
+    """ValueError for tensors or limits that this kernel does not take."""
+    if (window_left, window_right) not in ((-1, -1),):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
+    if heads != heads // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
+    for name, tensor, shape in (
+        ("q", q, (batch, heads, rows, 96)),
+        ("k", k, (batch, heads_kv, keys, 96)),
+        ("v", v, (batch, heads_kv, keys, 96)),
+        ("out", out, (batch, heads, rows, 96)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
+            )
+    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
+
+
 def on(descriptor, tensor):
     """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
     copy = object.__new__(TensorDescriptor)
-    copy.__dict__.update(descriptor.__dict__)
-    copy.base = tensor
+    copy.__dict__.update(descriptor.__dict__, base=tensor)
     return copy
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     """Write softmax(scale * q k^T) v to `out` and the logarithm of the row sums to `lse`, unless that is None.
 
-    q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 96); v, out: the same with 96; bf16 or fp16, unit last
-    stride, 16-byte aligned.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
+    q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 96); v, out: the same with 96; all bf16 or all fp16,
+    unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
     """
-    if (window_left, window_right) != (-1, -1):
-        raise ValueError(f"this kernel has no window, got ({window_left}, {window_right})")
+    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
+        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
+    if lse is None:
+        import torch
+
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
+    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
+    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
+    key = (q.device, *tensors, address % 16, window_left, window_right)
+    if key in PLANS:
+        compiled, grid, descriptors, numbers = PLANS[key]
+        compiled[grid](*map(on, descriptors, (q, q, k, k, v, v)), out, lse, *numbers, scale_log2)
+        return
+    check(q, k, v, out, lse, window_left, window_right)
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
+        lse.fill_(float("-inf"))
         return
-    if scale < 0.0:  # the kernel takes the maximum before it scales
-        q, scale = -q, -scale
-    dtype = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}[str(q.dtype)]
-    scale_log2 = max(scale * LOG2_E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | (0 if lse is None else lse.data_ptr())
-    # Everything that compiled code and arguments depend on, but addresses and scale.
-    key = (
-        q.dtype,
-        q.device,
-        q.shape,
-        q.stride(),
-        k.shape,
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        lse is None,
-        address % 16,
-        window_left,
-        window_right,
-    )
-    plan = PLANS.get(key)
-    if plan is not None:
-        compiled, grid, descriptors, strides, sizes = plan
-        tensors = (
-            q,
-            q,
-            k,
-            k,
-            v,
-            v,
-        )
-        compiled[grid](*map(on, descriptors, tensors), out, *strides, lse, scale_log2, *sizes)
-        return
-
-    batch, heads, seqlen_q, _ = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-
-    def descriptor(tensor, rows, width):
-        shape = [1, 1, rows, width]
-        layout = gl.NVMMASharedLayout.get_default_for(shape, dtype)
-        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), shape, layout)
-
-    units_per_head = triton.cdiv(seqlen_q, 256)
-    units = batch * heads * units_per_head
-    programs = units
-    driver = triton.runtime.driver.active
-    sms = driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
-    programs = min(units, sms)
-    descriptors = (
-        descriptor(q, TILE_M.value, 64),
-        descriptor(q, TILE_M.value, 32),
-        descriptor(k, TILE_N.value, 64),
-        descriptor(k, TILE_N.value, 32),
-        descriptor(v, TILE_N.value, 64),
-        descriptor(v, TILE_N.value, 32),
-    )
-    strides = tuple(stride // 8 for stride in out.stride()[:3])
-    sizes = (heads, heads // heads_kv, seqlen_q, seqlen_k, programs, units, units_per_head)
-    compiled = attention[
-        (programs,)
-    ](
-        *descriptors,
-        out,
-        *strides,
-        lse,
-        scale_log2,
-        *sizes,
-        num_warps=4,
-        maxnreg=128,
-        ptx_options="--regAllocOptLevel=4",  # Triton 3.9 asks for 2, which spills what the roles share; the last one counts
-        enable_fp_fusion=False,  # every fused multiply-add is written as one
-    )
-    if compiled is None:  # an emulator has run it
-        return
-    if len(PLANS) >= 256:
-        PLANS.clear()
-    PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), strides, sizes
+    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
+    compiled = attention[(programs,)](*descriptors, out, lse, *numbers, scale_log2, **OPTIONS)
+    if compiled is not None:  # an emulator has nothing to keep
+        if len(PLANS) >= 256:
+            PLANS.clear()
+        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers

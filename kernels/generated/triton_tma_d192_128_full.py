@@ -7,45 +7,10 @@ Triton's blocks are powers of two: head_dim 192 goes as 128 + 64, nothing is pad
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=grid",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "mask": "none",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 382.0,
-        "time_ms": 1.8,
-        "clock_mhz": 1720.0,
-        "cycles_per_iteration": 1430.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.45,
-            "mufu": 0.18,
-            "fma": 0.09,
-            "alu": 0.09,
-            "cvt": 0.02,
-            "issue": 0.2,
-            "regs": 0.41,
-            "smem": 0.36,
-            "tma": 0.26,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "none", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl
@@ -54,144 +19,80 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 TILE_M = tl.constexpr(64)  # query rows of a program
 TILE_N = tl.constexpr(64)  # keys of a block
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
-LOG2_E = 1.4426950408889634
-LN_2 = tl.constexpr(0.6931471805599453)
-PLANS = {}  # what a launch works out for a shape; the second one of that shape takes half the time on the host
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = 1.4426950408889634
+LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
+DTYPES = ("torch.bfloat16", "torch.float16")
+OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
 @triton.jit
-def attend(q, kv, key_start, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
-    """Take in one block of keys: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+def attend(q, kv, key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
+    """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+    k_desc_0, k_desc_128, v_desc, batch, head_kv = kv
+    row_max, row_sum, o = state
     q_0, q_128 = q
-    k_desc_0, k_desc_128, v_desc, batch, kv_head = kv
-    row_max, row_sum, acc = state
-
-    k_0 = k_desc_0.load([batch, kv_head, key_start, 0]).reshape([TILE_N, 128])
+    k_0 = k_desc_0.load([batch, head_kv, key, 0]).reshape([TILE_N, 128])
     s = tl.dot(q_0, k_0.T)
-    k_128 = k_desc_128.load([batch, kv_head, key_start, 128]).reshape([TILE_N, 64])
+    k_128 = k_desc_128.load([batch, head_kv, key, 128]).reshape([TILE_N, 64])
     s = tl.dot(q_128, k_128.T, s)
     if MASKED:
-        keys = key_start + tl.arange(0, TILE_N)[None, :]
+        keys = key + tl.arange(0, TILE_N)[None, :]
         s = tl.where(keys < seqlen_k, s, float("-inf"))
 
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
     p = tl.math.exp2(s * scale_log2 - new_max[:, None])
     correction = tl.math.exp2(row_max - new_max)
     row_sum = row_sum * correction + tl.sum(p, 1)
-
-    v = v_desc.load([batch, kv_head, key_start, 0]).reshape([TILE_N, 128])
-    acc = tl.dot(p.to(v.dtype), v, acc * correction[:, None])
-    return new_max, row_sum, acc
+    v = v_desc.load([batch, head_kv, key, 0]).reshape([TILE_N, 128])
+    o = tl.dot(p.to(v.dtype), v, o * correction[:, None])
+    return new_max, row_sum, o
 
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group_size", "seqlen_q", "seqlen_k"])
-def attention_forward(
-    q_desc_0,
-    q_desc_128,  # (batch, heads_q, seqlen_q, head_dim_qk)
-    k_desc_0,
-    k_desc_128,  # (batch, heads_kv, seqlen_k, head_dim_qk)
-    v_desc,  # (batch, heads_kv, seqlen_k, head_dim_v)
-    out_desc,  # (batch, heads_q, seqlen_q, head_dim_v)
-    lse_ptr,  # (batch, heads_q, seqlen_q) float32, or None
-    scale_log2,  # softmax scale * log2(e), positive
-    heads_q,
-    group_size,  # query heads that share a key/value head
-    seqlen_q,
-    seqlen_k,
-):
-    blocks = tl.cdiv(seqlen_q, TILE_M)
-    batch_head = tl.program_id(0) // blocks
-    row_start = tl.program_id(0) % blocks * TILE_M
-    rows = row_start + tl.arange(0, TILE_M)
-    batch = batch_head // heads_q
-    head = batch_head % heads_q
-    kv_head = head // group_size
-
-    q_0 = q_desc_0.load([batch, head, row_start, 0]).reshape([TILE_M, 128])
-    q_128 = q_desc_128.load([batch, head, row_start, 128]).reshape([TILE_M, 64])
+@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k"])
+def attention(
+    q_desc_0, q_desc_128, k_desc_0, k_desc_128, v_desc, out_desc, lse_ptr, heads_q, group, seqlen_q, seqlen_k,
+    scale_log2,
+):  # fmt: skip
+    """TILE_M query rows of one head."""
+    query_blocks = tl.cdiv(seqlen_q, TILE_M)
+    batch_head = tl.program_id(0) // query_blocks
+    row = tl.program_id(0) % query_blocks * TILE_M
+    rows = row + tl.arange(0, TILE_M)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    head_kv = head // group
+    q_0 = q_desc_0.load([batch, head, row, 0]).reshape([TILE_M, 128])
+    q_128 = q_desc_128.load([batch, head, row, 128]).reshape([TILE_M, 64])
     q = (q_0, q_128)
-    kv = (k_desc_0, k_desc_128, v_desc, batch, kv_head)
+    kv = (k_desc_0, k_desc_128, v_desc, batch, head_kv)
     row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
     row_sum = tl.zeros([TILE_M], tl.float32)
-    acc = tl.zeros([TILE_M, 128], tl.float32)
-    state = (row_max, row_sum, acc)
+    state = (row_max, row_sum, tl.zeros([TILE_M, 128], tl.float32))
 
     full_end = seqlen_k // TILE_N * TILE_N
-    for key_start in tl.range(0, full_end, TILE_N):
-        state = attend(q, kv, key_start, seqlen_k, scale_log2, state, MASKED=False)
+    for key in tl.range(0, full_end, TILE_N):
+        state = attend(q, kv, key, seqlen_k, scale_log2, state, MASKED=False)
     # At most once: the block that reaches over the last key.
-    for key_start in tl.range(full_end, seqlen_k, TILE_N, num_stages=1):
-        state = attend(q, kv, key_start, seqlen_k, scale_log2, state, MASKED=True)
+    for key in tl.range(full_end, seqlen_k, TILE_N, num_stages=1):
+        state = attend(q, kv, key, seqlen_k, scale_log2, state, MASKED=True)
 
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
-    row_max, row_sum, acc = state
-    empty = (row_sum == 0.0)[:, None]
-    norm = (1.0 / row_sum)[:, None]
-    out = tl.where(empty, 0.0, acc * norm).to(out_desc.dtype)
-    out_desc.store([batch, head, row_start, 0], out.reshape([1, 1, TILE_M, 128]))
-    if lse_ptr is not None:
-        lse = (row_max + tl.math.log2(row_sum)) * LN_2
-        tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
+    row_max, row_sum, o = state
+    empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
+    valid = rows < seqlen_q
+    out = tl.where(empty, 0.0, o * inverse).to(out_desc.dtype)
+    out_desc.store([batch, head, row, 0], out.reshape([1, 1, TILE_M, 128]))
+    lse = (row_max + tl.math.log2(row_sum)) * LN2
+    tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)
 
 
-def on(descriptor, tensor):
-    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
-    copy = object.__new__(TensorDescriptor)
-    copy.__dict__.update(descriptor.__dict__)
-    copy.base = tensor
-    return copy
-
-
-def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
-    """Write softmax(scale * q k^T) v to `out` and the logarithm of the row sums to `lse`, unless that is None.
-
-    q, out: (batch, heads_q, seqlen_q, head_dim); k, v: (batch, heads_kv, seqlen_k, head_dim); bf16 or fp16, unit last
-    stride, 16-byte aligned.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
-    """
-    if (window_left, window_right) != (-1, -1):
-        raise ValueError(f"this kernel has no window, got ({window_left}, {window_right})")
-    if q.numel() == 0 or k.numel() == 0:  # a descriptor cannot be empty
-        out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
-        return
-    if scale < 0.0:  # the kernel takes the maximum before it scales
-        q, scale = -q, -scale
-    scale_log2 = max(scale * LOG2_E, 1e-37)  # a masked score is -inf, which times 0 would be nan
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | (0 if lse is None else lse.data_ptr())
-    # Everything that compiled code and arguments depend on, but addresses and scale.
-    key = (
-        q.dtype,
-        q.device,
-        q.shape,
-        q.stride(),
-        k.shape,
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        lse is None,
-        address % 16,
-        window_left,
-        window_right,
-    )
-    plan = PLANS.get(key)
-    if plan is not None:
-        compiled, grid, descriptors, sizes = plan
-        tensors = (
-            q,
-            q,
-            k,
-            k,
-            v,
-            out,
-        )
-        compiled[grid](*map(on, descriptors, tensors), lse, scale_log2, *sizes)
-        return
-
+def prepare(q, k, v, out, window_left, window_right):
+    """(programs, tensor descriptors, numbers of the kernel) of a launch."""
     batch, heads_q, seqlen_q, _ = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    grid = (triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q, 1, 1)
+    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
     descriptors = (
         TensorDescriptor.from_tensor(q, [1, 1, TILE_M.value, 128]),
         TensorDescriptor.from_tensor(q, [1, 1, TILE_M.value, 64]),
@@ -200,23 +101,72 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
         TensorDescriptor.from_tensor(v, [1, 1, TILE_N.value, 128]),
         TensorDescriptor.from_tensor(out, [1, 1, TILE_M.value, 128]),
     )
-    sizes = (
-        heads_q,
-        heads_q // heads_kv,
-        seqlen_q,
-        seqlen_k,
-    )
-    compiled = attention_forward[grid](
-        *descriptors,
-        lse,
-        scale_log2,
-        *sizes,
-        num_warps=4,
-        num_stages=3,
-        enable_fp_fusion=True,
-    )
-    if compiled is None:  # the interpreter has run it
+    return programs, descriptors, (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k)
+
+
+def check(q, k, v, out, lse, window_left, window_right):
+    """ValueError for tensors or limits that this kernel does not take."""
+    if (window_left, window_right) not in ((-1, -1),):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
+    if heads != heads // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
+    for name, tensor, shape in (
+        ("q", q, (batch, heads, rows, 192)),
+        ("k", k, (batch, heads_kv, keys, 192)),
+        ("v", v, (batch, heads_kv, keys, 128)),
+        ("out", out, (batch, heads, rows, 128)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
+            )
+    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
+
+
+def on(descriptor, tensor):
+    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
+    copy = object.__new__(TensorDescriptor)
+    copy.__dict__.update(descriptor.__dict__, base=tensor)
+    return copy
+
+
+def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
+    """Write softmax(scale * q k^T) v to `out` and the logarithm of the row sums to `lse`, unless that is None.
+
+    q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 192); v, out: the same with 128; all bf16 or all fp16,
+    unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
+    """
+    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
+        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
+    if lse is None:
+        import torch
+
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
+    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
+    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
+    key = (q.device, *tensors, address % 16, window_left, window_right)
+    if key in PLANS:
+        compiled, grid, descriptors, numbers = PLANS[key]
+        compiled[grid](*map(on, descriptors, (q, q, k, k, v, out)), lse, *numbers, scale_log2)
         return
-    if len(PLANS) >= 256:
-        PLANS.clear()
-    PLANS[key] = compiled, grid, tuple(on(descriptor, None) for descriptor in descriptors), sizes
+    check(q, k, v, out, lse, window_left, window_right)
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
+    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
+    compiled = attention[(programs,)](*descriptors, lse, *numbers, scale_log2, **OPTIONS)
+    if compiled is not None:  # an emulator has nothing to keep
+        if len(PLANS) >= 256:
+            PLANS.clear()
+        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers

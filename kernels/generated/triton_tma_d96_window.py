@@ -8,45 +8,10 @@ Triton's blocks are powers of two: head_dim 96 goes as 64 + 32, nothing is padde
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 96,
-        "head_dim_v": 96,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 325.0,
-        "time_ms": 0.278,
-        "clock_mhz": 1660.0,
-        "cycles_per_iteration": 1650.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.46,
-            "mufu": 0.31,
-            "fma": 0.14,
-            "alu": 0.15,
-            "cvt": 0.04,
-            "issue": 0.3,
-            "regs": 0.58,
-            "smem": 0.35,
-            "tma": 0.27,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl
@@ -55,166 +20,96 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 TILE_M = tl.constexpr(64)  # query rows of a program
 TILE_N = tl.constexpr(64)  # keys of a block
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
-LOG2_E = 1.4426950408889634
-LN_2 = tl.constexpr(0.6931471805599453)
-PLANS = {}  # what a launch works out for a shape; the second one of that shape takes half the time on the host
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = 1.4426950408889634
+LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
+DTYPES = ("torch.bfloat16", "torch.float16")
+OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
 @triton.jit
-def attend(q, kv, key_start, first_key, last_key, scale_log2, state, MASKED: tl.constexpr):
-    """Take in one block of keys: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+def attend(q, kv, key, first_key, last_key, scale_log2, state, MASKED: tl.constexpr):
+    """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+    k_desc_0, k_desc_64, v_desc_0, v_desc_64, batch, head_kv = kv
+    row_max, row_sum, o_0, o_64 = state
     q_0, q_64 = q
-    k_desc_0, k_desc_64, v_desc_0, v_desc_64, batch, kv_head = kv
-    row_max, row_sum, acc_0, acc_64 = state
-
-    k_0 = k_desc_0.load([batch, kv_head, key_start, 0]).reshape([TILE_N, 64])
+    k_0 = k_desc_0.load([batch, head_kv, key, 0]).reshape([TILE_N, 64])
     s = tl.dot(q_0, k_0.T)
-    k_64 = k_desc_64.load([batch, kv_head, key_start, 64]).reshape([TILE_N, 32])
+    k_64 = k_desc_64.load([batch, head_kv, key, 64]).reshape([TILE_N, 32])
     s = tl.dot(q_64, k_64.T, s)
     if MASKED:
-        keys = key_start + tl.arange(0, TILE_N)[None, :]
+        keys = key + tl.arange(0, TILE_N)[None, :]
         s = tl.where((keys >= first_key[:, None]) & (keys <= last_key[:, None]), s, float("-inf"))
 
     new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
     p = tl.math.exp2(s * scale_log2 - new_max[:, None])
     correction = tl.math.exp2(row_max - new_max)
     row_sum = row_sum * correction + tl.sum(p, 1)
-
-    v_0 = v_desc_0.load([batch, kv_head, key_start, 0]).reshape([TILE_N, 64])
-    acc_0 = tl.dot(p.to(v_0.dtype), v_0, acc_0 * correction[:, None])
-    v_64 = v_desc_64.load([batch, kv_head, key_start, 64]).reshape([TILE_N, 32])
-    acc_64 = tl.dot(p.to(v_64.dtype), v_64, acc_64 * correction[:, None])
-    return new_max, row_sum, acc_0, acc_64
+    v_0 = v_desc_0.load([batch, head_kv, key, 0]).reshape([TILE_N, 64])
+    o_0 = tl.dot(p.to(v_0.dtype), v_0, o_0 * correction[:, None])
+    v_64 = v_desc_64.load([batch, head_kv, key, 64]).reshape([TILE_N, 32])
+    o_64 = tl.dot(p.to(v_64.dtype), v_64, o_64 * correction[:, None])
+    return new_max, row_sum, o_0, o_64
 
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group_size", "seqlen_q", "seqlen_k", "window_left", "window_right"])
-def attention_forward(
-    q_desc_0,
-    q_desc_64,  # (batch, heads_q, seqlen_q, head_dim_qk)
-    k_desc_0,
-    k_desc_64,  # (batch, heads_kv, seqlen_k, head_dim_qk)
-    v_desc_0,
-    v_desc_64,  # (batch, heads_kv, seqlen_k, head_dim_v)
-    out_desc_0,
-    out_desc_64,  # (batch, heads_q, seqlen_q, head_dim_v)
-    lse_ptr,  # (batch, heads_q, seqlen_q) float32, or None
-    scale_log2,  # softmax scale * log2(e), positive
-    heads_q,
-    group_size,  # query heads that share a key/value head
-    seqlen_q,
-    seqlen_k,
-    window_left,  # keys before and after the diagonal that a row sees
-    window_right,
-):
-    blocks = tl.cdiv(seqlen_q, TILE_M)
-    batch_head = tl.program_id(0) // blocks
-    row_start = (blocks - 1 - tl.program_id(0) % blocks) * TILE_M
-    rows = row_start + tl.arange(0, TILE_M)
-    batch = batch_head // heads_q
-    head = batch_head % heads_q
-    kv_head = head // group_size
-
-    q_0 = q_desc_0.load([batch, head, row_start, 0]).reshape([TILE_M, 64])
-    q_64 = q_desc_64.load([batch, head, row_start, 64]).reshape([TILE_M, 32])
+@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
+def attention(
+    q_desc_0, q_desc_64, k_desc_0, k_desc_64, v_desc_0, v_desc_64, out_desc_0, out_desc_64, lse_ptr, heads_q, group,
+    seqlen_q, seqlen_k, window_left, window_right, scale_log2,
+):  # fmt: skip
+    """TILE_M query rows of one head."""
+    query_blocks = tl.cdiv(seqlen_q, TILE_M)
+    batch_head = tl.program_id(0) // query_blocks
+    row = (query_blocks - 1 - tl.program_id(0) % query_blocks) * TILE_M
+    rows = row + tl.arange(0, TILE_M)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    head_kv = head // group
+    q_0 = q_desc_0.load([batch, head, row, 0]).reshape([TILE_M, 64])
+    q_64 = q_desc_64.load([batch, head, row, 64]).reshape([TILE_M, 32])
     q = (q_0, q_64)
-    kv = (k_desc_0, k_desc_64, v_desc_0, v_desc_64, batch, kv_head)
+    kv = (k_desc_0, k_desc_64, v_desc_0, v_desc_64, batch, head_kv)
     row_max = tl.full([TILE_M], LOWEST, tl.float32)  # in base 2: max over keys of s * scale_log2
     row_sum = tl.zeros([TILE_M], tl.float32)
-    acc_0 = tl.zeros([TILE_M, 64], tl.float32)
-    acc_64 = tl.zeros([TILE_M, 32], tl.float32)
-    state = (row_max, row_sum, acc_0, acc_64)
+    state = (row_max, row_sum, tl.zeros([TILE_M, 64], tl.float32), tl.zeros([TILE_M, 32], tl.float32))
 
     # Row i sees keys i + diagonal - window_left to i + diagonal + window_right: blocks on the left edge of that band,
     # blocks that all rows see, blocks on the right edge.
     diagonal = seqlen_k - seqlen_q
     first_key = rows + diagonal - window_left
     last_key = tl.minimum(rows + diagonal + window_right, seqlen_k - 1)
-    begin = tl.maximum(row_start + diagonal - window_left, 0) // TILE_N * TILE_N
-    end = tl.minimum(row_start + TILE_M + diagonal + window_right, seqlen_k)
-    full_begin = tl.cdiv(tl.maximum(row_start + TILE_M - 1 + diagonal - window_left, 0), TILE_N) * TILE_N
-    full_end = tl.maximum(tl.minimum(row_start + diagonal + window_right + 1, seqlen_k), 0) // TILE_N * TILE_N
-    for key_start in tl.range(begin, tl.minimum(full_begin, end), TILE_N):
-        state = attend(q, kv, key_start, first_key, last_key, scale_log2, state, MASKED=True)
-    for key_start in tl.range(full_begin, full_end, TILE_N):
-        state = attend(q, kv, key_start, first_key, last_key, scale_log2, state, MASKED=False)
-    for key_start in tl.range(tl.maximum(full_begin, full_end), end, TILE_N):
-        state = attend(q, kv, key_start, first_key, last_key, scale_log2, state, MASKED=True)
+    begin = tl.maximum(row + diagonal - window_left, 0) // TILE_N * TILE_N
+    end = tl.minimum(row + TILE_M + diagonal + window_right, seqlen_k)
+    full_begin = tl.cdiv(tl.maximum(row + TILE_M - 1 + diagonal - window_left, 0), TILE_N) * TILE_N
+    full_end = tl.maximum(tl.minimum(row + diagonal + window_right + 1, seqlen_k), 0) // TILE_N * TILE_N
+    for key in tl.range(begin, tl.minimum(full_begin, end), TILE_N):
+        state = attend(q, kv, key, first_key, last_key, scale_log2, state, MASKED=True)
+    for key in tl.range(full_begin, full_end, TILE_N):
+        state = attend(q, kv, key, first_key, last_key, scale_log2, state, MASKED=False)
+    for key in tl.range(tl.maximum(full_begin, full_end), end, TILE_N):
+        state = attend(q, kv, key, first_key, last_key, scale_log2, state, MASKED=True)
 
     # A row that saw no key has row_sum 0: its output is 0, its lse log2(0) = -inf.
-    row_max, row_sum, acc_0, acc_64 = state
-    empty = (row_sum == 0.0)[:, None]
-    norm = (1.0 / row_sum)[:, None]
-    out_0 = tl.where(empty, 0.0, acc_0 * norm).to(out_desc_0.dtype)
-    out_desc_0.store([batch, head, row_start, 0], out_0.reshape([1, 1, TILE_M, 64]))
-    out_64 = tl.where(empty, 0.0, acc_64 * norm).to(out_desc_64.dtype)
-    out_desc_64.store([batch, head, row_start, 64], out_64.reshape([1, 1, TILE_M, 32]))
-    if lse_ptr is not None:
-        lse = (row_max + tl.math.log2(row_sum)) * LN_2
-        tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
+    row_max, row_sum, o_0, o_64 = state
+    empty, inverse = (row_sum == 0.0)[:, None], (1.0 / row_sum)[:, None]
+    valid = rows < seqlen_q
+    out_0 = tl.where(empty, 0.0, o_0 * inverse).to(out_desc_0.dtype)
+    out_desc_0.store([batch, head, row, 0], out_0.reshape([1, 1, TILE_M, 64]))
+    out_64 = tl.where(empty, 0.0, o_64 * inverse).to(out_desc_64.dtype)
+    out_desc_64.store([batch, head, row, 64], out_64.reshape([1, 1, TILE_M, 32]))
+    lse = (row_max + tl.math.log2(row_sum)) * LN2
+    tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)
 
 
-def on(descriptor, tensor):
-    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
-    copy = object.__new__(TensorDescriptor)
-    copy.__dict__.update(descriptor.__dict__)
-    copy.base = tensor
-    return copy
-
-
-def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
-    """Write softmax(scale * q k^T) v to `out` and the logarithm of the row sums to `lse`, unless that is None.
-
-    q, out: (batch, heads_q, seqlen_q, head_dim); k, v: (batch, heads_kv, seqlen_k, head_dim); bf16 or fp16, unit last
-    stride, 16-byte aligned.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
-    window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
-    """
-    if q.numel() == 0 or k.numel() == 0:  # a descriptor cannot be empty
-        out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
-        return
-    if scale < 0.0:  # the kernel takes the maximum before it scales
-        q, scale = -q, -scale
-    scale_log2 = max(scale * LOG2_E, 1e-37)  # a masked score is -inf, which times 0 would be nan
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | (0 if lse is None else lse.data_ptr())
-    # Everything that compiled code and arguments depend on, but addresses and scale.
-    key = (
-        q.dtype,
-        q.device,
-        q.shape,
-        q.stride(),
-        k.shape,
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        lse is None,
-        address % 16,
-        window_left,
-        window_right,
-    )
-    plan = PLANS.get(key)
-    if plan is not None:
-        compiled, grid, descriptors, sizes = plan
-        tensors = (
-            q,
-            q,
-            k,
-            k,
-            v,
-            v,
-            out,
-            out,
-        )
-        compiled[grid](*map(on, descriptors, tensors), lse, scale_log2, *sizes)
-        return
-
+def prepare(q, k, v, out, window_left, window_right):
+    """(programs, tensor descriptors, numbers of the kernel) of a launch."""
     batch, heads_q, seqlen_q, _ = q.shape
     _, heads_kv, seqlen_k, _ = k.shape
-    unlimited = seqlen_q + seqlen_k
-    window_left = unlimited if window_left < 0 else min(window_left, unlimited)
-    window_right = unlimited if window_right < 0 else min(window_right, unlimited)
-    grid = (triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q, 1, 1)
+    no_limit = seqlen_q + seqlen_k
+    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
+    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
+    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
     descriptors = (
         TensorDescriptor.from_tensor(q, [1, 1, TILE_M.value, 64]),
         TensorDescriptor.from_tensor(q, [1, 1, TILE_M.value, 32]),
@@ -225,25 +120,73 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
         TensorDescriptor.from_tensor(out, [1, 1, TILE_M.value, 64]),
         TensorDescriptor.from_tensor(out, [1, 1, TILE_M.value, 32]),
     )
-    sizes = (
-        heads_q,
-        heads_q // heads_kv,
-        seqlen_q,
-        seqlen_k,
-        window_left,
-        window_right,
-    )
-    compiled = attention_forward[grid](
-        *descriptors,
-        lse,
-        scale_log2,
-        *sizes,
-        num_warps=4,
-        num_stages=3,
-        enable_fp_fusion=True,
-    )
-    if compiled is None:  # the interpreter has run it
+    return programs, descriptors, (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right)
+
+
+def check(q, k, v, out, lse, window_left, window_right):
+    """ValueError for tensors or limits that this kernel does not take."""
+    if min(window_left, window_right) < -1:
+        raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
+    if heads != heads // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
+    for name, tensor, shape in (
+        ("q", q, (batch, heads, rows, 96)),
+        ("k", k, (batch, heads_kv, keys, 96)),
+        ("v", v, (batch, heads_kv, keys, 96)),
+        ("out", out, (batch, heads, rows, 96)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(
+                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
+            )
+    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
+
+
+def on(descriptor, tensor):
+    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
+    copy = object.__new__(TensorDescriptor)
+    copy.__dict__.update(descriptor.__dict__, base=tensor)
+    return copy
+
+
+def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
+    """Write softmax(scale * q k^T) v to `out` and the logarithm of the row sums to `lse`, unless that is None.
+
+    q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 96); v, out: the same with 96; all bf16 or all fp16,
+    unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
+    window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
+    """
+    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
+        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
+    if lse is None:
+        import torch
+
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
+    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
+    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
+    key = (q.device, *tensors, address % 16, window_left, window_right)
+    if key in PLANS:
+        compiled, grid, descriptors, numbers = PLANS[key]
+        compiled[grid](*map(on, descriptors, (q, q, k, k, v, v, out, out)), lse, *numbers, scale_log2)
         return
-    if len(PLANS) >= 256:
-        PLANS.clear()
-    PLANS[key] = compiled, grid, tuple(on(descriptor, None) for descriptor in descriptors), sizes
+    check(q, k, v, out, lse, window_left, window_right)
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
+    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
+    compiled = attention[(programs,)](*descriptors, lse, *numbers, scale_log2, **OPTIONS)
+    if compiled is not None:  # an emulator has nothing to keep
+        if len(PLANS) >= 256:
+            PLANS.clear()
+        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers

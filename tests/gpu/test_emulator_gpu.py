@@ -14,7 +14,8 @@ pytest.importorskip("ml_dtypes")
 import numpy as np  # noqa: E402
 
 import tilecast.kernels.generated as generated  # noqa: E402
-from tilecast.emulator.run import emulate, header_window  # noqa: E402
+from tilecast.emulator.run import emulate  # noqa: E402
+from tilecast.model.kernel.header import header_window  # noqa: E402
 
 FAMILIES = {9: "hopper_ws", 10: "blackwell_ws"}
 KERNELS = sorted(path.stem for path in Path(str(generated.__file__)).parent.glob("*_ws_*.py"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast.codegen import blackwell_ws
+from tilecast.codegen import blackwell_order, blackwell_ws
 from tilecast.codegen.render import render
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.language import ptx
@@ -33,10 +33,10 @@ from tilecast.model.pipeline.graph import Step
 
 
 def source_of(variant: Fa4Variant, workload: Workload, machine: str = "b200", pipeline: Any = None) -> str:
-    context = blackwell_ws.context(variant, workload, load_machine(machine), pipeline)
+    kernel = blackwell_ws.context(variant, workload, load_machine(machine), pipeline)
     facts = {"family": "blackwell_ws", "machine": machine, "workload": workload.as_dict()}
     header = f"TILECAST = { ({**facts, 'targets': ['sm_100a', 'sm_103a']})!r}"
-    return render(blackwell_ws.TEMPLATE, {**context, "header": header})
+    return render(blackwell_ws.TEMPLATE, {"k": kernel, "header": header})
 
 
 def heads(dim_qk: int, dim_v: int = 0, mask: str = "none", window: tuple[int, int] | None = None) -> Workload:
@@ -67,22 +67,41 @@ def run(
 # --- what the context decides -------------------------------------------------------------------------------------------
 
 
-def order(steps: Any) -> list[tuple[str, int]]:
-    return [(step["op"], step["tile"]) for step in steps if step["last_part"]]
+def order(products: Any) -> list[tuple[str, int]]:
+    return [(product.op, product.group) for product in products]
 
 
 def test_matrix_order_comes_from_the_pipeline() -> None:
-    workload, variant, machine = heads(128), Fa4Variant(), load_machine("b200")
-    context = blackwell_ws.context(variant, workload, machine)
-    assert order(context["loop_issue"]) == [("PV", 0), ("QK", 0), ("PV", 1), ("QK", 1)]
-    assert order(context["first_issue"]) == [("QK", 0), ("QK", 1)]
-    assert order(context["last_issue"]) == [("PV", 0), ("PV", 1)]
-    pipeline = build_pipeline(workload, variant, machine)
+    pipeline = build_pipeline(heads(128), Fa4Variant(), load_machine("b200"))
+    found = blackwell_order.matrix_order(pipeline, 2, by_keys=False)
+    assert order(found.loop) == [("PV", 0), ("QK", 0), ("PV", 1), ("QK", 1)]
+    assert order(found.first) == [("QK", 0), ("QK", 1)]
+    assert order(found.last) == [("PV", 0), ("PV", 1)]
     changed = with_matrix_program(pipeline, ("pv1a", "pv1b", "pv0a", "pv0b", "qk1", "qk0"))
-    context = blackwell_ws.context(variant, workload, machine, changed)
-    assert order(context["loop_issue"]) == [("PV", 1), ("PV", 0), ("QK", 1), ("QK", 0)]
-    assert [step["take"] for step in context["loop_issue"]] == [True, False, False, False, True, False]
-    assert [step["release"] for step in context["loop_issue"]] == [False, False, False, True, False, True]
+    found = blackwell_order.matrix_order(changed, 2, by_keys=False)
+    assert order(found.loop) == [("PV", 1), ("PV", 0), ("QK", 1), ("QK", 0)]
+    assert [product.takes for product in found.loop] == [True, False, True, False]
+    assert [product.releases for product in found.loop] == [False, True, False, True]
+
+
+def test_statements_follow_the_order() -> None:
+    pipeline = build_pipeline(heads(128), Fa4Variant(), load_machine("b200"))
+    changed = with_matrix_program(pipeline, ("pv1a", "pv1b", "pv0a", "pv0b", "qk1", "qk0"))
+    kernel = blackwell_ws.context(Fa4Variant(), heads(128), load_machine("b200"), changed)
+    assert kernel.mma.loop == (
+        "v_slot, kv_at = kv.take(kv_at)",
+        "softmax1.pv(kv.tile(v_slot), p_phase, step != 0)",
+        "softmax0.pv(kv.tile(v_slot), p_phase, step != 0)",
+        "kv.release(v_slot)",
+        "k_slot, kv_at = kv.take(kv_at)",
+        "softmax1.qk(q.tile(q1), kv.tile(k_slot))",
+        "softmax0.qk(q.tile(q0), kv.tile(k_slot))",
+        "kv.release(k_slot)",
+    )
+    assert kernel.load.loop == (
+        "kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)",
+        "kv_at = kv.load(kv_at, k_desc, batch, head_kv, key - TILE_N)",
+    )
 
 
 def with_matrix_program(pipeline: Any, names: tuple[str, ...]) -> Any:
@@ -104,12 +123,10 @@ def test_refuses_an_order_that_overwrites_p() -> None:
 @pytest.mark.parametrize("group", [1, 2])
 def test_rings_are_as_deep_as_the_model_says(dim_qk: int, dim_v: int, group: int) -> None:
     variant, workload, machine = Fa4Variant(cta_group=group), heads(dim_qk, dim_v), load_machine("b200")
-    context = blackwell_ws.context(variant, workload, machine)
-    slots = fa4_smem_bytes(variant, workload, machine)[2]
-    if context["shared_ring"]:
-        assert context["k_slots"] == context["v_slots"] == slots
-    else:
-        assert context["k_slots"] + context["v_slots"] == slots
+    rings = blackwell_ws.context(variant, workload, machine).kv_rings
+    assert sum(ring.slots for ring in rings) == fa4_smem_bytes(variant, workload, machine)[2]
+    # K and V blocks of one size take turns in one ring; a pair divides K by rows and V by columns.
+    assert len(rings) == (1 if dim_qk == dim_v and group == 1 else 2)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +140,12 @@ def test_rings_are_as_deep_as_the_model_says(dim_qk: int, dim_v: int, group: int
     ],
 )
 def test_tensor_memory_fits_and_does_not_overlap(variant: Fa4Variant, dims: tuple[int, int]) -> None:
-    context = blackwell_ws.context(variant, heads(*dims), load_machine("b200"))
+    kernel = blackwell_ws.context(variant, heads(*dims), load_machine("b200"))
     end = 0
-    for _name, start, columns in context["tmem_map"]:
+    for _name, start, columns in kernel.tmem_map:
         assert start == end
         end = start + columns
-    assert end == context["tmem_columns"] <= 512
+    assert end == kernel.tmem_columns <= 512
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.703125, 1.0])
@@ -222,11 +239,11 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "mbarrier.wait(p_rest.index(0), p_phase)",
-        "mbarrier.wait(p_ready.index(0), p_phase)",
-        "mbarrier.wait(s_full, s_phase)",
-        "mbarrier.wait(ring_free.index(ring_slot), ring_phase ^ 1)",
-        "tcgen05_commit(ring_free.index(v_slot))",
+        "mbarrier.wait(self.p_rest, phase)",
+        "mbarrier.wait(self.p_ready, phase)",
+        "mbarrier.wait(softmax.s_full, s_phase)",
+        "mbarrier.wait(self.empty.index(slot), phase ^ 1)",
+        "kv.release(v_slot)",
     ],
 )
 def test_a_missing_barrier_is_an_error(line: str) -> None:
@@ -260,11 +277,21 @@ def test_is_readable_python(case: str) -> None:
     assert ast.get_docstring(tree)
     header = next(node for node in tree.body if isinstance(node, ast.Assign))
     assert ast.literal_eval(header.value)["workload"]["head_dim_qk"] == workload.head_dim_qk
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    nested = {
+        node
+        for outer in functions
+        for node in ast.walk(outer)
+        if node is not outer and isinstance(outer, ast.FunctionDef)
+    }
+    functions = [node for node in functions if node not in nested]
     assert all(ast.get_docstring(function) for function in functions)
-    assert functions[-1].name == "launch"
+    assert tree.body[-1].name == "launch"
+    roles = [node for node in functions if node.name.endswith("_role")]
+    assert {node.name for node in roles} == {"load_role", "mma_role", "softmax_role", "correction_role"}
+    assert all(len(node.args.args) <= 5 for node in roles)
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported <= {"struct", "triton"}
+    assert imported <= {"struct", "torch", "triton"}
 
 
 def newest_triton() -> bool:

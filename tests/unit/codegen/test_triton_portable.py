@@ -25,6 +25,7 @@ import pytest
 
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_portable import LOADS, TEMPLATE, context
+from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -49,8 +50,9 @@ def source(
     )
     scheduler = "grid" if mask == "none" else "longest-first"
     variant = Fa2Variant(tile_m=tile[0], tile_n=tile[1], warps=warps, stages=stages, scheduler=scheduler)
-    values = context(variant, workload, load_machine(machine), loads)
-    return render(TEMPLATE, {**values, "header": f'TILECAST = {{"family": "fa2", "mask": "{mask}"}}'})
+    kernel = context(variant, workload, load_machine(machine), loads)
+    header = header_text({"family": "fa2", "mask": mask, "workload": workload.as_dict()})
+    return render(TEMPLATE, {"k": kernel, "header": header})
 
 
 def load(path: Path) -> ModuleType:
@@ -108,7 +110,7 @@ def cases() -> list[Case]:
         for heads in ((2, 2), (4, 1), (8, 1)):
             for loads in LOADS:
                 found.append(Case((64, 64), mask, (20, 37), heads=heads, window=window, loads=loads, batch=2))
-        for scale in (-0.3, 0.0):
+        for scale in (0.3, 1e-44):
             found.append(Case((64, 64), mask, (20, 37), window=window, scale=scale))
     for window in ((0, 0), (1, 0), (0, 40), (-1, 3), (17, -1), (-1, -1), (2**31 - 1, 2**31 - 1), (500, 0)):
         for seqlens in ((33, 100), (100, 33)):
@@ -286,62 +288,34 @@ class Built:
     instructions: dict[str, int]
 
 
-def build(path: Path, capability: int, warps: int, stages: int) -> Built:
-    """Compile a generated file's kernel for bf16 and ``capability``."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def build(path: Path, target: str) -> Built:
+    """Compile what a generated file launches for ``target``."""
+    from tilecast.codegen.compiler.compile import compile_kernel
+    from tilecast.codegen.compiler.sass import disassemble, resources
 
-    kernel = load(path).attention_forward
-    text = path.read_text()
-    rows = dict(re.findall(r"(TILE_[MN]) = tl.constexpr\((\d+)\)", text))
-    # launch's descriptors, in the order of the kernel's arguments.
-    blocks = iter(re.findall(r"from_tensor\(\w+, \[1, 1, (TILE_[MN]).value, (\d+)\]", text))
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if "_desc" in name:
-            tile, width = next(blocks)
-            signature[name] = f"tensordesc<bf16[1,1,{rows[tile]},{width}]>"
-            continue
-        pointer = {"lse_ptr": "*fp32"}.get(name, "*bf16") if name.endswith("_ptr") else ""
-        signature[name] = pointer or ("fp32" if name == "scale_log2" else "i32")
-        if pointer or name.startswith("stride_"):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    compiled = triton.compile(
-        ASTSource(kernel, signature, {}, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
-    )
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    cubin = path.with_suffix(f".{capability}.cubin")
-    cubin.write_bytes(compiled.asm["cubin"])
-
-    def tool(*command: str | Path) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", tool(tools / "cuobjdump", "-res-usage", cubin))
-    assert usage is not None
-    code = tool(tools / "nvdisasm", "-c", cubin)
+    cubin = path.with_suffix(f".{target}.cubin")
+    cubin.write_bytes(compile_kernel(path, target).cubin)
+    used, (instructions, _) = resources(cubin), disassemble(cubin)
     names = ("HMMA", "HGMMA", "UTCHMMA", "LDGSTS", "UTMALDG", "STL", "FFMA", "MUFU")
-    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in names}
-    return Built(int(usage[1]), int(usage[2]), counts)
+    counts = {name: sum(i.opcode == name for i in instructions) for name in names}
+    return Built(used.registers, used.stack_bytes, counts)
 
 
 SHIPPED = [
-    # capability, machine, head_dims, mask, (tile_m, tile_n), warps, stages
-    (80, "a100", (64, 64), "none", (128, 64), 4, 3),
-    (80, "a100", (128, 128), "causal", (128, 64), 8, 3),
-    (90, "h200-sxm", (64, 64), "causal", (128, 128), 8, 3),
-    (90, "h200-sxm", (128, 128), "causal", (128, 128), 8, 3),
-    (90, "h200-sxm", (192, 128), "causal", (128, 64), 8, 3),
-    (90, "h200-sxm", (256, 256), "none", (128, 64), 8, 2),
-    (100, "b200", (128, 128), "causal", (128, 128), 8, 2),
+    # target, machine, head_dims, mask, (tile_m, tile_n), warps, stages
+    ("sm_80", "a100", (64, 64), "none", (128, 64), 4, 3),
+    ("sm_80", "a100", (128, 128), "causal", (128, 64), 8, 3),
+    ("sm_90a", "h200-sxm", (64, 64), "causal", (128, 128), 8, 3),
+    ("sm_90a", "h200-sxm", (128, 128), "causal", (128, 128), 8, 3),
+    ("sm_90a", "h200-sxm", (192, 128), "causal", (128, 64), 8, 3),
+    ("sm_90a", "h200-sxm", (256, 256), "none", (128, 64), 8, 2),
+    ("sm_100a", "b200", (128, 128), "causal", (128, 128), 8, 2),
 ]
 
 
-@pytest.mark.parametrize(("capability", "machine", "dims", "mask", "tile", "warps", "stages"), SHIPPED)
+@pytest.mark.parametrize(("target", "machine", "dims", "mask", "tile", "warps", "stages"), SHIPPED)
 def test_compiles_without_spills_onto_the_tensor_cores(
-    capability: int,
+    target: str,
     machine: str,
     dims: tuple[int, int],
     mask: str,
@@ -354,9 +328,11 @@ def test_compiles_without_spills_onto_the_tensor_cores(
     pytest.importorskip("triton")
     path = tmp_path / "kernel.py"
     path.write_text(source(dims, mask, tile, warps, stages, machine=machine))
-    built = build(path, capability, warps, stages)
+    built = build(path, target)
     assert built.spilled_bytes == 0 and built.instructions["STL"] == 0, built
-    matrix, copy = {80: ("HMMA", "LDGSTS"), 90: ("HGMMA", "UTMALDG"), 100: ("UTCHMMA", "UTMALDG")}[capability]
+    matrix, copy = {"sm_80": ("HMMA", "LDGSTS"), "sm_90a": ("HGMMA", "UTMALDG"), "sm_100a": ("UTCHMMA", "UTMALDG")}[
+        target
+    ]
     assert built.instructions[matrix] > 0 and built.instructions[copy] > 0, built
     # Softmax is one FMA and one ex2 per score, in a masked and an unmasked body.
     scores = 2 * tile[0] * tile[1] // (32 * warps)
@@ -391,16 +367,46 @@ def test_refuses_workloads_it_cannot_run(workload: Workload, message: str) -> No
 
 
 def test_machine_decides_how_tiles_are_loaded() -> None:
-    chosen = {name: context(Fa2Variant(), Workload(), load_machine(name))["loads"] for name in ("a100", "h200-sxm")}
+    chosen = {name: context(Fa2Variant(), Workload(), load_machine(name)).loads for name in ("a100", "h200-sxm")}
     assert chosen == {"a100": "pointers", "h200-sxm": "descriptors"}
 
 
-def test_a_kernel_without_a_window_refuses_one(tmp_path: Path) -> None:
+REFUSED = {
+    "scale: expected a number above 0": {"scale": 0.0},
+    "scale: expected a number above 0 and at most 2e+38, got -0.3": {"scale": -0.3},
+    "scale: expected a number above 0 and at most 2e+38, got nan": {"scale": math.nan},
+    "scale: expected a number above 0 and at most 2e+38, got inf": {"scale": math.inf},
+    "window: this kernel has no window, got (128, 0)": {"window_left": 128, "window_right": 0},
+    "q, k: expected (batch, heads, seqlen, head_dim), got (2, 8, 64), (1, 2, 8, 64)": {"q": (2, 8, 64)},
+    "q: expected shape (1, 2, 8, 64), got (1, 2, 8, 32)": {"q": (1, 2, 8, 32)},
+    "q: expected heads a multiple of the 2 key/value heads, got 3": {"q": (1, 3, 8, 64)},
+    "v: expected shape (1, 2, 8, 64), got (1, 2, 9, 64)": {"v": (1, 2, 9, 64)},
+    "out: expected shape (1, 2, 8, 64), got (1, 2, 7, 64)": {"out": (1, 2, 7, 64)},
+    "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 9)": {"lse": (1, 2, 9)},
+    "k: expected bf16 or fp16 on one device as q, got torch.float32 on cpu": {"k": "float32"},
+    "k: expected rows without gaps that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+@pytest.mark.parametrize("loads", LOADS)
+def test_launch_refuses_what_the_operator_refuses(sentence: str, loads: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     path = tmp_path / "kernel.py"
-    path.write_text(source(mask="causal"))
-    with pytest.raises(ValueError, match="no window"):
-        load(path).launch(None, None, None, None, None, 1.0, 128, 0)
+    path.write_text(source((64, 64), mask="causal", loads=loads))
+    call = {name: torch.zeros(1, 2, 8, 64, dtype=torch.float16) for name in ("q", "k", "v", "out")}
+    call |= {"lse": torch.zeros(1, 2, 8), "scale": 0.125}
+    for name, change in REFUSED[sentence].items():
+        if change == "float32":
+            change = call[name].float()
+        elif change == "transposed":
+            change = torch.zeros(1, 2, 64, 8, dtype=torch.float16).transpose(2, 3)
+        elif isinstance(change, tuple):
+            change = torch.zeros(change, dtype=call[name].dtype)
+        call[name] = change
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load(path).launch(**call)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from tilecast.emulator.errors import (
     UninitializedError,
     WrongResultError,
 )
-from tilecast.emulator.run import emulate, header_window, kernel_path
+from tilecast.emulator.run import emulate, kernel_path
 from tilecast.emulator.source import Source
 from tilecast.emulator.verify import judge
+from tilecast.model.kernel.header import header_window
 
 HOPPER, HOPPER_CAUSAL = "hopper_ws_d128_full", "hopper_ws_d128_causal"
 BLACKWELL, BLACKWELL_CAUSAL = "blackwell_ws_d128_full", "blackwell_ws_d128_causal"
@@ -98,97 +99,95 @@ BUGS = {
         (BoundsError, RaceError), "gl.store(pointers",
     ),
     "P read before its last quarter is stored": Bug(
-        BLACKWELL, "            mbarrier.wait(p_rest.index(0), p_phase)\n", "", RaceError, "o0, use_acc=True)",
+        BLACKWELL, "        mbarrier.wait(self.p_rest, phase)\n", "", RaceError, "tcgen05_mma(p.slice(96, 32)",
     ),
     "P announced before it is stored": Bug(
-        BLACKWELL, "            p.slice(64, QUARTER).store(c.to(dtype))\n            mbarrier.arrive(p_ready)",
-        "            mbarrier.arrive(p_ready)\n            p.slice(64, QUARTER).store(c.to(dtype))",
+        BLACKWELL, "            p.slice(64, QUARTER).store(c.to(dtype))\n            mbarrier.arrive(softmax.p_ready)",
+        "            mbarrier.arrive(softmax.p_ready)\n            p.slice(64, QUARTER).store(c.to(dtype))",
         RaceError, "p.slice(64, QUARTER).store(c.to(dtype))",
     ),
     "O rescaled late": Bug(
-        BLACKWELL, "                rescale_rows(o0, factor, 128)\n            mbarrier.arrive(p_ready.index(0))",
-        "                mbarrier.arrive(p_ready.index(0))\n                rescale_rows(o0, factor, 128)\n            else:\n"
-        "                mbarrier.arrive(p_ready.index(0))",
-        RaceError, "piece",
+        BLACKWELL, "            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
+        "            mbarrier.arrive(self.p_ready)\n            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
+        RaceError, 'o.store(packed("mul", o.load',
     ),
     "S read before it is complete": Bug(
-        BLACKWELL, "            mbarrier.wait(s_full, s_phase)\n", "", (RaceError, UninitializedError), "s.slice(start, QUARTER).load(row_per_thread(QUARTER))",
+        BLACKWELL, "            mbarrier.wait(softmax.s_full, s_phase)\n", "", (RaceError, UninitializedError), "self.s.slice(start, QUARTER).load(row_per_thread(QUARTER))",
     ),
-    "ring slot of K released early": Bug(
-        BLACKWELL, "        tcgen05_commit(s_full.index(1))\n        tcgen05_commit(ring_free.index(k_slot))\n",
-        "        tcgen05_commit(s_full.index(1))\n", (DeadlockError, RaceError), "ring_free",
+    "ring slot of K never released": Bug(
+        BLACKWELL, "            kv.release(k_slot)\n            p_phase", "            p_phase", (DeadlockError, RaceError), "kv.empty",
     ),
     "ring slot of V released before its products": Bug(
-        BLACKWELL, "            mbarrier.wait(p_ready.index(1), p_phase)\n            tcgen05_mma(p1.slice(0, 64)",
-        "            tcgen05_commit(ring_free.index(v_slot))\n            mbarrier.wait(p_ready.index(1), p_phase)\n"
-        "            tcgen05_mma(p1.slice(0, 64)",
-        (RaceError, BarrierError), "matrix(v.index(v_slot)).slice(0, 64), o1",
+        BLACKWELL, "            softmax1.pv(kv.tile(v_slot), p_phase, step != 0)\n            kv.release(v_slot)",
+        "            kv.release(v_slot)\n            softmax1.pv(kv.tile(v_slot), p_phase, step != 0)",
+        (RaceError, BarrierError), "v.slice(0, 64), self.o",
     ),
     "statistics overwritten before they are read": Bug(
-        BLACKWELL, "            wait_for_stats_slot(stats_free, published, LAG)\n            rescale",
-        "            rescale", (RaceError, BarrierError), "mbarrier.wait(stats_full0.index(0), consumed & 1)",
+        BLACKWELL, "            statistics.wait_empty(n - LAG)\n            rescale", "            rescale",
+        (RaceError, BarrierError), "mbarrier.wait(self.full.index(0), n & 1)",
     ),
     "statistics slot of the wrong group released": Bug(
-        BLACKWELL, "mbarrier.arrive(stats_free1.index(0))", "mbarrier.arrive(stats_free0.index(0))",
-        (RaceError, BarrierError, DeadlockError), "stats_free",
+        BLACKWELL, "softmax0.correct(n, step != 0, softmax1.statistics)", "softmax0.correct(n, step != 0, softmax0.statistics)",
+        (RaceError, BarrierError, DeadlockError), "stats_empty",
     ),
     "arrive count of P one too small": Bug(
-        BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=1)",
-        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(p_ready.index(0), p_phase) (p_ready[0] has completed phase 1",
+        BLACKWELL, "p_ready = barriers(1, 2)", "p_ready = barriers(1, 1)",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(self.p_ready, phase) (softmax0.p_ready[0] has completed phase 1",
     ),
     "arrive count of P one too large": Bug(
-        BLACKWELL, "mbarrier.init(p_ready.index(i), count=2)", "mbarrier.init(p_ready.index(i), count=3)",
-        DeadlockError, "mbarrier.wait(p_ready.index(0), p_phase)",
+        BLACKWELL, "p_ready = barriers(1, 2)", "p_ready = barriers(1, 3)", DeadlockError, "mbarrier.wait(self.p_ready, phase)",
     ),
     "two tiles in the same tensor memory": Bug(
-        BLACKWELL, "    s1 = allocate_tensor_memory(gl.float32, [TILE_M, TILE_N], TensorMemoryLayout((128, 128), col_stride=1))",
-        "    s1 = s0", RaceError, "s0",
+        BLACKWELL, "    softmax1 = make_softmax()\n",
+        "    other = make_softmax()\n    softmax1 = Softmax(softmax0.s, other.o, other.s_full, other.p_ready, other.p_rest, other.o_full, other.statistics)\n",
+        RaceError, "softmax0.s",
     ),
     "P beyond the columns of S": Bug(
-        BLACKWELL, "right = s.slice(TILE_N // 2, TILE_N // 2)", "right = s.slice(TILE_N // 2 + 32, TILE_N // 2)",
-        BoundsError, "right = s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+        BLACKWELL, "right = self.s.slice(TILE_N // 2, TILE_N // 2)", "right = self.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+        BoundsError, "right = self.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
     ),
     "P over the wrong columns": Bug(
-        BLACKWELL, "tcgen05_mma(p0.slice(96, 32), matrix(v", "tcgen05_mma(s0.reinterpret(q.dtype, [TILE_M, 256], None).slice(32, 32), matrix(v",
-        (UninitializedError, RaceError), "s0.reinterpret",
+        BLACKWELL, "tcgen05_mma(p.slice(96, 32), v", "tcgen05_mma(self.s.reinterpret(v.dtype, [ROWS, 256], None).slice(32, 32), v",
+        (UninitializedError, RaceError), "self.s.reinterpret",
     ),
     "O accumulates onto nothing": Bug(
-        BLACKWELL, "o0, use_acc=iteration != 0)", "o0, use_acc=True)", UninitializedError, "o0, use_acc=True)",
+        BLACKWELL, "softmax0.pv(kv.tile(v_slot), p_phase, step != 0)", "softmax0.pv(kv.tile(v_slot), p_phase, True)",
+        UninitializedError, "self.o, use_acc=use_acc)",
     ),
     "O announced before its last product": Bug(
-        BLACKWELL, "        tcgen05_mma(p0.slice(96, 32), matrix(v.index(v_slot)).slice(96, 32), o0, use_acc=True)\n\n        tcgen05_commit(o_full.index(0))",
-        "        tcgen05_commit(o_full.index(0))\n        tcgen05_mma(p0.slice(96, 32), matrix(v.index(v_slot)).slice(96, 32), o0, use_acc=True)\n",
-        RaceError, "o.slice(start, STORE_COLUMNS).load",
+        BLACKWELL, "        softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)\n        tcgen05_commit(softmax0.o_full)",
+        "        tcgen05_commit(softmax0.o_full)\n        softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)",
+        RaceError, "softmax.o.slice(start, STORE_COLUMNS).load",
     ),
     "Q overwritten while in use": Bug(
-        BLACKWELL, "        mbarrier.wait(q_free.index(0), q_phase ^ 1)\n", "", RaceError, "q_desc",
+        BLACKWELL, "        kv.release(k_slot)\n        for step", "        kv.release(k_slot)\n        q.release(q0)\n        for step",
+        RaceError, "copy_tile(desc, [batch, head, row, 0]",
     ),
     "too many columns": Bug(
-        BLACKWELL, "    o1 = allocate_tensor_memory(gl.float32, [TILE_M, 128]", "    o1 = allocate_tensor_memory(gl.float32, [TILE_M, 256]",
-        AllocationError, "o1 = allocate_tensor_memory",
+        BLACKWELL, "o = allocate_tensor_memory(gl.float32, [ROWS, 128]", "o = allocate_tensor_memory(gl.float32, [ROWS, 256]",
+        AllocationError, "o = allocate_tensor_memory",
     ),
     "too many stages": Bug(
-        BLACKWELL, "RING_SLOTS = gl.constexpr(5)", "RING_SLOTS = gl.constexpr(6)", AllocationError, "allocate_shared_memory",
+        BLACKWELL, "KV_STAGES = gl.constexpr(5)", "KV_STAGES = gl.constexpr(6)", AllocationError, "allocate_shared_memory",
     ),
     "barrier initialised twice": Bug(
-        BLACKWELL, "mbarrier.init(q_free.index(i), count=1)", "mbarrier.init(q_full.index(i), count=1)",
-        BarrierError, "mbarrier.init(q_full.index(i), count=1)",
+        BLACKWELL, "mbarrier.init(made.index(i), count=ARRIVALS)", "mbarrier.init(made.index(0), count=ARRIVALS)",
+        BarrierError, "mbarrier.init(made.index(0), count=ARRIVALS)",
     ),
     "causal mask of the last row off by one": Bug(
-        BLACKWELL_CAUSAL, "hide_keys(s, diagonal + 1 - key)", "hide_keys(s, diagonal + 2 - key)",
-        WrongResultError, 'scores = gl.where((visible & (1 << (columns & 15))) != 0, scores, float("-inf"))',
+        BLACKWELL_CAUSAL, "softmax.hide_keys(row_diagonal + 1 - key)", "softmax.hide_keys(row_diagonal + 2 - key)",
+        WrongResultError, 'gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf"))',
     ),
     "P of the other CTA is not waited for": Bug(
-        PAIR, "p_ready = mbarrier.allocate_mbarrier(2, two_ctas=True)", "p_ready = mbarrier.allocate_mbarrier(2)",
-        RaceError, "tcgen05_mma(p0.slice(0, 64)",
+        PAIR, "p_ready = barriers(1, 2, True)", "p_ready = barriers(1, 2, False)", RaceError, "tcgen05_mma(p.slice(0, 64)",
     ),
     "K of the other CTA is not waited for": Bug(
-        PAIR, "k_ring_full = mbarrier.allocate_mbarrier(K_SLOTS, two_ctas=True)", "k_ring_full = mbarrier.allocate_mbarrier(K_SLOTS)",
-        (RaceError, UninitializedError), "tcgen05_mma(matrix(q.index(0)), matrix(k.index(k_slot))",
+        PAIR, "    full = barriers(SLOTS, 1, True)", "    full = barriers(SLOTS, 1, False)",
+        (RaceError, UninitializedError), "tcgen05_mma(q, k.permute((1, 0))",
     ),
     "bytes of both CTAs expected in each": Bug(
-        PAIR, "mbarrier.expect(q_full.index(0), 32768)", "mbarrier.expect(q_full.index(0), 65536)",
-        BarrierError, "mbarrier.expect(q_full.index(0), 65536)",
+        PAIR, "mbarrier.expect(full, desc.nbytes_per_cta)", "mbarrier.expect(full, desc.block_type.nbytes)",
+        BarrierError, "mbarrier.expect(full, desc.block_type.nbytes)",
     ),
 }  # fmt: skip
 
@@ -269,7 +268,8 @@ def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> No
 
 
 SYNCHRONISING = re.compile(
-    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|tma_load\(|wait_for_stats_slot\(.*\)$"
+    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|copy_tile\(|\w+\.(wait_empty|release)\("
+    r"|softmax\d\.(qk|pv|correct)\(|statistics\.publish\("
     r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)"
 )
 #: Lines of the loop that other ones make superfluous for these inputs, or that these inputs do not reach.
@@ -283,8 +283,7 @@ SUPERFLUOUS = {
         "mbarrier.wait(v_full.index(slot), phase)",
         "mbarrier.arrive(v_empty.index(slot), count=1)",
     },
-    # Both halves of Q are given back by commits in a row, after the last product that reads either.
-    BLACKWELL: {"mbarrier.wait(q_free.index(1), q_phase ^ 1)"},
+    BLACKWELL: set(),
 }
 
 

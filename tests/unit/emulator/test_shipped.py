@@ -12,10 +12,11 @@ import pytest
 
 import tilecast.kernels.generated as generated
 from tilecast.emulator.replay.costs import is_rescale
-from tilecast.emulator.run import Emulation, emulate, header_window, kernel_path
+from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import CopyIssue, Work
 from tilecast.emulator.verify import judge
+from tilecast.model.kernel.header import header_window
 
 KERNELS = sorted(path.stem for path in Path(str(generated.__file__)).parent.glob("*_ws_*.py"))
 

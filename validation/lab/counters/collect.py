@@ -134,7 +134,7 @@ def parse(text: str) -> list[dict[str, str]]:
     if start is None:
         return []
     rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
-    return [row for row in rows if row["ID"].strip() and "attention_forward" in (row.get("Kernel Name") or "")]
+    return [row for row in rows if row["ID"].strip() and "attention" in (row.get("Kernel Name") or "")]
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:

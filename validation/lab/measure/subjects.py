@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,14 +48,14 @@ def subject(item: Item, version: str) -> Subject:
         return _external(item.kernel)
     from tilecast.codegen.generate import generate
     from tilecast.model.families import find_family, parse_variant
+    from tilecast.model.kernel.header import without_header
     from tilecast.model.machine.machine import load_machine
 
     family = find_family(item.kernel)
     variant = parse_variant(f"family={family.name},{item.variant.removeprefix('family=' + family.name + ',')}")  # fmt: skip
     # The source must not depend on the length, so that one compilation serves all lengths of a shape.
     source = generate(item.workload, load_machine(item.machine), family, variant, version).source
-    body = re.sub(r"^TILECAST = \{.*?^\}\n", "", source, flags=re.MULTILINE | re.DOTALL)
-    sha = hashlib.sha256(body.encode()).hexdigest()[:16]
+    sha = hashlib.sha256(without_header(source).encode()).hexdigest()[:16]
     folder = cache_folder(CACHE)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{item.kernel}_{sha}.py"

@@ -9,12 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tilecast.emulator.replay.compare import AGREES, Comparison, compare, workload_of
+from tilecast.emulator.replay.compare import AGREES, Comparison, compare
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, chrome_trace, replay
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
 from tilecast.model.families import build_pipeline, parse_variant
+from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import load_machine
 
 BLOCKS = 16
@@ -24,7 +25,9 @@ BLOCKS = 16
 def one_tile(kernel: str) -> Emulation:
     """One tile of BLOCKS iterations, no masked block, no row maximum that moves far."""
     header = Source(kernel_path(kernel)).header()
-    pipeline = build_pipeline(workload_of(header), parse_variant(header["variant"]), load_machine(header["machine"]))
+    pipeline = build_pipeline(
+        header_workload(header), parse_variant(header["variant"]), load_machine(header["machine"])
+    )
     shape = header["workload"]
     rng = np.random.default_rng(0)
     rows, keys = pipeline.rows_per_cta * pipeline.cta_group, BLOCKS * pipeline.keys_per_iteration
@@ -102,7 +105,7 @@ def test_timeline_roles_do_one_thing_at_a_time() -> None:
     assert timeline.cycles >= max(span.end for span in timeline.spans)
     events = json.loads(chrome_trace([timeline]))["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert {"load_role", "matrix_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
+    assert {"load_role", "mma_role", "softmax_role 0", "softmax_role 1", "correction_role"} == set(names.values())
     for tid in names:
         slices = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == tid)
         assert all(a + d <= b + 1e-6 for (a, d), (b, _) in pairwise(slices))

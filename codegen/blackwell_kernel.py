@@ -1,0 +1,379 @@
+"""A `blackwell_ws` kernel as its template reads it: decisions as fields, and names and expressions that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.codegen.blackwell_order import Phases, Rings
+from tilecast.codegen.exp2 import COEFFICIENTS
+
+#: Q, K, V and O are bf16 or fp16.
+ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Columns of a head dimension that are one matrix product: a power of two of them."""
+
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor that the kernel takes: boxes of ``rows`` (a constant of the file) x ``columns``."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+    #: The dimension that a pair of CTAs divides between them, as a ``cga_layout``.
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvRing:
+    """A ring of K blocks, of V blocks or of both: the constant that holds its depth."""
+
+    name: str
+    slots_name: str
+    slots: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlackwellKernel:
+    """Everything `TEMPLATE` reads except the header, as ``k``; see the template for what each field becomes."""
+
+    title: str
+    description: str
+    mask: str
+    head_dim_qk: int
+    head_dim_v: int
+    scheduler: str
+    stages: int
+    by_keys: bool
+    cta_group: int
+    tile_n: int
+    split_p: bool
+    stats_slots: int
+    rescale_threshold: float
+    branch_free: bool
+    load_max: bool
+    poly_degree: int
+    #: Per quarter of a row, the columns whose exponentials go to the FMA pipe.
+    emulated: tuple[tuple[int, ...], ...]
+    rescale_columns: int
+    qk_pieces: tuple[Piece, ...]
+    v_pieces: tuple[Piece, ...]
+    kv_rings: tuple[KvRing, ...]
+    rings: Rings
+    issue_text: str
+    load: Phases
+    mma: Phases
+    correction: Phases
+    stats_lag: tuple[int, ...]
+    softmax_registers: int
+    other_registers: int
+    registers_at_launch: int
+    #: (name, first column, columns) of tensor memory; P is the right half of S.
+    tmem_map: tuple[tuple[str, int, int], ...]
+    #: Columns of O that the correction role stores at a time: a 32-byte sector a row.
+    store_columns: int = 16
+    #: L2 that K and V of the heads at work together may fill (fa4.md (h)).
+    l2_megabytes: int = 50
+
+    @property
+    def pair(self) -> bool:
+        """Whether two CTAs multiply together."""
+        return self.cta_group == 2
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a program takes more than one work tile."""
+        return self.scheduler == "persistent"
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a softmax group."""
+        return 128 * self.cta_group
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows of a work tile."""
+        return self.rows * (1 if self.by_keys else self.stages)
+
+    @property
+    def quarter(self) -> int:
+        """Columns of a quarter of a key block."""
+        return self.tile_n // 4
+
+    @property
+    def quarter_bits(self) -> int:
+        """Halvings from a quarter to one column."""
+        return self.quarter.bit_length() - 1
+
+    @property
+    def kv_bytes_per_key(self) -> int:
+        """Bytes of K and V for one key of one head."""
+        return (self.head_dim_qk + self.head_dim_v) * ELEMENT_BYTES
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _numbers(self) -> tuple[tuple[str, str], ...]:
+        """(name in the kernel, expression in `prepare`) of the sizes that roles copy.
+
+        What several roles need is worked out once, on the host: the compiler would otherwise compute it before the
+        roles part and hold it in registers, or in local memory, through all of them.
+        """
+        out = [
+            ("heads_q", "heads_q"),
+            ("group", "heads_q // heads_kv"),
+            ("seqlen_q", "seqlen_q"),
+            ("seqlen_k", "seqlen_k"),
+        ]
+        if self.mask == "window":
+            out += [("window_left", "window_left"), ("window_right", "window_right")]
+        out.append(("query_blocks", "query_blocks"))
+        if self.scheduler != "grid":
+            name = "programs" if self.persistent else "heads_at_once"
+            out += [("heads", "heads"), (name, name)]
+        return tuple(out)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Integers of `Problem`: strides of the output first."""
+        return ("stride_b", "stride_h", "stride_s", *(name for name, _ in self._numbers))
+
+    @property
+    def number_values(self) -> tuple[str, ...]:
+        """Expressions in `prepare` for the numbers after the strides."""
+        return tuple(value for _, value in self._numbers)
+
+    @property
+    def arguments(self) -> str:
+        """Arguments of `Problem`, which the kernel has after its descriptors."""
+        return ", ".join(("out", "lse", *self.numbers, "scale_log2,"))
+
+    @property
+    def own_copies(self) -> str:
+        """Arguments of a `Problem` whose sizes are a role's own."""
+        kept = [f"self.{name}" for name in ("out", "lse", "stride_b", "stride_h", "stride_s")]
+        return ", ".join([*kept, *(f"own_copy(self.{name})" for name, _ in self._numbers), "self.scale_log2,"])
+
+    @property
+    def steps(self) -> str:
+        """What a role's loop over keys counts."""
+        return "pairs" if self.by_keys else "blocks"
+
+    @property
+    def step_keys(self) -> str:
+        """Keys of one step of that loop."""
+        return f"{self.stages} * TILE_N" if self.by_keys else "TILE_N"
+
+    @property
+    def block_count(self) -> str:
+        """Key blocks up to the last one that a work tile takes."""
+        first = "first + " if self.mask == "window" else ""
+        return first + (f"{self.stages} * pairs" if self.by_keys else "blocks")
+
+    # -- shared and tensor memory --------------------------------------------------------------------------------------
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """All tensor descriptors, in the order of the kernel's arguments."""
+        out = []
+        for tensor, rows, pieces, split in (
+            ("q", "ROWS", self.qk_pieces, "[0, 0, 1, 0]"),
+            ("k", "TILE_N", self.qk_pieces, "[0, 0, 1, 0]"),
+            ("v", "TILE_N", self.v_pieces, "[0, 0, 0, 1]"),
+        ):
+            for piece in pieces:
+                suffix = f"_{piece.start}" if len(pieces) > 1 else ""
+                out.append(Descriptor(f"{tensor}_desc{suffix}", tensor, rows, piece.width, split))
+        return tuple(out)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a head's columns are more than one product: then all of them go as tuples."""
+        return len(self.qk_pieces) > 1 or len(self.v_pieces) > 1
+
+    @property
+    def o_in_pieces(self) -> bool:
+        """Whether O is a tuple."""
+        return len(self.v_pieces) > 1
+
+    @property
+    def descriptor_calls(self) -> tuple[str, ...]:
+        """Expressions in `prepare` that make the descriptors."""
+        split = [f", {made.split}" if self.pair else "" for made in self.descriptors]
+        return tuple(
+            f"descriptor({made.tensor}, {made.rows}.value, {made.columns}{divided}),"
+            for made, divided in zip(self.descriptors, split, strict=True)
+        )
+
+    def descriptors_of(self, tensor: str) -> str:
+        """The descriptors of a tensor as the roles take them."""
+        names = [made.name for made in self.descriptors if made.tensor == tensor]
+        return f"({', '.join(names)},)" if self.in_pieces else names[0]
+
+    def bytes_of(self, descriptor: str) -> str:
+        """Bytes of a tile that land in one CTA."""
+        return f"{descriptor}.nbytes_per_cta" if self.pair else f"{descriptor}.block_type.nbytes"
+
+    @property
+    def ring_names(self) -> tuple[str, ...]:
+        """All rings, Q's first."""
+        return self.rings.names
+
+    @property
+    def ring_depths(self) -> tuple[str, ...]:
+        """Constants of the depths of the K and V rings."""
+        return tuple(f"{ring.slots_name} = gl.constexpr({ring.slots})  # {ring.text}" for ring in self.kv_rings)
+
+    @property
+    def new_rings(self) -> tuple[str, ...]:
+        """Statements that make the rings."""
+        slots = (str(1 if self.by_keys else self.stages), *(ring.slots_name for ring in self.kv_rings))
+        return tuple(f"{name} = make_ring(descs[{n}], {slots[n]})" for n, name in enumerate(self.ring_names))
+
+    @property
+    def first_places(self) -> str:
+        """The statement that starts every ring at its first slot."""
+        names = [f"{name}_at" for name in self.ring_names]
+        return f"{', '.join(names)} = {', '.join(['(zero, zero)'] * len(names))}"
+
+    @property
+    def group_names(self) -> str:
+        """The softmax groups as a tuple."""
+        return ", ".join(f"softmax{group}" for group in range(self.stages)) + ("," if self.stages == 1 else "")
+
+    @property
+    def new_groups(self) -> tuple[str, ...]:
+        """Statements that make the softmax groups."""
+        return tuple(f"softmax{group} = make_softmax({'o' if self.by_keys else ''})" for group in range(self.stages))
+
+    @property
+    def softmax_roles(self) -> tuple[str, ...]:
+        """Partitions of the softmax groups."""
+        other = [f"softmax{1 - group}, " if self.by_keys else "" for group in range(self.stages)]
+        return tuple(
+            f"(softmax_role, ({group}, {lag}, softmax{group}, {other[group]}problem)),"
+            for group, lag in enumerate(self.stats_lag)
+        )
+
+    @property
+    def new_o(self) -> str:
+        """Expression that allocates O."""
+        made = [f"allocate_tensor_memory(gl.float32, [ROWS, {p.width}], accumulator({p.width}))" for p in self.v_pieces]
+        return f"({', '.join(made)})" if len(made) > 1 else made[0]
+
+    def o_columns(self, holder: str) -> str:
+        """What is called for some columns of O."""
+        return f"{holder}.o_columns" if self.o_in_pieces else f"{holder}.o.slice"
+
+    @property
+    def pv_statements(self) -> tuple[str, ...]:
+        """Products of P and V, in powers of two of keys, with the barriers that they wait for."""
+        n, lines = self.tile_n, []
+        halves = (("p_ready", 0, n // 2), ("", n // 2, n // 4), ("p_rest", 3 * n // 4, n // 4))
+        v, o = ("v[i]", "self.o[i]") if self.o_in_pieces else ("v[0]" if self.in_pieces else "v", "self.o")
+        for barrier, start, keys in halves if self.split_p else (("p_ready", 0, n),):
+            part = f".slice({start}, {keys})" if keys != n else ""
+            product = f"tcgen05_mma(p{part}, {v}{part}, {o}, use_acc={'True' if start else 'use_acc'})"
+            lines += [f"mbarrier.wait(self.{barrier}, phase)"] if barrier else []
+            lines += ["for i in gl.static_range(len(v)):", "    " + product] if self.o_in_pieces else [product]
+        return tuple(lines)
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of tensor memory in use."""
+        return sum(columns for _, _, columns in self.tmem_map)
+
+    @property
+    def tmem_text(self) -> str:
+        """Where S and O lie."""
+        return ", ".join(f"{name} at {start}" for name, start, _ in self.tmem_map)
+
+    # -- softmax -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stats_slot(self) -> str:
+        """Slot of row statistics number n."""
+        return "0" if self.stats_slots == 1 else "n & 1"
+
+    @property
+    def stats_phase(self) -> str:
+        """Phase of that slot's barriers."""
+        return "n & 1" if self.stats_slots == 1 else "(n >> 1) & 1"
+
+    @property
+    def correct_parameters(self) -> str:
+        """What the correction role passes on for a block."""
+        return "later, released, o_full, o_phase" if self.by_keys else "later, released"
+
+    @property
+    def emulated_count(self) -> int:
+        """Columns of a key block whose exponentials go to the FMA pipe."""
+        return 2 * sum(map(len, self.emulated))
+
+    @property
+    def exp2_columns(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """(constant, columns) of the different mixes of exponentials that quarters have."""
+        mixes = sorted({columns for columns in self.emulated if columns})
+        return tuple((f"EXP2_{n}" if len(mixes) > 1 else "EXP2", columns) for n, columns in enumerate(mixes))
+
+    @property
+    def polynomial(self) -> tuple[float, ...]:
+        """Coefficients of 2^f, lowest power first."""
+        return (1.0, *COEFFICIENTS[self.poly_degree])
+
+    @property
+    def exponentials(self) -> tuple[str, ...]:
+        """Statements that make P, quarter by quarter, and announce it."""
+        constants = {columns: name for name, columns in self.exp2_columns}
+        ready = ("", "", "p_ready" if self.split_p else "", "p_rest" if self.split_p else "p_ready")
+        lines = []
+        for n, (name, columns, barrier) in enumerate(zip("abcd", self.emulated, ready, strict=True)):
+            exponent = f"fma2({name}, scale_log2, minus_base)"
+            lines.append(
+                f"{name} = exp2_mixed({exponent}, {constants[columns]})" if columns else f"{name} = gl.exp2({exponent})"
+            )
+            lines.append(f"p.slice({n * self.quarter}, QUARTER).store({name}.to(dtype))")
+            lines += [f"mbarrier.arrive(softmax.{barrier})"] if barrier else []
+        return tuple(lines)
+
+    # -- launch --------------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_newest(self) -> tuple[tuple[str, str, str], ...]:
+        """(what, module, name it lacks in older releases) of what needs a new Triton."""
+        out = []
+        if self.pair:
+            out.append(("a pair of CTAs that multiplies together", "mbarrier", "allocate_mbarrier"))
+        if self.load_max:
+            out.append(
+                ("a row maximum that comes with the load (tcgen05.ld.red)", "tensor_memory_descriptor", "load_max")
+            )
+        return tuple(out)
+
+    @property
+    def aggregate(self) -> str:
+        """The decorator of aggregates, which Triton 3.6 has under another name."""
+        return "gluon.aggregate" if self.needs_newest else "aggregate"
+
+    @property
+    def copy_tile(self) -> str:
+        """The function that starts a copy."""
+        return "tma.async_load" if self.needs_newest else "copy_tile"
+
+    @property
+    def worker_warps(self) -> list[int]:
+        """Warps of the roles beside the correction role."""
+        return [*[4] * self.stages, 1, 1]
+
+    @property
+    def worker_registers(self) -> list[int]:
+        """Registers of a thread of these roles."""
+        return [*[self.softmax_registers] * self.stages, *[self.other_registers] * 2]
