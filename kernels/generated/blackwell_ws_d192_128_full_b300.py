@@ -8,46 +8,10 @@ Programs stay and take every n-th unit.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b300", "targets": ["sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=2,emulated_share=0,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=true,scheduler=persistent",
-    "machine": "b300",
-    "targets": ["sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "mask": "none",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 1430.0,
-        "time_ms": 0.48,
-        "clock_mhz": 1210.0,
-        "cycles_per_iteration": 2560.0,
-        "keys_per_iteration": 128,
-        "rows_per_cta": 256,
-        "unit_share": {
-            "tensor": 1.0,
-            "mufu": 0.4,
-            "fma": 0.21,
-            "alu": 0.15,
-            "cvt": 0.2,
-            "issue": 0.31,
-            "smem": 0.55,
-            "tmem_read": 0.11,
-            "tmem_write": 0.06,
-            "tma": 0.13,
-        },
-        "binding": "tensor",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "none", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 from triton.experimental import gluon

@@ -9,46 +9,10 @@ One program a unit, the longest units first.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=1,emulated_share=0.0625,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=longest-first",
-    "machine": "b200",
-    "targets": ["sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 756.0,
-        "time_ms": 0.199,
-        "clock_mhz": 1070.0,
-        "cycles_per_iteration": 2620.0,
-        "keys_per_iteration": 128,
-        "rows_per_cta": 256,
-        "unit_share": {
-            "tensor": 0.98,
-            "mufu": 0.74,
-            "fma": 0.25,
-            "alu": 0.25,
-            "cvt": 0.2,
-            "issue": 0.38,
-            "smem": 0.78,
-            "tmem_read": 0.1,
-            "tmem_write": 0.06,
-            "tma": 0.25,
-        },
-        "binding": "qk1 -> max1 -> exp1a -> pv1a -> pv1b",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import struct
 

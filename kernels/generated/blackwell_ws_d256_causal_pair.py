@@ -8,46 +8,10 @@ One program a unit, the longest units first.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=k,kv_stages=0,cta_group=2,emulated_share=0,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=longest-first",
-    "machine": "b200",
-    "targets": ["sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 8,
-        "heads_kv": 8,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 256,
-        "head_dim_v": 256,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 1020.0,
-        "time_ms": 0.271,
-        "clock_mhz": 1110.0,
-        "cycles_per_iteration": 4270.0,
-        "keys_per_iteration": 256,
-        "rows_per_cta": 128,
-        "unit_share": {
-            "tensor": 0.96,
-            "mufu": 0.48,
-            "fma": 0.13,
-            "alu": 0.15,
-            "cvt": 0.12,
-            "issue": 0.22,
-            "smem": 0.48,
-            "tmem_read": 0.07,
-            "tmem_write": 0.04,
-            "tma": 0.25,
-        },
-        "binding": "qk1 -> load_k -> qk0 -> pv1a -> pv1b",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 from triton.experimental import gluon

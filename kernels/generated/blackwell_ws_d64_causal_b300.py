@@ -8,46 +8,10 @@ One program a unit, the longest units first.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b300", "targets": ["sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=1,emulated_share=0,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=true,scheduler=longest-first",
-    "machine": "b300",
-    "targets": ["sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 32,
-        "heads_kv": 32,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 64,
-        "head_dim_v": 64,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 939.0,
-        "time_ms": 0.293,
-        "clock_mhz": 1610.0,
-        "cycles_per_iteration": 1660.0,
-        "keys_per_iteration": 128,
-        "rows_per_cta": 256,
-        "unit_share": {
-            "tensor": 0.62,
-            "mufu": 0.62,
-            "fma": 0.31,
-            "alu": 0.23,
-            "cvt": 0.31,
-            "issue": 0.47,
-            "smem": 0.46,
-            "tmem_read": 0.16,
-            "tmem_write": 0.08,
-            "tma": 0.16,
-        },
-        "binding": "correct1 -> sum0 -> max0 -> correct0 -> sum1 -> max1",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 from triton.experimental import gluon

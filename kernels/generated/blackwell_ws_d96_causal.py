@@ -9,46 +9,10 @@ One program a unit, the longest units first.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "blackwell_ws",
+    "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=1,emulated_share=0.125,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=longest-first",
-    "machine": "b200",
-    "targets": ["sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 96,
-        "head_dim_v": 96,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 872.0,
-        "time_ms": 0.236,
-        "clock_mhz": 1290.0,
-        "cycles_per_iteration": 2180.0,
-        "keys_per_iteration": 128,
-        "rows_per_cta": 256,
-        "unit_share": {
-            "tensor": 0.71,
-            "mufu": 0.83,
-            "fma": 0.35,
-            "alu": 0.32,
-            "cvt": 0.24,
-            "issue": 0.47,
-            "smem": 0.53,
-            "tmem_read": 0.12,
-            "tmem_write": 0.06,
-            "tma": 0.18,
-        },
-        "binding": "qk1 -> max1 -> exp1a -> pv1a -> pv1b",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import struct
 

@@ -7,44 +7,10 @@ Programs of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2,scheduler=longest-first",
-    "machine": "a100",
-    "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 128,
-        "head_dim_v": 128,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 172.0,
-        "time_ms": 1.59,
-        "clock_mhz": 1310.0,
-        "cycles_per_iteration": 3160.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.65,
-            "mufu": 0.16,
-            "fma": 0.16,
-            "alu": 0.08,
-            "cvt": 0.04,
-            "issue": 0.28,
-            "smem": 0.65,
-            "tma": 0.32,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

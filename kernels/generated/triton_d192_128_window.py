@@ -8,44 +8,10 @@ Triton's blocks are powers of two: head_dim 192 goes as 128 + 64, nothing is pad
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=32,warps=8,stages=2,scheduler=longest-first",
-    "machine": "a100",
-    "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 106.0,
-        "time_ms": 1.42,
-        "clock_mhz": 1410.0,
-        "cycles_per_iteration": 3310.0,
-        "keys_per_iteration": 32,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.39,
-            "mufu": 0.08,
-            "fma": 0.12,
-            "alu": 0.06,
-            "cvt": 0.02,
-            "issue": 0.22,
-            "smem": 0.77,
-            "tma": 0.19,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

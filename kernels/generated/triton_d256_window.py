@@ -7,44 +7,10 @@ Programs of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=32,warps=8,stages=2,scheduler=longest-first",
-    "machine": "a100",
-    "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 8,
-        "heads_kv": 8,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 256,
-        "head_dim_v": 256,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 102.0,
-        "time_ms": 1.18,
-        "clock_mhz": 1410.0,
-        "cycles_per_iteration": 2640.0,
-        "keys_per_iteration": 32,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.39,
-            "mufu": 0.05,
-            "fma": 0.12,
-            "alu": 0.04,
-            "cvt": 0.01,
-            "issue": 0.2,
-            "smem": 0.78,
-            "tma": 0.19,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

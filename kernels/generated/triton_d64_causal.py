@@ -7,44 +7,10 @@ Programs of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "a100",
-    "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 32,
-        "heads_kv": 32,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 64,
-        "head_dim_v": 64,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 146.0,
-        "time_ms": 1.88,
-        "clock_mhz": 1410.0,
-        "cycles_per_iteration": 2010.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.51,
-            "mufu": 0.26,
-            "fma": 0.19,
-            "alu": 0.12,
-            "cvt": 0.06,
-            "issue": 0.31,
-            "smem": 0.51,
-            "tma": 0.25,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

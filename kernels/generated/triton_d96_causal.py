@@ -8,44 +8,10 @@ Triton's blocks are powers of two: head_dim 96 goes as 64 + 32, nothing is padde
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2,scheduler=longest-first",
-    "machine": "a100",
-    "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 96,
-        "head_dim_v": 96,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 165.0,
-        "time_ms": 1.25,
-        "clock_mhz": 1360.0,
-        "cycles_per_iteration": 2590.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.59,
-            "mufu": 0.2,
-            "fma": 0.17,
-            "alu": 0.1,
-            "cvt": 0.05,
-            "issue": 0.29,
-            "smem": 0.59,
-            "tma": 0.3,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

@@ -8,45 +8,10 @@ Triton's blocks are powers of two: head_dim 192 goes as 128 + 64, nothing is pad
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 192,
-        "head_dim_v": 128,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 366.0,
-        "time_ms": 0.939,
-        "clock_mhz": 1720.0,
-        "cycles_per_iteration": 1430.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.45,
-            "mufu": 0.18,
-            "fma": 0.09,
-            "alu": 0.09,
-            "cvt": 0.02,
-            "issue": 0.2,
-            "regs": 0.41,
-            "smem": 0.36,
-            "tma": 0.26,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

@@ -7,45 +7,10 @@ Programs of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 8,
-        "heads_kv": 8,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 256,
-        "head_dim_v": 256,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 354.0,
-        "time_ms": 0.34,
-        "clock_mhz": 1640.0,
-        "cycles_per_iteration": 1880.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.55,
-            "mufu": 0.14,
-            "fma": 0.1,
-            "alu": 0.07,
-            "cvt": 0.02,
-            "issue": 0.2,
-            "regs": 0.42,
-            "smem": 0.41,
-            "tma": 0.32,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

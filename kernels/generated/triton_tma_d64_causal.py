@@ -7,45 +7,10 @@ Programs of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 32,
-        "heads_kv": 32,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 64,
-        "head_dim_v": 64,
-        "mask": "causal",
-        "window": None,
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 330.0,
-        "time_ms": 0.834,
-        "clock_mhz": 1710.0,
-        "cycles_per_iteration": 2670.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.38,
-            "mufu": 0.39,
-            "fma": 0.14,
-            "alu": 0.19,
-            "cvt": 0.05,
-            "issue": 0.34,
-            "regs": 0.62,
-            "smem": 0.29,
-            "tma": 0.23,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl

@@ -8,45 +8,10 @@ Triton's blocks are powers of two: head_dim 96 goes as 64 + 32, nothing is padde
 """
 
 TILECAST = {
-    "tilecast": "0.1.0",
-    "family": "triton",
+    "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
-    "machine": "h200-sxm",
-    "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "workload": {
-        "batch": 4,
-        "heads_q": 16,
-        "heads_kv": 16,
-        "seqlen_q": 4096,
-        "seqlen_k": 4096,
-        "head_dim_qk": 96,
-        "head_dim_v": 96,
-        "mask": "window",
-        "window": [1024, 0],
-        "dtype": "bf16",
-    },
-    "forecast": {
-        "regime": "sustained",
-        "tflops": 325.0,
-        "time_ms": 0.278,
-        "clock_mhz": 1660.0,
-        "cycles_per_iteration": 1650.0,
-        "keys_per_iteration": 64,
-        "rows_per_cta": 64,
-        "unit_share": {
-            "tensor": 0.46,
-            "mufu": 0.31,
-            "fma": 0.14,
-            "alu": 0.15,
-            "cvt": 0.04,
-            "issue": 0.3,
-            "regs": 0.58,
-            "smem": 0.35,
-            "tma": 0.27,
-        },
-        "binding": "qk0 -> max0 -> rescale0 -> exp0 -> sum0 -> pv0",
-    },
-}
+    "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
 
 import triton
 import triton.language as tl
