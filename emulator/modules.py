@@ -11,7 +11,7 @@ from tilecast.emulator.language.hostside import Jitted, TensorDescriptor
 from tilecast.emulator.language.language import Language
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes, layouts
-from tilecast.emulator.values.tensors import Int, constexpr
+from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {
