@@ -266,14 +266,9 @@ def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> No
 
 
 SYNCHRONISING = re.compile(
-<<<<<<< HEAD
     r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|copy_tile\(|\w+\.(wait_empty|release)\("
-    r"|softmax\d\.(qk|pv|correct)\(|statistics\.publish\("
-    r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)"
-=======
-    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|tma_load\(|wait_for_stats_slot\(.*\)$"
+    r"|softmax\d\.(qk|pv|correct)\(|statistics\.publish\(|tma_load\("
     r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)|(self\.)?[qkv]\.(wait|release|load)\("
->>>>>>> db933c53efdcb3412d3653b325efbd36350187b7
 )
 #: Lines of the loop that other ones make superfluous for these inputs, or that these inputs do not reach.
 SUPERFLUOUS = {
