@@ -6,7 +6,7 @@ import html
 
 from tilecast.model.forecast.answer import Forecast
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
-from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variant import short_text, variant_text
 
 _BAR = 24
 
@@ -92,7 +92,7 @@ def _headline(p: Forecast) -> list[str]:
         for name, ms, tflops, mhz in p.other_regimes
     ]
     lines += [f"  memory     {_memory(p)}"]
-    lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {variant_text(p.variant)}"]
+    lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {short_text(p.variant)}"]
     return lines
 
 
