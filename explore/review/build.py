@@ -34,6 +34,7 @@ from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.model.whatif.what_if import WhatIf, what_if
+from tilecast.validation.lab.measure.records import read
 
 #: Facts that move the time by less than this (percent per percent) are named, not drawn.
 LEAST = 0.005
@@ -68,6 +69,8 @@ def report(
     chip = load_machine(machine) if isinstance(machine, str) else machine
     machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
     table = Path(measured) if measured is not None else None
+    if table is not None:
+        read(table)  # refuses what is no table before the work begins
     changed: WhatIf | None = None
     progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:

@@ -13,6 +13,7 @@ from tilecast.base.chrome_trace import (
     trace_text,
 )
 from tilecast.model.forecast.answer import Forecast
+from tilecast.model.sm.simulate import drawn
 
 _ROLES, _UNITS = 1, 2
 
@@ -27,7 +28,7 @@ def trace_json(p: Forecast) -> str:
     units = {unit: Lane(_UNITS, i) for i, unit in enumerate(p.pipeline.demand(), 1)}
     events += [lane_name(lane, name) for name, lane in (*roles.items(), *units.items())]
     level: dict[str, list[tuple[float, float]]] = {unit: [] for unit in units}
-    for event in p.trace.events:
+    for event in drawn(p.trace).events:
         op = p.pipeline.op(event.op)
         length = event.end - event.start
         args = {

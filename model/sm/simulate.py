@@ -18,6 +18,8 @@ from tilecast.model.sm.run import Loop, Run
 
 #: Iterations after which a loop that has not repeated is taken at its average.
 _LONGEST_WINDOW = 48
+#: Blocks of a tile that pictures show the middle of.
+_DRAWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,13 @@ def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) ->
     run = Run(Loop(pipeline), iterations, masked_iterations, stop_early=False)
     run.run()
     return _trace(pipeline, run)
+
+
+def drawn(trace: SmTrace) -> SmTrace:
+    """The same tile with blocks enough for a picture: a simulation stops where the loop repeats, which may be at once."""
+    if len(trace.iteration_end) >= _DRAWN:
+        return trace
+    return simulate(trace.pipeline, _DRAWN, trace.masked_iterations)
 
 
 def _trace(pipeline: Pipeline, run: Run) -> SmTrace:

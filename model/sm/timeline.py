@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecast.base.lanes import draw_bar, ruler
-from tilecast.model.sm.simulate import SmTrace
+from tilecast.model.sm.simulate import SmTrace, drawn
 
 _GAP = "   "
 
@@ -15,6 +15,7 @@ def timeline(trace: SmTrace, cycles: float, cells: int) -> list[tuple[str, str]]
     after the oldest shown; a bar that began earlier opens with ``<``, one that goes on closes with ``>``.
     """
     lanes = _lanes(trace)
+    trace = drawn(trace)
     last = len(trace.iteration_end)
     first = max(trace.settled_at, last - 4)
     begin = min((e.start for e in trace.events if e.iteration == first and e.end > e.start), default=0.0)

@@ -9,16 +9,17 @@ from tilecast.explore.review.content.content import Bar, Timeline
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.pipeline.graph import Op, Pipeline
 from tilecast.model.sm.events import Event
+from tilecast.model.sm.simulate import SmTrace, drawn
 
 #: Waits shorter than this (cycles) are hand-overs that no picture can show.
 _SHORTEST_WAIT = 4.0
-_ENGINES = {"tensor": "matrix engine", "tma": "copies"}
+_ENGINES = {"tensor": "matrix engine", "tma": "copies", "async": "copies"}
 
 
 def timeline(p: Prediction, title: str) -> Timeline:
     """The whole simulated window of ``p``; the view is two periods of its steady state."""
-    trace, pipeline = p.trace, p.pipeline
-    view = _view(p)
+    trace, pipeline = drawn(p.trace), p.pipeline
+    view = _view(trace)
     # One period beyond the view is enough to look ahead: the loop repeats.
     last = view[1] + trace.ii_cycles
     events = sorted((e for e in trace.events if e.start < last), key=lambda e: (e.start, e.end, e.op))
@@ -36,11 +37,11 @@ def timeline(p: Prediction, title: str) -> Timeline:
     )  # fmt: skip
 
 
-def _view(p: Prediction) -> tuple[float, float]:
-    ends = p.trace.iteration_end
-    first = min(max(p.trace.settled_at, 1), max(0, len(ends) - 3))
+def _view(trace: SmTrace) -> tuple[float, float]:
+    ends = trace.iteration_end
+    first = min(max(trace.settled_at, 1), max(0, len(ends) - 3))
     start = ends[first]
-    return start, min(start + 2 * p.trace.ii_cycles, ends[-1])
+    return start, min(start + 2 * trace.ii_cycles, ends[-1])
 
 
 def _engine_order(lane: str) -> tuple[bool, str]:
@@ -77,6 +78,7 @@ def _lines(event: Event, op: Op) -> tuple[str, ...]:
         "": event.role,
         "tensor": f"matrix engine, issued by {event.role}",
         "tma": f"copy engine, issued by {event.role}",
+        "async": f"asynchronous copies, issued by {event.role}",
     }
     lines = [
         f"{op.name} ({op.kind}) of block {event.iteration}, on {where[op.engine]}",

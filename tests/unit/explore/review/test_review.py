@@ -26,6 +26,7 @@ from tilecast.model.families import legality, parse_variant
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
+from tilecast.model.sm.simulate import drawn
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
 
@@ -143,7 +144,7 @@ def test_a_change_says_what_the_what_if_says(review: Review) -> None:
 
 def test_the_timeline_shows_the_simulation(review: Review) -> None:
     t = review.timeline
-    trace = predict(WORK, "h200-sxm", chosen(review), interval=False).trace
+    trace = drawn(predict(WORK, "h200-sxm", chosen(review), interval=False).trace)
     shown = {(b.name, round(b.start, 3), round(b.cycles, 3)) for b in t.bars if b.kind not in ("unit", "wait")}
     assert shown <= {(e.op, round(e.start, 3), round(e.end - e.start, 3)) for e in trace.events}
     view = [b for b in t.bars if t.view[0] <= b.start < t.view[1] and b.kind not in ("unit", "wait")]
