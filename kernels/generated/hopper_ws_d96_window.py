@@ -167,8 +167,8 @@ def make_ring(descs, SLOTS: gl.constexpr, READERS: gl.constexpr):
 def issue_qk(q, k):
     """S = Q K^T, asynchronous."""
     s = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
-    for i in gl.static_range(len(q)):
-        s = warpgroup_mma(q[i], k[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
+    s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
+    s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, use_acc=True, is_async=True)
     return s
 
 
@@ -336,14 +336,16 @@ def row_results(statistics, row, problem):
 @gluon.jit
 def issue_pv(p, v, o):
     """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    return [issue_piece(p, v[i], o[i]) for i in (0, 1)]
+    return [
+        warpgroup_mma(gl.convert_layout(p, left_operand(o[0])), v[0], o[0], is_async=True),
+        warpgroup_mma(gl.convert_layout(p, left_operand(o[1])), v[1], o[1], is_async=True),
+    ]
 
 
-@gluon.jit
-def issue_piece(p, v, o):
-    """The same for one piece of the columns."""
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
-    return warpgroup_mma(gl.convert_layout(p, operand), v, o, is_async=True)
+@gluon.constexpr_function
+def left_operand(o):
+    """Layout of P for a product into ``o``."""
+    return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
 
 
 @gluon.jit

@@ -21,7 +21,7 @@ from tilecast.codegen.render import RenderError, format_source, render
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import FAMILIES, build_pipeline, find_family, legality, parse_variant, writable
 from tilecast.model.forecast.predict import predict
-from tilecast.model.kernel.header import header_text
+from tilecast.model.kernel.header import HeaderError, header_text, header_workload, read_header, without_header
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -85,9 +85,9 @@ def test_the_issue_order_and_the_rings_come_from_the_pipeline() -> None:
     program = next(role.program for role in pipeline.roles if role.name == "consumer0")
     matrix = [step.op.rstrip("0") for step in program if pipeline.op(step.op).engine == "tensor"]
     values = context(variant, W, H200)
-    assert list(values["issue_order"]) == matrix == list(issue_order(pipeline))
+    assert list(values.issue_order) == matrix == list(issue_order(pipeline))
     depth = {buffer.name: buffer.depth for buffer in pipeline.buffers}
-    assert (values["kv_stages"], values["q_stages"]) == (depth["K"], depth["Q"]) == (3, 2)
+    assert (values.kv_stages, values.q_stages) == (depth["K"], depth["Q"]) == (3, 2)
 
 
 @pytest.mark.parametrize("width", range(32, 257, 32))
@@ -144,14 +144,22 @@ def test_shipped_files_are_what_the_generator_writes() -> None:
 
 def test_headers_read_back_without_importing() -> None:
     for kernel in ship.read_list():
-        tree = ast.parse((ship.KERNELS / "generated" / f"{kernel.module}.py").read_text(encoding="utf-8"))
-        found = [n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "TILECAST"]
-        header = ast.literal_eval(found[0])
+        path = ship.KERNELS / "generated" / f"{kernel.module}.py"
+        text = path.read_text(encoding="utf-8")
+        header = read_header(text, path)
         assert header["tilecast"] == __version__
-        assert Workload.from_dict(header["workload"]) == kernel.workload
-        assert header["forecast"]["tflops"] > 0
-        assert set(header["forecast"]["unit_share"]) >= {"tensor", "mufu", "fma", "alu", "issue"}
-        assert isinstance(tree.body[0].value.value, str)  # the docstring
+        assert header_workload(header) == kernel.workload
+        # The header is all that a file says about one workload among those it serves.
+        assert "TILECAST = {" not in without_header(text)
+        assert isinstance(ast.parse(text).body[0].value.value, str)  # the docstring
+
+
+def test_the_index_has_the_forecasts() -> None:
+    rows = json.loads((ship.KERNELS / "generated" / "index.json").read_text(encoding="utf-8"))
+    for row, kernel in zip(rows, ship.read_list(), strict=True):
+        assert row["forecast"]["workload"] == kernel.workload.label()
+        assert row["forecast"]["tflops"] > 0
+        assert set(row["forecast"]["unit_share"]) >= {"tensor", "mufu", "fma", "alu", "issue"}
 
 
 def test_generated_files_import_triton_and_torch_alone() -> None:
@@ -180,14 +188,17 @@ def test_every_knob_renders_valid_python(knobs, mask) -> None:
 
 
 def test_undefined_names_in_a_template_are_errors() -> None:
-    with pytest.raises(RenderError, match=r"hopper_ws.py.j2: 'title' is undefined"):
+    with pytest.raises(RenderError, match=r"hopper_ws.py.j2: 'k' is undefined"):
         render("hopper_ws.py.j2", {})
 
 
 def test_header_text_is_a_literal() -> None:
-    header = {"a": 1, "b": [None, "x"]}
-    name, _, value = header_text(header).partition(" = ")
-    assert (name, ast.literal_eval(value)) == ("TILECAST", header)
+    header = {"family": "f", "machine": "m", "a": {"b": [None, 'quoted "x"', 0.5]}, "variant": "v"}
+    text = f'"""Doc."""\n\n{header_text(header)}\n\nrest = 1\n'
+    assert read_header(text, "k.py") == header
+    assert without_header(text) == '"""Doc."""\n\n\nrest = 1\n'
+    with pytest.raises(HeaderError, match=r"k\.py: expected a file written by 'tilecast generate'"):
+        read_header("rest = 1\n", "k.py")
 
 
 def test_the_portable_family_runs_on_ampere_without_descriptors() -> None:
