@@ -18,7 +18,7 @@ class Template:
 
     file: str
     #: (variant, workload, machine) -> what the file reads, except the header.
-    context: Callable[..., Any]
+    context: Callable[[Any, Workload, Machine], object]
     #: Targets of `compiler.compile` that the result runs on, given its variant and the machine it is for.
     targets: Callable[[Any, Machine], tuple[str, ...]]
 

@@ -275,6 +275,13 @@ def own_copy(x):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def program_number():
+    """Number of this program, read by every role for itself: one read for all would hold a register through all of them."""
+    NUMBER: gl.constexpr = "mov.u32 $0, %clusterid.x;"
+    return gl.inline_asm_elementwise(NUMBER, "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1)
+
+
 @gluon.aggregate
 class Problem:
     """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
@@ -427,7 +434,7 @@ def load_role(descs, rings, problem):
     problem = problem.own()
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
-    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+    for tile in range(program_number(), problem.query_blocks * problem.heads, problem.programs):
         batch, head, row = problem.work_tile(tile)
         head_kv = head // problem.group
         key, blocks = problem.key_blocks(row)
@@ -453,7 +460,7 @@ def mma_role(rings, softmaxes, problem):
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
     p_phase = 0
-    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+    for tile in range(program_number(), problem.query_blocks * problem.heads, problem.programs):
         batch, head, row = problem.work_tile(tile)
         key, blocks = problem.key_blocks(row)
         q0, q_at = q.take(q_at)
@@ -499,7 +506,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     p = softmax.p(dtype)
     s_phase = 0
     n = 0  # numbers of a row published so far
-    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+    for tile in range(program_number(), problem.query_blocks * problem.heads, problem.programs):
         batch, head, row = problem.work_tile(tile)
         key, blocks = problem.key_blocks(row)
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
@@ -554,7 +561,7 @@ def correction_role(softmaxes, problem):
     problem = problem.own()
     n = 0  # numbers of a row read so far, from each group
     o_phase = 0
-    for tile in range(own_copy(gl.program_id(0)), problem.query_blocks * problem.heads, problem.programs):
+    for tile in range(program_number(), problem.query_blocks * problem.heads, problem.programs):
         batch, head, row = problem.work_tile(tile)
         key, blocks = problem.key_blocks(row)
         for step in range(blocks):

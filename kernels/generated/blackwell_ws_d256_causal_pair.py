@@ -232,6 +232,13 @@ def own_copy(x):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def program_number():
+    """Number of this program, read by every role for itself: one read for all would hold a register through all of them."""
+    NUMBER: gl.constexpr = "mov.u32 $0, %clusterid.x;"
+    return gl.inline_asm_elementwise(NUMBER, "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1)
+
+
 @gluon.aggregate
 class Problem:
     """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
@@ -405,7 +412,7 @@ def load_role(descs, rings, problem):
     problem = problem.own()
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
-    tile = own_copy(gl.program_id(0))
+    tile = program_number()
     batch, head, row = problem.work_tile(tile)
     head_kv = head // problem.group
     key, pairs = problem.key_blocks(row)
@@ -434,7 +441,7 @@ def mma_role(rings, softmaxes, problem):
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
     p_phase = 0
-    tile = own_copy(gl.program_id(0))
+    tile = program_number()
     batch, head, row = problem.work_tile(tile)
     key, pairs = problem.key_blocks(row)
     q0, q_at = q.take(q_at)
@@ -486,7 +493,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
     s_phase = 0
     n = 0  # numbers of a row published so far
     max_phase = 0
-    tile = own_copy(gl.program_id(0))
+    tile = program_number()
     batch, head, row = problem.work_tile(tile)
     key, pairs = problem.key_blocks(row)
     key -= GROUP * TILE_N
@@ -562,7 +569,7 @@ def correction_role(softmaxes, problem):
     problem = problem.own()
     n = 0  # numbers of a row read so far, from each group
     o_phase = 0
-    tile = own_copy(gl.program_id(0))
+    tile = program_number()
     batch, head, row = problem.work_tile(tile)
     key, pairs = problem.key_blocks(row)
     for step in range(pairs):
