@@ -49,7 +49,7 @@ def measure(
     family: Annotated[str | None, typer.Option("--family", help="Kernel family of --variant (default: the machine's own).")] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", help="family:knob=value,...; a family alone: its best by forecast; repeat for more."),
+        typer.Option("--variant", help="family:knob=value,...: knobs not named have the family's defaults; none: the best of --family. Repeat for more."),
     ] = None,
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", help="A peer: cudnn, flash-attn-2, flash-attn-4 or flex.")
