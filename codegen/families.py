@@ -9,6 +9,7 @@ from typing import Any
 from tilecast.codegen import blackwell_ws, hopper_ws, triton_portable
 from tilecast.model.families import Family
 from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 
