@@ -227,7 +227,7 @@ class Problem:
     def keys_seen(self, row):
         """The last key that each of ROWS query rows sees; negative: none."""
         position = row + (self.seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
-        return position
+        return gl.minimum(position, self.seqlen_k - 1)
 
     @gluon.jit
     def hide_keys(self, s, key, row):
@@ -370,6 +370,7 @@ class QueryTile:
     v: Ring
     q_number: gl.tensor  # of the tile in its ring
     row: gl.tensor
+    last: gl.tensor  # number of the last key block of these rows
     problem: Problem
 
     @gluon.jit
@@ -385,6 +386,9 @@ class QueryTile:
         o = issue_pv(operand, self.v.tile(n), o)
         s = warpgroup_mma_wait(1, deps=[s])
         self.k.release(n + 1)
+        # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
+        if n + 1 == self.last:
+            self.q.release(self.q_number)
         if key is not None:
             s = self.problem.hide_keys(s, key, self.row)
         if RESCALE:
@@ -429,7 +433,7 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
 
             # The first block has no P V to go with.
             q_number = own_copy(tiles * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, row, problem)
+            tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem)
             q.wait(q_number)
             k.wait(n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(q_number), k.tile(n))])
@@ -447,7 +451,8 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
                 n, p, statistics, o = tile.key_block(n, p, statistics, o, key=(end - 2 - step) * TILE_N)
             for _ in range(edge):
                 n, p, statistics, o = tile.key_block(n, p, statistics, o, RESCALE=False)
-            q.release(q_number)
+            if end - 1 == first:
+                q.release(q_number)
             v.wait(n)
             o = issue_pv(p.to(dtype), v.tile(n), o)
 

@@ -378,6 +378,7 @@ class QueryTile:
     v: Ring
     q_number: gl.tensor  # of the tile in its ring
     row: gl.tensor
+    last: gl.tensor  # number of the last key block of these rows
     problem: Problem
 
     @gluon.jit
@@ -393,6 +394,9 @@ class QueryTile:
         o = issue_pv(operand, self.v.tile(n), o)
         s = warpgroup_mma_wait(2, deps=[s])
         self.k.release(n + 1)
+        # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
+        if n + 1 == self.last:
+            self.q.release(self.q_number)
         if key is not None:
             s = self.problem.hide_keys(s, key, self.row)
         if RESCALE:
@@ -436,7 +440,7 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
 
             # The first block has no P V to go with.
             q_number = own_copy(turn * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, row, problem)
+            tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem)
             q.wait(q_number)
             k.wait(n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(q_number), k.tile(n))])
@@ -459,7 +463,8 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
                 n, p, statistics, o = tile.key_block(
                     n, p, statistics, o, key=(inner - 1 - step) * TILE_N, RESCALE=False
                 )
-            q.release(q_number)
+            if end - 1 == first:
+                q.release(q_number)
             v.wait(n)
             o = issue_pv(p.to(dtype), v.tile(n), o)
 
