@@ -227,18 +227,18 @@ def test_generate_writes_a_file_and_says_what_it_is(tmp_path: Path, capsys) -> N
 
 def test_generate_lists_the_space_by_forecast(capsys) -> None:
     code, out, _ = run(capsys, "generate", "--machine", "h200-sxm", "--head-dim", "256", "--list")
-    speeds = [float(line.split()[0]) for line in out.splitlines()[1:]]
+    speeds = [float(line.split()[0]) for line in out.splitlines() if "family=fa3" in line]
     assert code == 0 and len(speeds) > 10 and speeds == sorted(speeds, reverse=True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--family", "hoper"], "did you mean hopper_ws"),
+        (["--family", "hoper"], "did you mean hopper or hopper_ws"),
         (["--variant", "tile_n=80"], "power-of-two"),
         (["--variant", "warpgruops=3"], "did you mean warpgroups"),
-        (["--family", "triton", "--variant", "family=fa3,tile_n=64"], "takes knobs of fa2"),
-        (["--head-dim", "512"], "hopper_ws cannot be written"),
+        (["--family", "triton", "--variant", "family=fa3,tile_n=64"], "contradict each other: the variant is of family fa3"),
+        (["--head-dim", "512"], "a consumer thread needs 340 registers but the limit is 240"),
         (["--dtype", "fp8"], "use bf16 or fp16"),
     ],
 )
