@@ -344,6 +344,8 @@ class Problem:
     @gluon.jit
     def store_rows(self, softmax, total, maximum, batch, head, row):
         """Write the logarithms of the row sums, then O over these; each thread writes its row."""
+        # Own copies: what the stores of two groups have in common would hold registers through the first of them.
+        batch, head, row = own_copy(batch), own_copy(head), own_copy(row)
         rows = row + gl.arange(0, ROWS, total.type.layout)
         empty = total == 0.0
         valid = rows < self.seqlen_q
