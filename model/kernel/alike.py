@@ -17,8 +17,9 @@ class Alike:
     same_demand: Mapping[str, object]
     #: Knobs that leave its operations and their order alone too, at the values with which they wait least.
     least_waiting: Mapping[str, object]
-    #: Knobs that legality and writable read.
+    #: Knobs that legality reads, and those that writable reads of a legal variant.
     fit: tuple[str, ...]
+    written: tuple[str, ...]
 
 
 def key_without(variant: type[Any], knobs: Iterable[str]) -> attrgetter[Any]:
