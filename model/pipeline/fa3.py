@@ -9,9 +9,9 @@ layout puts a row on four threads, so each row reduction ends in two shuffles.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
+from tilecast.model.kernel.alike import with_knobs
 from tilecast.model.kernel.variants.fa3 import ALIKE, Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -38,7 +38,7 @@ _FP8_PERMUTES_PER_ELEMENT = 0.5
 def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     groups = range(variant.warpgroups)
-    ops, roles = _ops_and_roles(workload, replace(variant, **ALIKE.least_waiting), machine)
+    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
     edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
     rows = _ROWS * variant.warpgroups
     size = workload.dtype_bytes

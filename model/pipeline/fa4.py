@@ -8,9 +8,9 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
+from tilecast.model.kernel.alike import with_knobs
 from tilecast.model.kernel.variants.fa4 import ALIKE, Fa4Variant
 from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.workload import Workload
@@ -30,7 +30,7 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.stages)
-    ops, roles = _ops_and_roles(workload, replace(variant, **ALIKE.least_waiting), machine)
+    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
     edges = parts.edges()
     by_q = variant.split == "q"
     return Pipeline(
