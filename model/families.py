@@ -6,7 +6,7 @@ Names are those of the FlashAttention generations whose structure the class has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -42,7 +42,7 @@ class Family:
     legality: Rule
     writable: Rule
     #: Every combination of knobs worth telling apart, in order of preference among equals.
-    space: Callable[[Workload, Machine], Iterator[Variant]]
+    space: Callable[[Workload, Machine], Iterable[Variant]]
     #: What the authors of the published kernel ship for a shape.
     published: Callable[[Workload, Machine], Variant]
     #: What decides the loop; the tile alone; how many features a variant uses.
@@ -78,7 +78,7 @@ FAMILIES: dict[str, Family] = {
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
                unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
                unfused.published, unfused.structure, unfused.structure, unfused.plainness,
-               Alike({}, {}, ()), fused=False),
+               Alike({}, {}, (), ()), fused=False),
     )
 }  # fmt: skip
 _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)}
@@ -163,6 +163,7 @@ def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pi
     return _build(loop_shape(workload), variant, machine)
 
 
+@lru_cache(maxsize=4096)
 def loop_shape(workload: Workload) -> Workload:
     """The workload reduced to what a loop body depends on, so that pipelines and simulations are shared between shapes."""
     return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)

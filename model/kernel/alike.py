@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,15 @@ class Alike:
     same_demand: Mapping[str, object]
     #: Knobs that leave its operations and their order alone too, at the values with which they wait least.
     least_waiting: Mapping[str, object]
-    #: Knobs that legality and writable read.
+    #: Knobs that legality reads, and those that writable reads of a legal variant.
     fit: tuple[str, ...]
+    written: tuple[str, ...]
+
+
+def with_knobs(variant: V, knobs: Mapping[str, object]) -> V:
+    """The variant with some knobs changed."""
+    changed: V = replace(variant, **knobs)  # type: ignore[type-var]
+    return changed
 
 
 def key_without(variant: type[Any], knobs: Iterable[str]) -> attrgetter[Any]:

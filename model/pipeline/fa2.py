@@ -119,7 +119,7 @@ class _Stream:
             count = size / 512 / 4
             loads.append(
                 Op(f"{name}{s}", "load", f"load{s}", (("tma", busy), ("issue", count)), max(busy, count),
-                   engine="async", issue_cycles=count, tile=s, instructions=(("other", count),))
+                   engine="tma", issue_cycles=count, tile=s, instructions=(("other", count),))
             )  # fmt: skip
         return [
             *loads,

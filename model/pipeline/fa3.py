@@ -9,7 +9,10 @@ layout puts a row on four threads, so each row reduction ends in two shuffles.
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from functools import lru_cache
+
+from tilecast.model.kernel.alike import with_knobs
+from tilecast.model.kernel.variants.fa3 import ALIKE, Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -35,13 +38,8 @@ _FP8_PERMUTES_PER_ELEMENT = 0.5
 def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     groups = range(variant.warpgroups)
-    ops: list[Op] = _load_ops(workload, variant, machine)
-    roles = [Role("load", (Step("load_k"), Step("load_v")), 1, 24)]
-    edges: list[Edge] = []
-    for g in groups:
-        ops += _group_ops(workload, variant, machine, g)
-        roles.append(Role(f"consumer{g}", _program(variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160))
-        edges += _group_edges(workload, variant, machine, g)
+    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
     rows = _ROWS * variant.warpgroups
     size = workload.dtype_bytes
     o = rows * workload.head_dim_v
@@ -50,9 +48,9 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         + (" overlap" if variant.overlap else "")
         + (" ping-pong" if variant.ping_pong and variant.warpgroups > 1 else ""),
         machine=machine.name,
-        ops=tuple(ops),
+        ops=ops,
         edges=tuple(edges),
-        roles=tuple(roles),
+        roles=roles,
         buffers=(
             Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
             Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
@@ -68,6 +66,19 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _ops_and_roles(
+    workload: Workload, variant: Fa3Variant, machine: Machine
+) -> tuple[tuple[Op, ...], tuple[Role, ...]]:
+    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
+    ops = _load_ops(workload, variant, machine)
+    roles = [Role("load", (Step("load_k"), Step("load_v")), 1, 24)]
+    for g in range(variant.warpgroups):
+        ops += _group_ops(workload, variant, machine, g)
+        roles.append(Role(f"consumer{g}", _program(variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160))
+    return tuple(ops), tuple(roles)
 
 
 def _prologue_cycles(variant: Fa3Variant, machine: Machine) -> float:

@@ -8,7 +8,10 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from functools import lru_cache
+
+from tilecast.model.kernel.alike import with_knobs
+from tilecast.model.kernel.variants.fa4 import ALIKE, Fa4Variant
 from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -27,19 +30,16 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.stages)
-    ops: list[Op] = []
-    for s in tiles:
-        ops += parts.tile_ops(s)
-    ops += parts.load_ops()
+    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
     edges = parts.edges()
     by_q = variant.split == "q"
     return Pipeline(
         name=f"fa4 {'2-CTA' if variant.cta_group == 2 else '1-CTA'} "
         f"{variant.stages}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
         machine=machine.name,
-        ops=tuple(ops),
+        ops=ops,
         edges=tuple(edges),
-        roles=parts.roles(),
+        roles=roles,
         buffers=parts.buffers(),
         rows_per_cta=variant.tile_m * (variant.stages if by_q else 1),
         keys_per_iteration=variant.tile_n * (1 if by_q else variant.stages),
@@ -59,6 +59,16 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
             ("rescale share", rescale_share(variant.rescale_threshold)),
         ),
     )
+
+
+@lru_cache(maxsize=2048)
+def _ops_and_roles(
+    workload: Workload, variant: Fa4Variant, machine: Machine
+) -> tuple[tuple[Op, ...], tuple[Role, ...]]:
+    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
+    parts = _Parts(workload, variant, machine)
+    ops = [op for s in range(variant.stages) for op in parts.tile_ops(s)]
+    return (*ops, *parts.load_ops()), parts.roles()
 
 
 class _Parts:

@@ -46,7 +46,7 @@ class Op:
     demand: tuple[tuple[str, float], ...]
     #: Shortest time from start to finish when the operation has the SM to itself.
     min_cycles: float
-    #: "" (synchronous), "tensor" or "tma" (engines that serve in order of issue) or "async" (beside the others).
+    #: "" (synchronous), "tensor" (in-order matrix engine) or "tma" (copies in flight side by side).
     engine: str = ""
     issue_cycles: float = 0.0
     #: Query tile (stage) the operation belongs to; -1 when it serves all of them.

@@ -7,6 +7,7 @@ counts are warp instructions per SM sub-partition (elements / 128 for one scalar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -77,6 +78,7 @@ def fma_cost(machine: Machine, elements: float) -> tuple[float, float]:
     return elements / machine["fma.lanes"], elements / 128.0 / (2.0 if packed else 1.0)
 
 
+@lru_cache(maxsize=1024)
 def row_max_work(machine: Machine, elements: float) -> Work:
     """Running maximum of every row; 3-input min/max consumes two elements an instruction."""
     per = machine["alu.minmax_inputs"] - 1.0
@@ -84,6 +86,7 @@ def row_max_work(machine: Machine, elements: float) -> Work:
     return work(machine, {"alu": count / machine["alu.lanes"]}, {"alu": count / 128.0})
 
 
+@lru_cache(maxsize=1024)
 def bookkeeping_work(
     machine: Machine, alu: float = STEP_ALU_INSTRUCTIONS, instructions: float = STEP_INSTRUCTIONS
 ) -> Work:
@@ -95,6 +98,7 @@ def bookkeeping_work(
     )
 
 
+@lru_cache(maxsize=1024)
 def row_sum_work(machine: Machine, elements: float) -> Work:
     """FP32 sum of the exponentials of every row."""
     cycles, count = fma_cost(machine, elements)
@@ -106,6 +110,7 @@ def packing_fact(workload: Workload) -> str:
     return "cvt.f32x2_to_fp8x2_per_clk" if workload.dtype == "fp8" else "cvt.f32x2_to_bf16x2_per_clk"
 
 
+@lru_cache(maxsize=4096)
 def exp_work(machine: Machine, workload: Workload, elements: float, emulated_share: float, degree: int) -> Work:
     """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
 

@@ -8,6 +8,7 @@ to 1/64.  Equal forecasts go to the earlier variant of the space.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
@@ -61,23 +62,31 @@ class Best:
 @lru_cache(maxsize=256)
 def _space(workload: Workload, machine: Machine, family: str) -> Space:
     record = find_family(family)
-    fit = attrgetter(*record.alike.fit) if record.alike.fit else lambda variant: variant
-    verdicts: dict[object, tuple[bool, str | None]] = {}
+    # Most knobs of a variant do not matter here.
+    fit, pen = _values(record.alike.fit), _values(record.alike.written)
+    allowed: dict[object, bool] = {}
+    refusals: dict[object, str] = {}
     legal, written, refusal = [], [], ""
     for variant in record.space(workload, machine):
-        # Most knobs of a variant do not matter here.
         key = fit(variant)
-        known = verdicts.get(key)
-        if known is None:
-            allowed = record.legality(variant, workload, machine).legal
-            known = verdicts[key] = allowed, record.writable(variant, workload, machine).sentence() if allowed else None
-        if known[0]:
-            legal.append(variant)
-            if known[1]:
-                refusal = refusal or known[1]
-            else:
-                written.append(variant)
+        if key not in allowed:
+            allowed[key] = record.legality(variant, workload, machine).legal
+        if not allowed[key]:
+            continue
+        legal.append(variant)
+        key = pen(variant)
+        if key not in refusals:
+            refusals[key] = record.writable(variant, workload, machine).sentence()
+        if refusals[key]:
+            refusal = refusal or refusals[key]
+        else:
+            written.append(variant)
     return Space(tuple(written or legal), bool(written), "" if written else refusal)
+
+
+def _values(knobs: tuple[str, ...]) -> Callable[[Variant], object]:
+    """From a variant to the values of ``knobs``; to itself where none are named."""
+    return attrgetter(*knobs) if knobs else lambda variant: variant
 
 
 def search_space(workload: Workload, machine: Machine, family: str) -> Space:

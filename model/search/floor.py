@@ -7,8 +7,8 @@ from the variant's own loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -27,7 +27,7 @@ from tilecast.model.chip.launch import (
 from tilecast.model.chip.power import Activity, settle_clock, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
-from tilecast.model.kernel.alike import key_without
+from tilecast.model.kernel.alike import key_without, with_knobs
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -98,7 +98,7 @@ class Floors:
         """Floor by demand and by the recurrences of the variant with the same operations that waits least."""
         if not family_of(variant).fused:
             return 0.0
-        loosest = _with(variant, family_of(variant).alike.least_waiting)
+        loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
         loop = loop_floor(build_pipeline(self.shape, loosest, self.machine))
         launch = self._launch(variant)
         return self._seconds(launch, self._cycles(variant.scheduler, launch.pipeline, loop))
@@ -116,7 +116,7 @@ class Floors:
         key = key_without(type(variant), alike)(variant)
         found = self._launches.get(key)
         if found is None:
-            pipeline = build_pipeline(self.shape, _with(variant, alike), self.machine)
+            pipeline = build_pipeline(self.shape, with_knobs(variant, alike), self.machine)
             found = self._launches[key] = self._launch_of(pipeline)
         return found
 
@@ -165,11 +165,6 @@ class Floors:
             # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
             cycles = max(float(per_tile @ tiles.times) * tiles.tiles.weight * heads / slots, float(per_tile.max()))
         return cycles + once + edge_memory_cycles(pipeline, machine, count, slots)
-
-
-def _with(variant: Variant, knobs: Mapping[str, object]) -> Variant:
-    changed: Variant = replace(variant, **knobs)  # type: ignore[arg-type]
-    return changed
 
 
 def _together(activities: Sequence[Activity]) -> Activity:

@@ -33,7 +33,7 @@ def events_of(pipeline: Pipeline, run: Run) -> tuple[Event, ...]:
     for edge in pipeline.edges:
         sources[edge.dst].append(edge)
     events: list[Event] = []
-    queued: dict[str, list[tuple[float, float, int]]] = {"tensor": [], "tma": []}
+    matrix: list[tuple[float, float, int]] = []
     for role in pipeline.roles:
         free, last = 0.0, ("", -1)
         laps = range(-max(step.shift for step in role.program), run.blocks - min(step.shift for step in role.program))
@@ -48,14 +48,15 @@ def events_of(pipeline: Pipeline, run: Run) -> tuple[Event, ...]:
                     if handed > ready + EPS:
                         ready, cause = handed, (edge.src, block - edge.distance, edge.why or edge.kind)
             issued, start, end = run.issued[k][block], run.started[k][block], run.ended[k][block]
-            if op.engine in queued:
-                queued[op.engine].append((start, issued, len(events)))
+            if op.engine == "tensor":
+                matrix.append((start, issued, len(events)))
             events.append(Event(name, role.name, block, start, end, *cause, role_free=free))
             free, last = (issued + op.issue_cycles if op.engine else end), (name, block)
-    for engine, why in (("tensor", "matrix engine"), ("tma", "copy engine")):
-        before: Event | None = None
-        for _, issued, at in sorted(queued[engine]):
-            if before is not None and before.end > issued + EPS:
-                events[at] = replace(events[at], cause=before.op, cause_iteration=before.iteration, cause_why=why)
-            before = events[at]
+    before: Event | None = None
+    for _, issued, at in sorted(matrix):
+        if before is not None and before.end > issued + EPS:
+            events[at] = replace(
+                events[at], cause=before.op, cause_iteration=before.iteration, cause_why="matrix engine"
+            )
+        before = events[at]
     return tuple(sorted(events, key=lambda e: (e.start, e.end)))

@@ -2,8 +2,8 @@
 
 Every running operation advances at a speed between 0 and 1 of what it would reach alone.  At each event the
 speeds are the max-min fair shares of the units the operations draw on: all speeds rise together until a unit is
-full, the operations on that unit freeze there, the others go on.  The matrix engine and the bulk copy engine serve
-one operation at a time in issue order; copies that the warps make themselves run side by side.
+full, the operations on that unit freeze there, the others go on.  The matrix engine serves one operation at a
+time in issue order; copies run side by side.
 
 Operations go by number: that of the pipeline in a plain block, and count + that in a block with masks.
 """
@@ -20,9 +20,7 @@ from tilecast.model.sm.fluid import EPS_CYCLES as EPS
 
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
-#: How an operation runs: it holds its role, it runs beside others, or it queues for an engine (the number of the queue).
-_HELD, _BESIDE, _QUEUED = -1, -2, 0
-_ENGINES = ("tensor", "tma")
+_SYNC, _MATRIX, _COPY = range(3)
 _serial = attrgetter("serial")
 
 
@@ -55,9 +53,7 @@ class Loop:
         self.ops = (*plain, *(masked.get(op.name, op) for op in plain))
         self.alone = [op.min_cycles for op in self.ops]
         self.issue = [op.issue_cycles for op in plain]
-        self.engine = [
-            _ENGINES.index(op.engine) if op.engine in _ENGINES else _BESIDE if op.engine else _HELD for op in plain
-        ]
+        self.engine = [_MATRIX if op.engine == "tensor" else _COPY if op.engine else _SYNC for op in plain]
         self.sources: list[list[tuple[int, int, float]]] = [[] for _ in plain]
         self.reach = [0.0] * self.count
         for edge in pipeline.edges:
@@ -89,7 +85,7 @@ class Loop:
 class Run:
     """State of one run; mutable, and never seen outside `simulate`.
 
-    ``issued``, ``started`` and ``ended`` hold the times of every operation block by block (what queues for an engine is issued
+    ``issued``, ``started`` and ``ended`` hold the times of every operation block by block (a matrix operation is issued
     before it starts).  ``period`` is (laps, cycles) of the repetition found, None without one.
     """
 
@@ -109,11 +105,11 @@ class Run:
         self.free, self.ready = [0.0 for _ in roles], [inf for _ in roles]
         #: Per operation: roles that wait for its end.
         self.waiting: list[list[int]] = [[] for _ in range(loop.count)]
-        #: Running operations and what is left of each; those queued for an engine.
+        #: Running operations and what is left of each; matrix operations in the queue.
         self.running: list[int] = []
         self.left: list[float] = []
-        self.queues: list[deque[int]] = [deque() for _ in _ENGINES]
-        self.engine_busy = [False for _ in _ENGINES]
+        self.queue: deque[int] = deque()
+        self.engine_busy = False
         self._seen: dict[tuple[object, ...], list[tuple[int, float, list[float]]]] = {}
         for role in roles:
             self._next(role)
@@ -188,26 +184,25 @@ class Run:
                 number = op + loop.count if self.block[role] < self.masked else op
                 kind = loop.engine[op]
                 self.issued[op].append(now)
-                if kind == _HELD:
+                if kind == _SYNC:
                     ready[role] = inf
                 else:
                     self.free[role] = now + loop.issue[op]
                     self._next(role)
-                if kind >= _QUEUED:
-                    self.queues[kind].append(number)
+                if kind == _MATRIX:
+                    self.queue.append(number)
                 else:
-                    self._execute(number)
+                    self.started[op].append(now)
+                    self.running.append(number)
+                    self.left.append(loop.alone[number])
             upcoming = min(ready)
-        for kind, queue in enumerate(self.queues):
-            if queue and not self.engine_busy[kind]:
-                self.engine_busy[kind] = True
-                self._execute(queue.popleft())
+        if self.queue and not self.engine_busy:
+            number = self.queue.popleft()
+            self.started[number % loop.count].append(now)
+            self.running.append(number)
+            self.left.append(loop.alone[number])
+            self.engine_busy = True
         return upcoming
-
-    def _execute(self, number: int) -> None:
-        self.started[number % self.loop.count].append(self.now)
-        self.running.append(number)
-        self.left.append(self.loop.alone[number])
 
     def _advance(self, upcoming: float) -> None:
         """Let time pass to the next event."""
@@ -229,9 +224,9 @@ class Run:
     def _finish(self, op: int) -> None:
         self.ended[op].append(self.now)
         kind = self.loop.engine[op]
-        if kind >= _QUEUED:
-            self.engine_busy[kind] = False
-        elif kind == _HELD:
+        if kind == _MATRIX:
+            self.engine_busy = False
+        elif kind == _SYNC:
             role = self.loop.role_of[op]
             self.free[role] = self.now
             self._next(role)
@@ -261,7 +256,7 @@ class Run:
         times += self.left
         key = (
             tuple(self.step), tuple([at - lap for at in self.lap]), tuple([when == inf for when in self.ready]),
-            tuple(self.running), *map(tuple, self.queues), tuple([count - lap for count in ended]), tuple(recent),
+            tuple(self.running), tuple(self.queue), tuple([count - lap for count in ended]), tuple(recent),
         )  # fmt: skip
         earlier = self._seen.setdefault(key, [])
         for before, then, other in earlier:

@@ -21,7 +21,7 @@ _SWIZZLE_BYTES = 128
 #: Stages are missing: they decide how many CTAs fit an SM.
 ALIKE = Alike(
     same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
-    fit=("tile_m", "tile_n", "warps", "stages", "scheduler"),
+    fit=("tile_m", "tile_n", "warps", "stages"), written=("tile_m", "tile_n", "warps", "stages", "scheduler"),
 )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from tilecast.model.kernel.alike import Alike
@@ -32,7 +32,8 @@ _SHARES = (0.0, 0.125, 0.25)
 ALIKE = Alike(
     same_demand={"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "q_stages": 1, "scheduler": "grid"},
-    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler"),
+    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap"),
+    written=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler"),
 )
 
 
@@ -114,23 +115,28 @@ def emulated_of_eight(share: float) -> int | None:
     return count if abs(share * 8 - count) < 1e-9 and 0 <= count <= 8 else None
 
 
-def space(workload: Workload, machine: Machine) -> Iterator[Fa3Variant]:
+def space(workload: Workload, machine: Machine) -> tuple[Fa3Variant, ...]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     del machine
     schedulers: tuple[str, ...] = ("persistent", "grid")
     if workload.mask != "none":
         paired = ("paired",) if workload.mask == "causal" else ()
         schedulers = (*paired, "longest-first", "persistent", "grid")
-    for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
-        schedulers, ("anchored", "conditional", "always"),
-        (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
-    ):  # fmt: skip
-        if turns and groups == 1:
-            continue  # one warpgroup has no other to take turns with
-        if q_stages == 2 and scheduler in ("grid", "longest-first"):
-            continue  # one tile a CTA: there is no next Q to prefetch
-        yield Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
-                         ping_pong=turns, rescale=rescale, emulated_share=share, scheduler=scheduler)  # fmt: skip
+    return _combinations(schedulers)
+
+
+@lru_cache(maxsize=8)
+def _combinations(schedulers: tuple[str, ...]) -> tuple[Fa3Variant, ...]:
+    # One warpgroup has no other to take turns with; a CTA of one tile has no next Q to prefetch.
+    return tuple(
+        Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
+                   ping_pong=turns, rescale=rescale, emulated_share=share, scheduler=scheduler)
+        for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
+            schedulers, ("anchored", "conditional", "always"),
+            (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
+        )
+        if not (turns and groups == 1) and not (q_stages == 2 and scheduler in ("grid", "longest-first"))
+    )  # fmt: skip
 
 
 def published(workload: Workload, machine: Machine) -> Fa3Variant:

@@ -5,8 +5,8 @@ Tiles, warp roles and tensor-memory map of the published kernels: flash-attentio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from tilecast.model.kernel.alike import Alike
@@ -31,8 +31,9 @@ _SHARES = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375)
 ALIKE = Alike(
     same_demand={"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"},
-    fit=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
-         "stats_slots", "load_max", "scheduler"),
+    fit=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "load_max"),
+    written=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
+             "stats_slots", "scheduler"),
 )  # fmt: skip
 
 
@@ -161,19 +162,25 @@ def _bytes_beside_tiles(variant: Fa4Variant, workload: Workload, machine: Machin
     return rows + 8 * barriers + _COMPILER_BYTES, int(machine["smem.per_cta_bytes"]) - query - ring
 
 
-def space(workload: Workload, machine: Machine) -> Iterator[Fa4Variant]:
+def space(workload: Workload, machine: Machine) -> tuple[Fa4Variant, ...]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     schedulers = ("persistent", "grid") if workload.mask == "none" else ("longest-first", "persistent", "grid")
     maxima = (True, False) if machine.get("tmem.load_reduce", 0.0) else (False,)
+    return _combinations(schedulers, maxima)
+
+
+@lru_cache(maxsize=8)
+def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...]) -> tuple[Fa4Variant, ...]:
     # Two tiles in flight, of queries or of key blocks; with one there is nothing to split.
     flights = ((2, "q"), (2, "k"), (1, "q"))
-    for scheduler, group, (stages, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
-        schedulers, (1, 2), flights, _TILES, (0, 2, 3), _SHARES, (2, 1), (True, False), maxima
-    ):  # fmt: skip
-        if slots == 2 and stages == 1:
-            continue  # one group never waits for the other's statistics
-        yield Fa4Variant(tile_n=tile_n, stages=stages, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
-                         split_p=split_p, stats_slots=slots, load_max=load_max, scheduler=scheduler)  # fmt: skip
+    return tuple(
+        Fa4Variant(tile_n=tile_n, stages=stages, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
+                   split_p=split_p, stats_slots=slots, load_max=load_max, scheduler=scheduler)
+        for scheduler, group, (stages, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
+            schedulers, (1, 2), flights, _TILES, (0, 2, 3), _SHARES, (2, 1), (True, False), maxima
+        )
+        if slots == 1 or stages > 1  # one group never waits for the other's statistics
+    )  # fmt: skip
 
 
 def published(workload: Workload, machine: Machine) -> Fa4Variant:
