@@ -35,7 +35,7 @@ def test_fa4_demand_is_the_papers_table() -> None:
     assert demand["smem"] == 1536
     assert demand["mufu"] == 2 * (1024 + 8)  # and one scale a row
     assert build_pipeline(Workload(dtype="fp8"), Fa4Variant(), B200).demand()["tensor"] == 1024
-    assert build_pipeline(Workload(head_dim_qk=192), Fa4Variant(), B200).demand()["tensor"] == 2560
+    assert build_pipeline(Workload(head_dim_qk=192, head_dim_v=128), Fa4Variant(), B200).demand()["tensor"] == 2560
     assert build_pipeline(Workload(), Fa4Variant(), B300).demand()["mufu"] == 2 * (512 + 4)
 
 
