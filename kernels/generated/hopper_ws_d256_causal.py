@@ -207,7 +207,7 @@ class Problem:
     @gluon.jit
     def hide_keys(self, s, key, row):
         """Scores of keys that a row does not see become -inf; ``key`` is the key of column 0."""
-        keys = own_copy(key) + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
+        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
         return gl.where(keys[None, :] <= self.keys_seen(row)[:, None], s, float("-inf"))
 
     @gluon.jit

@@ -128,8 +128,8 @@ SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 23244
 
 
 #: Scalars of a work tile that masked kernels still keep on the stack where registers are scarce: O takes 128 of 240 at
-#: head_dim 256, and three warpgroups have 160 each (Triton 3.6 alone).
-STACK_BYTES = {"hopper_ws_d64_causal_long": 8, "hopper_ws_d256_causal": 32, "hopper_ws_d256_window": 64}
+#: head_dim 256.
+STACK_BYTES = {"hopper_ws_d256_causal": 16, "hopper_ws_d256_window": 24}
 
 
 #: (head_dim, mask, CTAs that multiply together) -> warp instructions of FlashAttention-4's softmax loop for a 128x128 tile.
