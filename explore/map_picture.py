@@ -56,7 +56,7 @@ def write_map(found: AsymmetryMap, path: str | Path) -> None:
 def cell_style(bound_by: str, lap: str) -> tuple[str, str]:
     """(label, colour) of a cell: the unit's hue where it is full, its tint where it leads the critical lap."""
     if bound_by != "recurrence":
-        return f"{bound_by} full", COLOURS.get(bound_by.removesuffix(" bandwidth"), "#999999")
+        return f"{bound_by} full", COLOURS.get(bound_by, "#999999")
     lap = lap or "hand-over"  # a loop that never repeats has no critical lap
     return f"recurrence, mostly {lap}", _tint(COLOURS.get(lap, "#999999"))
 

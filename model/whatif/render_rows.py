@@ -87,7 +87,7 @@ def break_evens_text(
 def letter(bound_by: str, lap: str) -> str:
     """The map's letter of a cell."""
     if bound_by != "recurrence":
-        return LETTERS.get(bound_by.removesuffix(" bandwidth"), "?").upper()
+        return LETTERS.get(bound_by, "?").upper()
     return LETTERS.get(lap, "?")
 
 

@@ -374,7 +374,7 @@ def test_the_table_has_units_and_one_value_a_cell_in_every_format(
     assert end.value.code == 0
     out = capsys.readouterr().out
     assert "four\n  4 items: 0 from the store, 4 computed" in out and "2 ok, 2 infeasible, 0 failed" in out
-    assert "infeasible      2 x  family fa4 (tcgen05.mma and tensor memory) on a100" in out
+    assert "infeasible      2 x  family fa4 takes tcgen05.mma and tensor memory, which a100 does not have" in out
     with files[0].open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     as_json = json.loads(files[1].read_text())
