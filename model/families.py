@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from tilecast.base.words import nearest
+from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants import fa2, fa3, fa4, unfused
@@ -192,7 +192,9 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
             if part in _BY_NAME and not pairs:
                 key, value = "family", part
             else:
-                raise VariantError(f"--variant: expected knob=value, got '{part}'")
+                raise VariantError(
+                    f"--variant: expected a family or knob=value, got '{part}'{did_you_mean(part, _BY_NAME)}"
+                )
         pairs[key.strip().replace("-", "_")] = value.strip()
     named = pairs.pop("family", base.family if base else "")
     if named not in _BY_NAME:

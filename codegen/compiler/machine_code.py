@@ -141,6 +141,10 @@ class _Flow:
         """Whether a loop holds matrix instructions."""
         return any(self.lines[i].opcode == "HGMMA" for i in range(loop[0], loop[1] + 1))
 
+    def takes_maxima(self, loop: tuple[int, int]) -> bool:
+        """Whether a loop compares scores, as an online softmax does."""
+        return any(self.lines[i].opcode.startswith("FMNMX") for i in range(loop[0], loop[1] + 1))
+
     def inner(self) -> list[tuple[int, int]]:
         """Loops with matrix instructions and no smaller such loop inside, in address order."""
         with_mma = sorted({loop for loop in self.loops if self.multiplies(loop)})
@@ -194,9 +198,12 @@ def _walk(
 def _work_loops(flow: _Flow, roles: int, warpgroups: int) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
     """Per consumer warpgroup its loop over work tiles and, inside, its ``roles`` loops over keys.
 
-    A kernel may hold further loops with wgmma, where an anchored tile is done again: those have no such pair inside.
+    A kernel may hold further loops with wgmma, where an anchored tile is done again: those have no such pair inside.  A
+    kernel without a mask has one loop over keys: the one that takes no row maximum, where another one does.
     """
     inner = flow.inner()
+    if roles == 1:
+        inner = [loop for loop in inner if not flow.takes_maxima(loop)] or inner
     if len(inner) < warpgroups * roles:
         raise CodeError(f"expected {warpgroups * roles} loops with wgmma, found {len(inner)}: not a hopper_ws kernel?")
     around: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -211,7 +218,7 @@ def _work_loops(flow: _Flow, roles: int, warpgroups: int) -> list[tuple[tuple[in
 
 def _hopper_consumers(flow: _Flow, mask: str, warpgroups: int) -> list[tuple[Stretch, ...]]:
     """Programs of the consumer warpgroups of a `hopper_ws` kernel: each has its own copy of the code."""
-    roles = ("edge", "main", "left") if mask == "window" else ("edge", "main")
+    roles = {"none": ("main",), "causal": ("edge", "main"), "window": ("edge", "main", "left")}[mask]
     out = []
     for (begin, end), mine in _work_loops(flow, len(roles), warpgroups):
         named = {a: (role, b) for role, (a, b) in zip(roles, mine, strict=True)}
@@ -219,7 +226,7 @@ def _hopper_consumers(flow: _Flow, mask: str, warpgroups: int) -> list[tuple[Str
             if begin < a and b < end and b - a < 200 and not any(x <= a <= y for x, y in mine):
                 named[a] = ("pass", b)
         out.append(_walk(flow, begin, end, named, warpgroups, mask != "none"))
-    return _with_passes(out)
+    return out if mask == "none" else _with_passes(out)
 
 
 def _with_passes(consumers: list[tuple[Stretch, ...]]) -> list[tuple[Stretch, ...]]:

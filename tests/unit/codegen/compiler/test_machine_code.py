@@ -254,7 +254,7 @@ def test_other_code_is_refused() -> None:
     [
         (
             "hopper_ws",
-            "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=grid",
+            "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=persistent",
             64,
             2,
         ),
@@ -271,7 +271,8 @@ def test_a_compiled_kernel_multiplies_what_its_tiles_need(family: str, variant: 
     assert len(code.consumers) == consumers
     for program in code.consumers:
         loops = [stretch for stretch in program if stretch.role in ("main", "edge")]
-        assert len(loops) == 2
+        # Without a mask the template of Hopper writes no loop over masked blocks.
+        assert len(loops) == (1 if family == "hopper_ws" else 2)
         for stretch in loops:
             products = [i for i in stretch.instructions if i.kind == "mma"]
             scores, outputs = [[i for i in products if i.from_registers == kind] for kind in (False, True)]

@@ -123,8 +123,8 @@ def test_the_kernels_of_a_what_if_are_those_of_the_one_search() -> None:
 
 
 def test_a_kernel_given_by_hand_that_the_search_does_not_beat_is_kept() -> None:
-    # Outside the space: the template writes no tile of 160 keys.
-    given = replace(best(WORK, B200, "fa4", 1500.0).variant, tile_n=160)
+    # Outside the space: the template writes no tile of 96 keys.
+    given = replace(best(WORK, B200, "fa4", 1500.0).variant, tile_n=96)
     assert given not in search_space(WORK, B200, "fa4").variants
     answer = what_if(WORK, B200, {"mufu.ex2": 32}, variant=given, clock=1500.0)
     assert answer.kept is None or answer.after.time_ms <= answer.kept.time_ms

@@ -270,7 +270,5 @@ def test_a_profile_of_nothing_is_not_written(
         main(["profile", str(tmp_path / "p.toml"), "-o", str(tmp_path / "c.txt")])
     lines = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
-    # Into a file: a line of its own for each count.
-    assert lines[:-2] == ["0 of 45 kernels", "20 of 45 kernels", "40 of 45 kernels", "45 of 45 kernels"]
     assert "nothing was profiled: triton tile_m=64: does not compile" in lines[-1]
     assert not (tmp_path / "c.txt").exists()
