@@ -9,7 +9,7 @@ OLDEST_TRITON := 3.6.0
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: forecast test fuzz lint format golden docs pictures kernels bench clean
+.PHONY: forecast test accuracy fuzz lint format golden docs pictures kernels bench clean
 .DELETE_ON_ERROR:
 
 forecast: $(STAMP)
@@ -36,6 +36,10 @@ $(TOOLS): $(STAMP) constraints-dev.txt
 	@if [ "$$(uname -s)" = Linux ]; then \
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-3.6 triton==$(OLDEST_TRITON); fi
 	@touch $@
+
+# The accuracy that the README claims, computed again from the recorded tables.
+accuracy: $(TOOLS)
+	$(BIN)/pytest --accuracy tests/unit/validation/test_accuracy.py
 
 # Property tests with fresh examples: what fails here is a bug that the fixed examples miss.
 fuzz: $(TOOLS)

@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accuracy", action="store_true", help="compute the accuracy tables again: minutes of every core")
     parser.addoption("--fresh", action="store_true", help="property tests draw fresh examples")
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden and the outputs that the pages show"

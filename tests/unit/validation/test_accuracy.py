@@ -16,6 +16,13 @@ from tilecast.validation.published.run import PublishedReport, run_published
 from tilecast.validation.statistics import summarise
 
 
+@pytest.fixture(autouse=True)
+def asked_for(request: pytest.FixtureRequest) -> None:
+    """The tables take minutes: `make accuracy` computes them."""
+    if not request.config.getoption("--accuracy"):
+        pytest.skip("takes minutes: make accuracy")
+
+
 @functools.cache
 def measured() -> MeasuredReport:
     """All short runs of generated kernels on H200s, forecast from machine code."""
