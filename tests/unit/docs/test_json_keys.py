@@ -14,6 +14,20 @@ import typer.main
 from support import documented, json_keys
 
 SECTIONS = json_keys.sections()
+#: Verbs whose keys no page lists yet: what is documented leaves this set, and nothing joins it.
+UNDOCUMENTED = {
+    "emulate",
+    "generate",
+    "machine check",
+    "machine list",
+    "machine show",
+    "measure",
+    "presets",
+    "report",
+    "schedule",
+    "sweep",
+    "variants",
+}
 
 
 def _verbs_with_json(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -27,10 +41,7 @@ def _verbs_with_json(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 def test_every_verb_with_json_has_a_section() -> None:
     module, _ = documented.entry_point()
     root = typer.main.get_command(importlib.import_module(module).app)
-    found = set(_verbs_with_json(root))
-    assert set(SECTIONS) <= found
-    # Verbs that print their one answer as it is; a verb beyond these needs a section.
-    assert len(found - set(SECTIONS)) <= 11, sorted(found - set(SECTIONS))
+    assert sorted(_verbs_with_json(root)) == sorted({*SECTIONS, *UNDOCUMENTED})
 
 
 @pytest.mark.parametrize("verb", [verb for verb, section in SECTIONS.items() if section.commands])
