@@ -82,6 +82,7 @@ FAMILIES: dict[str, Family] = {
     )
 }  # fmt: skip
 _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)}
+_KNOBS = frozenset(f.name for family in FAMILIES.values() for f in fields(family.variant))
 _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
 #: Allowed values of knobs with few; numbers are (low, high) ranges.
@@ -191,6 +192,8 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
         if not found or not value:
             if part in _BY_NAME and not pairs:
                 key, value = "family", part
+            elif part.replace("-", "_") in _KNOBS:
+                raise VariantError(f"--variant: expected knob=value, got '{part}'")
             else:
                 raise VariantError(
                     f"--variant: expected a family or knob=value, got '{part}'{did_you_mean(part, _BY_NAME)}"
