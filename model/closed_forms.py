@@ -43,10 +43,11 @@ class ClosedForm:
 
 
 def symbols() -> dict[str, Any]:
-    """The symbols by name, all positive."""
+    """The symbols by name, all positive but the emulated share, which may be 0."""
     import sympy
 
-    return {name: sympy.Symbol(name, positive=True) for name in _NAMES.split()}
+    positive = {name: sympy.Symbol(name, positive=True) for name in _NAMES.split()}
+    return {**positive, "f": sympy.Symbol("f", nonnegative=True)}
 
 
 def forward_forms() -> tuple[ClosedForm, ...]:
@@ -196,7 +197,7 @@ def values_for(
 
 
 def break_evens(machine: Machine, workload: Workload) -> dict[str, float | None]:
-    """Where units change places, solved from the forms; None where no positive solution exists.
+    """Where units change places, solved from the forms; None where every solution is negative.
 
     ``head_dim`` at which exponentials equal matrix work, the emulated share at which MUFU equals matrix work, and the
     share at which MUFU and FMA pipe are equally busy.
@@ -211,8 +212,9 @@ def break_evens(machine: Machine, workload: Workload) -> dict[str, float | None]
     dims = {s["d"]: workload.head_dim_qk, s["v"]: workload.head_dim_v}
 
     def root(equation: Any, unknown: Any) -> float | None:
-        found = [x for x in sympy.solve(equation, unknown) if x.is_real and x >= 0]
-        return float(found[0]) if found else None
+        # Coefficients are floats, so that a root at 0 may come out as -1e-17.
+        found = [max(float(x), 0.0) for x in sympy.solve(equation, unknown) if x.is_real and x > -1e-9]
+        return found[0] if found else None
 
     square = (forms["T_MMA"] - forms["T_EXP"]).subs(s["v"], s["d"]).subs(known)
     return {

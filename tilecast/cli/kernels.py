@@ -252,7 +252,8 @@ def emulate(
     with Screen() as screen:
         screen("emulate", 0, 0, work.label())
         found = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
-    show(found.text, {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}, as_json)
+    figures = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}
+    show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
     if not found.right:
         raise typer.Exit(1)
 
