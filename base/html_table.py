@@ -21,6 +21,6 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
 
     body = "".join(line(row, "td") for row in rows)
     return (
-        f'<table style="{_STYLE}"><caption style="text-align:left;font-weight:600">{html.escape(title)}</caption>'
+        f'<table style="{_STYLE}"><caption style="text-align:left;font-weight:600;white-space:nowrap">{html.escape(title)}</caption>'
         f"<thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table>"
     )

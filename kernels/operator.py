@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -45,17 +45,46 @@ _jit_tracing = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
 
 
+@overload
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    return_lse: Literal[False] = False,
+    layout: str = "bhsd",
+    fallback: str | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    *,
+    return_lse: Literal[True],
+    layout: str = "bhsd",
+    fallback: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] | None = None,
     return_lse: bool = False,
     layout: str = "bhsd",
     fallback: str | None = None,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale q k^T + mask) v, fused; forward only.
 
     q: (batch, heads_q, seqlen_q, head_dim), k: (batch, heads_kv, seqlen_k, head_dim), v: (batch, heads_kv, seqlen_k,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+from tilecast.base.html_table import html_table
 from tilecast.model.forecast.answer import Forecast
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import short_text, variant_text
@@ -193,8 +194,45 @@ def _footing(p: Forecast) -> list[str]:
 
 
 def as_html(p: Forecast) -> str:
-    """The text report in a frame a notebook shows as is."""
-    return (
-        '<pre style="font-family:ui-monospace,monospace;line-height:1.25;font-size:12px">'
-        f"{html.escape(as_text(p))}</pre>"
+    """Tables of the clocks, of the units and of the time, and the sentences between them, for notebooks."""
+    clocks = [(p.regime, p.time_ms, p.tflops, p.clock_mhz), *p.other_regimes]
+    answer = html_table(
+        f"{p.machine.title}: {p.workload.label()}",
+        ("clock", "time, ms", "TFLOP/s", "MHz"),
+        [(name, f"{ms:.4g}", _speed(tflops), f"{mhz:.0f}") for name, ms, tflops, mhz in clocks],
     )
+    units = html_table(
+        "Busy share of each unit in the loop",
+        ("unit", "busy", "cycles"),
+        [
+            (unit, f"{share:.1%}", f"{share * p.ii_cycles:.0f}")
+            for unit, share in sorted(p.units.items(), key=lambda item: -item[1])
+        ],
+    )
+    steps = html_table(
+        "From peak to achieved",
+        ("cause", "cycles per SM", "share"),
+        [(w.cause, f"{w.cycles:.0f}", f"{w.share:.1%}") for w in p.waterfall if abs(w.share) >= 0.0005],
+    )
+    low, high = p.tflops_interval
+    interval = f"{_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}."
+    kernel = f"Kernel: {p.pipeline.name} ({p.variant_origin}): {short_text(p.variant)}."
+    outside = p.outside_calibrated_range
+    warning = [f"Outside the range the model was held against: {'; '.join(outside)}."] if outside else []
+    waits = html_table(
+        "The operations that set the period, in cycles",
+        ("operation", "alone", "sharing", "hand-over", "after"),
+        [
+            (s.op, f"{s.alone_cycles:.0f}", f"{s.contention_cycles:+.0f}", f"{s.wait_cycles:+.0f}", s.why)
+            for s in p.critical
+        ],
+    )
+    why = [line.strip().rstrip(":") + "." for line in _why(p)[1:] if not line.startswith("    ")]
+    inside = [waits] if p.critical and p.binding.kind not in OUTSIDE_LOOP else []
+    return "".join(
+        (answer, *map(_paragraph, (interval, kernel, *p.notes, *warning, *why)), *inside, units, steps)
+    )  # fmt: skip
+
+
+def _paragraph(sentence: str) -> str:
+    return f'<p style="font-size:12px;margin:4px 0">{html.escape(sentence)}</p>'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +53,18 @@ def test_report_names_what_it_must() -> None:
     text = predict(W, "b200").text()
     for part in ("TFLOP/s", "sustained", "short", "What it waits for", "From peak to achieved", "Rests on", "MHz"):
         assert part in text
-    assert "<pre" in predict(W, "b200")._repr_html_()
+
+
+def test_notebook_shows_the_numbers_of_the_text_as_tables() -> None:
+    answer = predict(W, "b200")
+    page = ElementTree.fromstring(f"<div>{answer._repr_html_()}</div>")
+    tables = [[[cell.text for cell in row] for row in table.iter("tr")] for table in page.iter("table")]
+    assert [table[0][0] for table in tables] == ["clock", "operation", "unit", "cause"]
+    assert [row[0] for row in tables[0][1:]] == ["sustained", "short"]
+    for row in tables[3][1:]:
+        assert re.search(rf"{re.escape(str(row[0]))} +{row[1]} +{row[2]}", answer.text())
+    words = " ".join(paragraph.text or "" for paragraph in page.iter("p"))
+    assert answer.model_error.sentence() in words and answer.pipeline.name in words
 
 
 def test_more_special_function_units_help_only_where_they_bind() -> None:
