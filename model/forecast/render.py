@@ -227,7 +227,7 @@ def as_html(p: Forecast) -> str:
             for s in p.critical
         ],
     )
-    why = [line.strip().rstrip(":") + "." for line in _why(p)[1:] if not line.startswith("    ")]
+    why = [f"{line[2].upper()}{line[3:].rstrip(':')}." for line in _why(p)[1:] if not line.startswith("    ")]
     inside = [waits] if p.critical and p.binding.kind not in OUTSIDE_LOOP else []
     return "".join(
         (answer, *map(_paragraph, (interval, kernel, *p.notes, *warning, *why)), *inside, units, steps)
