@@ -1,4 +1,4 @@
-"""Variants beside the chosen one: every knob changed alone, the authors' kernel, the candidates, other families."""
+"""Variants beside the chosen one: every knob changed alone, the authors' kernel, other families."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.explore.map_picture import cell_style
 from tilecast.explore.review.content.content import (
     Ceiling,
     Change,
@@ -133,7 +134,16 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
         hover = f"{r.name}: {tflops_text(r.tflops)} TFLOP/s, interval {tflops_text(r.low)} to {tflops_text(r.high)}, {r.time_ms:.4g} ms at {r.clock_mhz:.0f} MHz"
         marks.append(Mark(i, 0.0, r.tflops, "blue", "", hover, legend="forecast", height=0.9))
         marks.append(
-            Mark(i, r.low, r.high - r.low, "orange", f"{tflops_text(r.tflops)}", hover, legend="interval", height=0.35)
+            Mark(
+                i,
+                r.low,
+                r.high - r.low,
+                "orange",
+                f"{tflops_text(r.tflops)} ({tflops_text(r.low)} to {tflops_text(r.high)})",
+                hover,
+                legend="interval",
+                height=0.35,
+            )
         )
     caption = "Forecast and its interval, from the ranges of the machine facts, at each clock regime."
     return Bars(
@@ -295,7 +305,7 @@ def map_chart(m: AsymmetryMap) -> Field:
     )
     low, high = min(map(min, m.tflops)), max(map(max, m.tflops))
     levels = tuple(level for level in m.levels if low < level < high)
-    caption = "Colour: what binds. Lines: TFLOP/s. Points: where GPUs lie by these two rates."
+    caption = "Colour: the full unit, or the unit that the binding recurrence spends most cycles on. Lines: TFLOP/s. Points: where GPUs lie by these two rates."
     return Field(
         "map",
         "Map of asymmetric machines",
@@ -303,7 +313,10 @@ def map_chart(m: AsymmetryMap) -> Field:
         m.x,
         m.y,
         m.tflops,
-        m.bound_by,
+        tuple(
+            tuple(cell_style(bound_by, lap)[0] for bound_by, lap in zip(*rows, strict=True))
+            for rows in zip(m.bound_by, m.lap, strict=True)
+        ),
         levels,
         dots,
         f"{m.x_fact} ({m.x_unit})",

@@ -24,6 +24,19 @@ HOW_TO_READ = (
     "buttons, to zoom. The loop is shown from the start of a tile to one period beyond the steady state."
 )
 
+#: Terms that the page prints and a reader from another field may not know; docs/glossary.md has all of them.
+WORDS = (
+    ("Iteration", "One pass of the kernel's loop: a block of keys against all query rows of a CTA."),
+    ("Recurrence", "The loop of dependences that each iteration must close before the next can begin; it binds where no unit is full."),
+    ("Lost to sharing, hand-over", "Cycles that a step takes longer because others use the same unit; cycles between the end of one step and the start of the next."),
+    ("Q·Kᵀ, row max, exp, P·V, row sum, correction", "Scores; the largest score of each row; exponentials; the product with V; sums of exponentials; rescaling of the output when a maximum has moved. A number names the query tile, a and b the parts of one step."),
+    ("mufu, fma, alu, cvt, issue, tma, smem, tmem", "Units of an SM: exponentials; 32-bit multiply-add; integer and maximum; conversion to 16 or 8 bit; warp schedulers; copies between memory and shared memory; shared memory; tensor memory."),
+    ("fa2, fa3, fa4, unfused", "Kernel families: FlashAttention-2 in portable Triton, -3 for Hopper, -4 for Blackwell; matrix product, softmax and matrix product as three kernels."),
+    ("split-q, split-k", "Two softmax groups work on different query rows, or on different keys of the same rows."),
+    ("Sustained, short", "The clock that the power limit allows in long runs; the clock of runs of milliseconds."),
+    ("spec, measured, inferred, assumed", "Where a fact is from: a data sheet; a microbenchmark; other facts; a judgement."),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -46,7 +59,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     bullets: tuple[str, ...] = ()
     code: str = ""
-    #: How to handle the charts: for the page only.
+    #: How to handle the charts that zoom, shown above the first of them: for the page only.
     hint: str = ""
 
 
@@ -70,6 +83,7 @@ def document(c: ReviewContent) -> Document:
 
     sections = [
         Section("forecast", "Forecast", (_forecast_text(c),), some("forecast"), (_regimes(c),), (), c.variant),
+        Section("risks", "Risks", () if c.risks else ("None was found by the rules of this report.",), (), (), tuple(f"**{r.title}.** {r.sentence}" for r in c.risks)),
         Section("waterfall", "Where the time goes", ("Every step is computed; together they are the time of the kernel.",), some("waterfall"), (_waterfall(c),)),
         Section("roofline", "Roofline of every unit", (_roofline_text(c),), some("roofline"), (_ceilings(c),)),
         Section("schedule", "The schedule", _schedule_text(c), some("timeline"), _schedule_tables(c.timeline), hint="" if c.change else HOW_TO_READ),
@@ -78,7 +92,7 @@ def document(c: ReviewContent) -> Document:
         Section("variants", "Variants considered", (_variants_text(c),), (), (_variants(c),)),
         Section("accuracy", "Accuracy near this question", _accuracy_text(c.regions), some("accuracy"), tuple(_points(r) for r in c.regions if r.count)),
         Section("assumptions", "Assumptions", ("Facts with a range come first, the widest effect on top.",), (), (_assumptions(c.assumptions),), c.conditions),
-        Section("risks", "Risks", () if c.risks else ("None was found by the rules of this report.",), (), (), tuple(f"**{r.title}.** {r.sentence}" for r in c.risks)),
+        Section("words", "Words used here", (), bullets=tuple(f"**{word}.** {meaning}" for word, meaning in WORDS)),
         Section("reproduce", "Reproduce", ("This command makes the same files again, byte for byte, with the same version and machine file.",), (), (_provenance(c),), (), c.provenance.command),
     ]  # fmt: skip
     if c.change is not None:
@@ -94,7 +108,9 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def _numeric(cell: str) -> bool:
-    return cell in ("", "–") or cell[:1].isdigit() or (cell[:1] in "+-−" and cell[1:2].isdigit())
+    """A number with its unit, but no sentence that begins with one."""
+    begins = cell[:1].isdigit() or (cell[:1] in "+-−" and cell[1:2].isdigit())
+    return cell in ("", "–") or (begins and "(" not in cell)
 
 
 def _figures(c: ReviewContent) -> tuple[tuple[str, str, str], ...]:
@@ -200,6 +216,8 @@ def _tornado_text(c: ReviewContent) -> tuple[str, ...]:
         "“chosen again” searches the knobs at both ends. Break-even: solved for the busiest unit, simulated with all hand-overs, and the value beyond "
         "which more brings less than 1 %."
     )
+    if any(r.one_sided for r in t.rows):
+        text += " A fact with * stands at an end of what it can be: it was moved one way only."
     if t.without_effect:
         text += f" Without effect here: {', '.join(t.without_effect)}."
     return (text,)
@@ -208,7 +226,7 @@ def _tornado_text(c: ReviewContent) -> tuple[str, ...]:
 def _sensitivities(c: ReviewContent) -> Table:
     rows = [
         (
-            r.fact,
+            r.fact + ("*" if r.one_sided else ""),
             f"{r.value:g} {r.unit}",
             r.kind,
             signed(r.fixed, 3),
@@ -255,7 +273,7 @@ def _variants_text(c: ReviewContent) -> str:
     )
     return (
         f"The family's knobs span {v.space} combinations, {v.legal} of them legal for this shape on this machine. Forecast here: every knob of the chosen "
-        f"kernel changed alone, the authors' kernel, the usual candidates and the other families.{more}"
+        f"kernel changed alone, the authors' kernel and the other families.{more}"
     )
 
 

@@ -68,6 +68,7 @@ def _render(template: str, content: ReviewContent, doc: Document, name: str) -> 
     environment.filters["breakable"] = _breakable
     sections = [
         {"ident": s.ident, "title": s.title, "paragraphs": s.paragraphs, "tables": s.tables, "bullets": s.bullets, "code": s.code, "hint": s.hint,
+         "zooms": next((c.ident for c in s.charts if isinstance(c, Bars) and c.zoom), ""),
          "charts": [_shown(c, page, name) for c in s.charts]}
         for s in doc.sections
     ]  # fmt: skip
