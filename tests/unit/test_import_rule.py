@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,21 @@ def loaded_after(code: str) -> set[str]:
     script = f"import sys\n{code}\nprint('\\n'.join(sorted(m.split('.')[0] for m in sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     return set(done.stderr.split())
+
+
+def test_import_works_from_the_folder_above_a_clone(tmp_path: Path) -> None:
+    """There, the clone's folder `tilecast` is a namespace package of its own, and must not win."""
+    (tmp_path / "tilecast").symlink_to(ROOT)
+    code = "import tilecast; print(tilecast.Workload().label())"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("bf16 full attention")
 
 
 def test_import_tilecast_loads_nothing_heavy() -> None:

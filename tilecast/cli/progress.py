@@ -43,9 +43,10 @@ class Screen:
             self._bar.update(self._task, completed=done, total=total or None, detail=detail[:60])
         elif now >= self._due or (self._written and done == total):
             self._due, self._written = now + self._EVERY_S, True
-            share = f" {done:.0f} of {total:.0f} ({done / total:.0%})" if total else ""
-            left = f", about {in_words((total - done) * (now - self._began) / done)} left" if 0 < done < total else ""
-            print(f"{stage}:{share}{left}{f': {detail}' if detail else ''}", file=sys.stderr, flush=True)
+            share = f"{done:.0f} of {total:.0f} ({done / total:.0%})" if total else ""
+            left = f"about {in_words((total - done) * (now - self._began) / done)} left" if 0 < done < total else ""
+            known = ", ".join(filter(None, (share, left)))
+            print(": ".join(filter(None, (stage, known, detail))), file=sys.stderr, flush=True)
 
     def _open(self, stage: str, total: float) -> None:
         from rich.console import Console
