@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tilecast.base import chrome_trace
 from tilecast.base.chrome_trace import (
-    Event,
     Lane,
     bar,
     busy_share,
@@ -13,6 +13,8 @@ from tilecast.base.chrome_trace import (
     trace_text,
 )
 from tilecast.model.forecast.answer import Forecast
+from tilecast.model.sm.events import Event
+from tilecast.model.sm.fair_share import fair_speeds, unit_use
 from tilecast.model.sm.simulate import drawn
 
 _ROLES, _UNITS = 1, 2
@@ -20,15 +22,15 @@ _ROLES, _UNITS = 1, 2
 
 def trace_json(p: Forecast) -> str:
     """The simulated window of the prediction's tile as a JSON string."""
-    events: list[Event] = [
+    events: list[chrome_trace.Event] = [
         process_name(_ROLES, f"roles: {p.pipeline.name} on {p.machine.name}"),
-        process_name(_UNITS, "units (busy share while the operation runs)"),
+        process_name(_UNITS, "units (busy share)"),
     ]
     roles = {role.name: Lane(_ROLES, i) for i, role in enumerate(p.pipeline.roles, 1)}
     units = {unit: Lane(_UNITS, i) for i, unit in enumerate(p.pipeline.demand(), 1)}
     events += [lane_name(lane, name) for name, lane in (*roles.items(), *units.items())]
-    level: dict[str, list[tuple[float, float]]] = {unit: [] for unit in units}
-    for event in drawn(p.trace).events:
+    simulated = drawn(p.trace).events
+    for event in simulated:
         op = p.pipeline.op(event.op)
         length = event.end - event.start
         args = {
@@ -46,8 +48,31 @@ def trace_json(p: Forecast) -> str:
             events += overlapping_bar(lane, op.kind, event.op, event.start, event.end, args, ident)
         else:
             events += bar(lane, op.kind, event.op, event.start, event.end, args)
-        for unit, cycles in op.demand:
-            level[unit] += [(event.start, cycles / max(length, 1e-9)), (event.end, -cycles / max(length, 1e-9))]
-    for unit, changes in level.items():
+    for unit, changes in _load_changes(p, simulated).items():
         events += busy_share(units[unit], unit, changes)
     return trace_text(events)
+
+
+def _load_changes(p: Forecast, simulated: tuple[Event, ...]) -> dict[str, list[tuple[float, float]]]:
+    """By unit: (cycle, change of its busy share), from the fair speeds of the operations that run at a time."""
+    starts_and_ends = sorted({moment for event in simulated for moment in (event.start, event.end)})
+    changes: dict[str, list[tuple[float, float]]] = {unit: [] for unit in p.pipeline.demand()}
+    begun = 0
+    running: list[Event] = []
+    by_start = sorted(simulated, key=lambda event: event.start)
+    before = dict.fromkeys(changes, 0.0)
+    for moment in starts_and_ends:
+        while begun < len(by_start) and by_start[begun].start <= moment:
+            running.append(by_start[begun])
+            begun += 1
+        running = [event for event in running if event.end > moment]
+        ops = tuple(p.pipeline.op(event.op) for event in running)
+        load = dict.fromkeys(changes, 0.0)
+        for op, speed in zip(ops, fair_speeds(ops), strict=True):
+            for unit, share in unit_use(op).items():
+                load[unit] += speed * share
+        for unit, share in load.items():
+            if share != before[unit]:
+                changes[unit].append((moment, share - before[unit]))
+        before = load
+    return changes

@@ -1,0 +1,82 @@
+"""The power balance: energies by hand, and clocks that meet their limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast.model.chip.power import (
+    Activity,
+    energy_joule_at_1ghz,
+    fixed_clock,
+    power_at,
+    settle_clock,
+    settled_mhz,
+)
+from tilecast.model.machine.machine import load_machine
+
+#: About a millisecond of attention on a B200: 1.5e6 cycles of 148 SMs, tensor cores busy for 80 % of them.
+BUSY = 1.5e6
+WORK = Activity(0.8 * BUSY * 148 * 8192, "bf16", (("mufu", 0.7 * BUSY * 148), ("fma", 3e7)), 3e9, 5e8)
+
+
+def test_energy_is_operations_times_energy_each() -> None:
+    machine = load_machine("b200")
+    found = energy_joule_at_1ghz(machine, WORK)
+    assert found["tensor"] == pytest.approx(WORK.tensor_flop * machine["power.tensor_pj_per_flop_bf16"] * 1e-12)
+    assert found["mufu"] == pytest.approx(0.7 * BUSY * 148 * 16 * machine["power.mufu_pj_per_op"] * 1e-12)
+    assert found["alu"] == 0.0
+    assert found["l2"] == pytest.approx(3e9 * machine["power.l2_pj_per_byte"] * 1e-12)
+
+
+@pytest.mark.parametrize("name", ["b200", "h200-sxm", "rtx-5090"])
+def test_power_adds_up(name: str) -> None:
+    """Idle, the clock tree, energies at the voltage of the set clock, and memory, over the kernel's time."""
+    machine = load_machine(name)
+    ghz, seconds = 1.2, BUSY / 1.2e9
+    at = ghz / machine["power.tensor_clock_share"]
+    exponent = machine["power.energy_exponent"]
+    energy = energy_joule_at_1ghz(machine, WORK)
+    l2 = energy.pop("l2") * at ** machine.get("power.l2_energy_exponent", exponent)
+    chip = sum(energy.values()) * at**exponent
+    hbm = 5e8 * machine["power.hbm_pj_per_byte"] * 1e-12
+    expected = (
+        machine["power.idle_w"] + machine["power.active_w_at_1ghz"] * at ** (1 + exponent) + (chip + l2 + hbm) / seconds
+    )
+    assert power_at(machine, WORK, BUSY, 0.0, ghz) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(load=st.floats(0.01, 3.0), memory_s=st.floats(0.0, 3e-3), regime=st.sampled_from(("sustained", "short")))
+def test_a_settled_clock_is_the_highest_within_the_limit(load: float, memory_s: float, regime: str) -> None:
+    machine = load_machine("b200")
+    work = Activity(WORK.tensor_flop * load, "bf16", WORK.unit_cycles, WORK.l2_bytes, WORK.hbm_bytes)
+    clock = settle_clock(machine, work, BUSY, memory_s, regime)
+    limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
+    assert clock.limit_w == limit
+    top = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    if clock.bound == "boost":
+        assert clock.mhz == top and clock.power_w <= limit
+    else:
+        assert clock.power_w == pytest.approx(limit, rel=1e-9)
+        assert power_at(machine, work, BUSY, memory_s, clock.mhz * 1.001 / 1e3) > limit
+    many = settled_mhz(machine, work, np.full(3, BUSY), np.full(3, memory_s), regime)
+    assert many == pytest.approx(clock.mhz, abs=1e-6)
+
+
+def test_more_work_settles_lower_and_a_short_run_higher() -> None:
+    machine = load_machine("b200")
+    more = Activity(WORK.tensor_flop * 1.2, "bf16", WORK.unit_cycles, WORK.l2_bytes, WORK.hbm_bytes)
+    clock = settle_clock(machine, WORK, BUSY, 0.0, "sustained")
+    assert clock.bound == "power"
+    assert settle_clock(machine, more, BUSY, 0.0, "sustained").mhz < clock.mhz
+    assert settle_clock(machine, WORK, BUSY, 0.0, "short").mhz > clock.mhz
+
+
+def test_a_locked_clock_says_what_it_would_draw() -> None:
+    machine = load_machine("b200")
+    clock = fixed_clock(machine, WORK, BUSY, 0.0, 1900.0)
+    assert (clock.mhz, clock.bound) == (1900.0, "fixed")
+    assert clock.power_w == power_at(machine, WORK, BUSY, 0.0, 1.9) > clock.limit_w == machine["chip.tdp_w"]
