@@ -68,7 +68,7 @@ pictures: $(TOOLS)
 	$(BIN)/tilecast validate measured --picture docs/h200-measured.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 -o docs/asymmetry-b200-bf16.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 --dtype fp8 -o docs/asymmetry-b200-fp8.png > /dev/null
-	$(BIN)/tilecast report --machine b200 --batch 4 --heads 16 --seqlen 8192 --causal --whatif mufu.ex2=32 -o docs/examples/b200-ex2.md
+	$(BIN)/tilecast report --machine b200 --batch 4 --heads 16 --seqlen 8192 --causal --set mufu.ex2=32 -o docs/examples/b200-ex2.md
 	$(BIN)/python tools/plot_kernels.py docs/h200-kernels.png
 
 kernels: $(TOOLS)
