@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.compiler.compile import compile_kernel, load_source
-from tilecast.codegen.compiler.sass import Loop, disassemble, inner_loops, resources
+from tilecast.codegen.compiler.compile import load_source
+from tilecast.codegen.compiler.flow import SteadyLoop, steady_loops
+from tilecast.codegen.compiler.opcodes import MATRIX
+from tilecast.codegen.compiler.sass import compile_and_read
 from tilecast.model.families import build_pipeline, find_family, parse_variant
 from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import load_machine
@@ -18,7 +19,6 @@ TOLERANCE = 0.05
 _PIPES = ("mufu", "fma", "alu", "tensor", "other")
 #: Pipes that the model counts instruction by instruction; "other" it only counts around matrix instructions.
 _COMPARED = ("mufu", "fma", "alu")
-_MATRIX = ("HGMMA", "HMMA", "UTCHMMA")
 #: Roles without exponentials, by what only their loops contain.
 _SIGNATURES = {"mma": "UTCHMMA", "load": "UTMALDG", "correction": "LDTM"}
 
@@ -74,14 +74,9 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
 
     Raises CompileError for what cannot be compiled or disassembled.
     """
-    compiled = compile_kernel(path, target, dtype)
+    code = compile_and_read(path, target, dtype)
     header = load_source(path).TILECAST
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.cubin)
-        used = resources(cubin)
-        instructions, labels = disassemble(cubin)
-    loops = inner_loops(instructions, labels)
+    compiled, used, instructions = code.compiled, code.resources, code.instructions()
     return Inspection(
         file=str(path),
         target=target,
@@ -90,8 +85,8 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
         spill_bytes=used.stack_bytes,
         shared_bytes=compiled.shared_bytes,
         tmem_columns=compiled.tmem_columns,
-        matrix_instructions=sum(i.opcode in _MATRIX for i in instructions),
-        roles=tuple(_roles(loops, header)),
+        matrix_instructions=sum(i.opcode in MATRIX for i in instructions),
+        roles=tuple(_roles(steady_loops(instructions), header)),
     )
 
 
@@ -103,7 +98,7 @@ def pipeline_of(header: dict[str, object]) -> Pipeline:
     return build_pipeline(header_workload(header), variant, load_machine(str(header["machine"])))
 
 
-def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:
+def _roles(loops: tuple[SteadyLoop, ...], header: dict[str, object]) -> list[RoleMix]:
     """Steady loops by role: of the loops that can be a role's, the shortest, since masks and rescaling only add."""
     pipeline = pipeline_of(header)
     work = [loop for loop in loops if loop.pipes()["mufu"] >= 8]
@@ -117,13 +112,14 @@ def _roles(loops: tuple[Loop, ...], header: dict[str, object]) -> list[RoleMix]:
     return [_role_mix(pipeline, role, loop) for role, loop in found]
 
 
-def _role_mix(pipeline: Pipeline, role: Role, loop: Loop) -> RoleMix:
+def _role_mix(pipeline: Pipeline, role: Role, loop: SteadyLoop) -> RoleMix:
     expected, counts = _per_warp(pipeline, role), loop.pipes()
+    counts["other"] = len(loop.instructions) - sum(counts[pipe] for pipe in _PIPES if pipe != "other")
     mix = tuple(Mix(pipe, counts[pipe], expected.get(pipe) if pipe in _COMPARED else None) for pipe in _PIPES)
     return RoleMix(role.name, len(loop.instructions), loop.skipped, tuple(loop.opcodes().most_common(12)), mix)
 
 
-def _steady(loops: list[Loop], roles: int) -> list[Loop]:
+def _steady(loops: list[SteadyLoop], roles: int) -> list[SteadyLoop]:
     """One loop a role, in address order: the code of equal roles follows each other, each with its own masked loops."""
     if not loops or not roles:
         return []

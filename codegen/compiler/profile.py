@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.codegen.compiler.compile import CompileError, compile_kernel
-from tilecast.codegen.compiler.machine_code import disassemble_with_control, kernel_code
-from tilecast.codegen.compiler.sass import resources
+from tilecast.codegen.compiler.compile import CompileError
+from tilecast.codegen.compiler.machine_code import ARCH, Made, kernel_code, obstacle
+from tilecast.codegen.compiler.sass import compile_and_read
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.families import find_family, parse_variant
@@ -20,9 +20,6 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
-#: The target whose machine code the simulator reads, and the families it follows.
-READ_ARCH = "sm_90a"
-READ_FAMILIES = ("hopper_ws", "triton")
 Job = tuple[str, str, Workload, str]
 
 
@@ -41,34 +38,28 @@ def profile_source(source: str, family: str, variant: str, work: Workload, targe
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.py"
         file.write_text(source, encoding="utf-8")
-        compiled = compile_kernel(file, target, work.dtype)
-        cubin = file.with_suffix(".cubin")
-        cubin.write_bytes(compiled.cubin)
-        used = resources(cubin)
-        found = Profile(used.registers, used.stack_bytes)
-        if target != READ_ARCH or family not in READ_FAMILIES:
-            return replace(
-                found, unread=f"{family} for {target} is not read, only {' and '.join(READ_FAMILIES)} for {READ_ARCH}"
-            )
-        try:
-            code = kernel_code(
-                disassemble_with_control(cubin), family=family, variant=variant,
-                head_dims=(work.head_dim_qk, work.head_dim_v), mask=work.mask, dtype=work.dtype, arch=target,
-                compiler=f"triton {version('triton')}", warps=compiled.warps, registers=used.registers,
-                shared_bytes=compiled.shared_bytes, stack_bytes=used.stack_bytes,
-            )  # fmt: skip
-        except CodeError as error:
-            return replace(found, unread=str(error))
-    return replace(found, code=code)
+        read = compile_and_read(file, target, work.dtype)
+    used, compiled = read.resources, read.compiled
+    unread = obstacle(family, target)
+    if unread:
+        return Profile(used.registers, used.stack_bytes, unread=unread)
+    made = Made(
+        family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, target, f"triton {version('triton')}",
+        compiled.warps, used.registers, compiled.shared_bytes, used.stack_bytes,
+    )  # fmt: skip
+    try:
+        return Profile(used.registers, used.stack_bytes, kernel_code(read.instructions(), made))
+    except CodeError as error:
+        return Profile(used.registers, used.stack_bytes, unread=str(error))
 
 
 def profile(family: str, variant: str, work: Workload, machine: str) -> KernelCode:
-    """The code of one variant, compiled for `READ_ARCH`.
+    """The code of one variant, compiled for `ARCH`.
 
     Raises VariantError for a variant that cannot be written, CompileError and CodeError for code that cannot be had or read.
     """
     source = generate(work, load_machine(machine), find_family(family), parse_variant(variant)).source
-    found = profile_source(source, family, variant, work, READ_ARCH)
+    found = profile_source(source, family, variant, work, ARCH)
     if found.code is None:
         raise CodeError(found.unread)
     return found.code

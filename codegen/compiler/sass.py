@@ -1,63 +1,61 @@
-"""Read machine code: resources of a kernel and its instruction mix, per warp role.
-
-A warp-specialised kernel is one function whose roles are separate stretches of code; each starts where the warps of the
-role change their register budget (USETMAXREG).  Loops are found by their backward branches.
-"""
+"""The one reader of listings: instructions of a cubin with their control words and branch targets, and its resources."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections import Counter
-from collections.abc import Sequence
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.compiler.compile import CompileError, tool
+from tilecast.codegen.compiler.compile import Compiled, CompileError, compile_kernel, tool
 
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)(.*?);")
+_FIRST = re.compile(
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/"
+)
+_SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
-_BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
-
-#: Hardware unit of an opcode, in the model's names; the rest is "other".
-PIPE_OF = {
-    "mufu": ("MUFU",),
-    "fma": ("FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2"),
-    "alu": ("FMNMX", "FMNMX3", "FSEL", "FSETP", "LOP3", "ISETP", "SEL", "F2FP", "PRMT", "SHF", "VIADD", "LEA", "PLOP3"),
-    "tensor": ("HGMMA", "UTCHMMA", "HMMA", "UTCQMMA"),
-}
-_PIPE = {opcode: pipe for pipe, opcodes in PIPE_OF.items() for opcode in opcodes}
+_TARGET = re.compile(r"\.L_x_\d+")
+_GUARD = re.compile(r"^!?U?P\d\b")
+#: nvdisasm's remarks inside an instruction, such as the targets of an indirect branch.
+_REMARK = re.compile(r'\s*\(\*".*?"\*\)')
+#: Opcodes after which a warp does not go on with the next instruction, unless they are predicated.
+_ENDS = frozenset(("EXIT", "RET", "BRX", "JMX"))
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: byte address, opcode, modifiers, operands, and the predicate it is under ("@!P0" or "")."""
+    """One machine instruction: byte address, opcode, modifiers (".64x128x16"), operands and predicate ("@!P0" or "")."""
 
     address: int
     opcode: str
-    modifiers: str
-    operands: str
+    modifiers: str = ""
+    operands: str = ""
     predicate: str = ""
+    #: Bits 105 to 125 of the encoding: stall count, yield, counters raised and waited for.
+    control: int = 0
+    #: Addresses that a branch names.
+    targets: tuple[int, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """Opcode, modifiers and operands as the disassembler writes them."""
+        return f"{self.opcode}{self.modifiers} {self.operands}".rstrip()
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop without inner loops: its instructions from the branch target to the branch."""
+    @property
+    def target(self) -> int | None:
+        """Address that a direct branch goes to."""
+        return self.targets[0] if self.opcode == "BRA" and self.targets else None
 
-    begin: int
-    end: int
-    #: What every iteration executes: without stretches of masking code that a branch skips where no mask is needed.
-    instructions: tuple[Instruction, ...]
-    #: Instructions of those stretches.
-    skipped: int = 0
+    @property
+    def conditional(self) -> bool:
+        """Whether it may do nothing: under a predicate, or a branch with one among its operands."""
+        return bool(self.predicate) or (self.opcode == "BRA" and _GUARD.match(self.operands) is not None)
 
-    def opcodes(self) -> Counter[str]:
-        """Instructions by opcode."""
-        return Counter(i.opcode for i in self.instructions)
-
-    def pipes(self) -> Counter[str]:
-        """Instructions by the model's pipes (mufu, fma, alu, tensor, other)."""
-        return Counter(_PIPE.get(i.opcode, "other") for i in self.instructions)
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next instruction can follow."""
+        return self.conditional or not (self.opcode in _ENDS or self.target is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,81 +66,78 @@ class Resources:
     stack_bytes: int
 
 
-def resources(cubin: Path) -> Resources:
-    """Registers and stack of the one kernel in ``cubin``."""
-    text = _run(tool("cuobjdump"), "--dump-resource-usage", str(cubin))
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """A kernel as compiled, and what it takes."""
+
+    compiled: Compiled
+    resources: Resources
+
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Its listing; CompileError where the disassembler at hand does not know the target."""
+        return disassemble(self.compiled.cubin)
+
+
+def compile_and_read(path: str | Path, target: str, dtype: str = "bf16") -> MachineCode:
+    """Compile the kernel of ``path`` for ``target`` without a GPU; CompileError for what cannot be compiled or read."""
+    compiled = compile_kernel(path, target, dtype)
+    return MachineCode(compiled, resources(compiled.cubin))
+
+
+def resources(cubin: bytes) -> Resources:
+    """Registers and stack of the one kernel in ``cubin``; CompileError where the tool reports none."""
+    text = _run("cuobjdump", "--dump-resource-usage", cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
-        raise CompileError(f"{cubin}: cuobjdump reports no resources")
+        raise CompileError("cuobjdump reports no resources of the compiled kernel")
     return Resources(int(found.group(1)), int(found.group(2)))
 
 
-def disassemble(cubin: Path) -> tuple[tuple[Instruction, ...], dict[str, int]]:
-    """(instructions in order, label -> index of the instruction it stands before)."""
-    text = _run(tool("nvdisasm"), "-c", str(cubin))
-    instructions: list[Instruction] = []
+def disassemble(cubin: bytes) -> tuple[Instruction, ...]:
+    """Instructions of the one kernel in ``cubin``, in address order; CompileError when there are none."""
+    return parse_listing(_run("nvdisasm", "-c", cubin, "-hex"))
+
+
+def parse_listing(text: str) -> tuple[Instruction, ...]:
+    """Instructions of a listing of ``nvdisasm -c -hex``; CompileError when there are none."""
+    rows: list[tuple[re.Match[str], int, list[str]]] = []
     labels: dict[str, int] = {}
+    waiting: list[str] = []
+    first: re.Match[str] | None = None
     for line in text.splitlines():
         label = _LABEL.match(line)
         if label:
-            labels[label.group(1)] = len(instructions)
+            waiting.append(label.group(1))
             continue
-        found = _INSTRUCTION.match(line)
+        found = _FIRST.match(line)
         if found:
-            address, predicate, opcode, modifiers, operands = found.groups()
-            instructions.append(Instruction(int(address, 16), opcode, modifiers, operands, (predicate or "").strip()))
-    if not instructions:
-        raise CompileError(f"{cubin}: nvdisasm printed no instructions")
-    return tuple(instructions), labels
+            first = found
+            labels.update(dict.fromkeys(waiting, int(found.group(1), 16)))
+            waiting.clear()
+            continue
+        second = _SECOND.match(line)
+        if second and first:
+            rows.append((first, int(second.group(1), 16) >> 41, _TARGET.findall(first.group(5))))
+            first = None
+    if not rows:
+        raise CompileError(f"nvdisasm printed no instructions: {text.strip()[:200] or 'nothing at all'}")
+    return tuple(
+        Instruction(
+            int(found.group(1), 16), found.group(3), found.group(4), _REMARK.sub("", found.group(5)), found.group(2) or "",
+            control, tuple(labels[name] for name in named if name in labels),
+        )
+        for found, control, named in rows
+    )  # fmt: skip
 
 
-#: Loops shorter than this wait for a barrier; they do not make the loop around them an outer one.
-_SPIN = 16
-
-
-def inner_loops(instructions: tuple[Instruction, ...], labels: dict[str, int]) -> tuple[Loop, ...]:
-    """Loops that contain no other loop but waits, in address order."""
-    spans = []
-    for index, instruction in enumerate(instructions):
-        target = _BRANCH.search(instruction.operands) if instruction.opcode == "BRA" else None
-        if target and labels.get(target.group(1), index + 1) <= index:
-            begin = labels[target.group(1)]
-            if index - begin >= _SPIN:
-                spans.append((begin, index))
-    inner = [
-        (begin, end)
-        for begin, end in spans
-        if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in spans)
-    ]
-    return tuple(_loop(begin, end, instructions, labels) for begin, end in sorted(set(inner)))
-
-
-#: Selects in a stretch that make it masking code, and the length from which leaving it out matters.
-_MASKING_SELECTS, _MASKING_LENGTH = 16, 48
-
-
-def hides_scores(opcodes: Sequence[str]) -> bool:
-    """Whether a stretch of code masks scores and does nothing else: many selects and no exponential."""
-    selects = sum(opcode in ("FSEL", "SEL") for opcode in opcodes)
-    return len(opcodes) >= _MASKING_LENGTH and selects >= _MASKING_SELECTS and "MUFU" not in opcodes
-
-
-def _loop(begin: int, end: int, instructions: tuple[Instruction, ...], labels: dict[str, int]) -> Loop:
-    """The loop [begin, end] without the masking code that its branches jump over."""
-    left_out: set[int] = set()
-    for index in range(begin, end):
-        target = _BRANCH.search(instructions[index].operands) if instructions[index].opcode == "BRA" else None
-        after = labels.get(target.group(1), 0) if target else 0
-        stretch = range(index + 1, min(after, end))
-        if hides_scores([instructions[i].opcode for i in stretch]):
-            left_out.update(stretch)
-    kept = tuple(instructions[i] for i in range(begin, end + 1) if i not in left_out)
-    return Loop(begin, end, kept, len(left_out))
-
-
-def _run(program: Path, *arguments: str) -> str:
-    done = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False)
+def _run(program: str, option: str, cubin: bytes, *more: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        done = subprocess.run(
+            [str(tool(program)), option, *more, str(file)], capture_output=True, text=True, check=False
+        )
     if done.returncode:
         reason = done.stderr.strip().splitlines()
-        raise CompileError(f"{program.name}: {reason[0] if reason else 'failed'}")
+        raise CompileError(f"{program}: {reason[0] if reason else 'failed'}")
     return done.stdout

@@ -17,7 +17,8 @@ from tilecast.base.files import OutputError, write_text_atomically
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError
-from tilecast.codegen.compiler.profile import READ_ARCH, READ_FAMILIES, profile_source
+from tilecast.codegen.compiler.machine_code import obstacle
+from tilecast.codegen.compiler.profile import profile_source
 from tilecast.codegen.families import template_of
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
@@ -30,7 +31,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 #: Goes up when `codegen.machine_code` reads more from the same code: what was kept before is then read anew.
-_READING = "2"
+_READING = "3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _profile(job: Job) -> tuple[KernelCode | None, CompiledCandidate]:
             return found
     made = profile_source(source, job.family, variant_text(job.variant), job.workload, target)
     facts = CompiledCandidate(registers=made.registers, spill_bytes=made.stack_bytes)
-    if made.code is None and target == READ_ARCH and job.family in READ_FAMILIES:
+    if made.code is None and not obstacle(job.family, target):
         facts = replace(facts, unread=f"its machine code cannot be read: {made.unread}")
     if kept is not None:
         _keep(kept, made.code, facts)

@@ -17,10 +17,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.codegen.compiler.machine_code import ARCH
 from tilecast.codegen.compiler.sass import Instruction, disassemble
 
 _REGISTER = re.compile(r"\b(U?R)(\d+)(\.64)?\b")
-_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 #: Arguments of the kernel lie in constant bank 0 from here on, before them what the launch itself needs.
 _ARGUMENTS = 0x210
 _WIDE = {"UIMAD.WIDE", "IMAD.WIDE", "UIADD3.64", "ULDC.64", "LDC.64"}
@@ -44,10 +44,11 @@ class _Step:
     next: tuple[int, ...]
 
 
-def lost_descriptors(cubin: Path) -> list[int]:
+def lost_descriptors(cubin: bytes) -> list[int]:
     """Addresses of the wgmma instructions whose descriptors come from registers nobody wrote, or from arguments alone."""
-    instructions, labels = disassemble(cubin)
-    steps = [_step(index, instruction, labels, len(instructions)) for index, instruction in enumerate(instructions)]
+    instructions = disassemble(cubin)
+    at = {instruction.address: index for index, instruction in enumerate(instructions)}
+    steps = [_step(index, instruction, at) for index, instruction in enumerate(instructions)]
     unset = frozenset({"unset"})
     everything = {register for step in steps for register in (*step.reads, *step.writes, *step.descriptor)}
     states: list[dict[str, Roots] | None] = [None] * len(steps)
@@ -77,7 +78,7 @@ def _is_lost(roots: Roots) -> bool:
     return "unset" in roots or (bool(roots) and "shared" not in roots)
 
 
-def _step(index: int, instruction: Instruction, labels: dict[str, int], count: int) -> _Step:
+def _step(index: int, instruction: Instruction, at: dict[int, int]) -> _Step:
     name, text = f"{instruction.opcode}{instruction.modifiers}", instruction.operands
     operands = [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
     writes: tuple[str, ...] = ()
@@ -114,15 +115,11 @@ def _step(index: int, instruction: Instruction, labels: dict[str, int], count: i
         # Four registers: A and B; A's are not read where A itself lies in registers.
         first = 2 if re.match(r"R\d", operands[0]) else 0
         descriptor = tuple(f"UR{int(matrices[1]) + n}" for n in range(first, 4))
-    target = _TARGET.search(text) if instruction.opcode == "BRA" else None
     # A predicated write is taken to happen: what reads the register is under the same predicate.
-    conditional = bool(instruction.predicate) or re.search(r"\bU?P\d", text) is not None
-    following = [index + 1] if conditional or instruction.opcode not in ("EXIT", "BRA") else []
-    if target:
-        following.append(labels[target[1]])
-    return _Step(
-        frozenset(reads), writes, frozenset(roots), descriptor, tuple(f for f in following if f < count)
-    )  # fmt: skip
+    following = [at[target] for target in instruction.targets]
+    if instruction.goes_on and index + 1 < len(at):
+        following.insert(0, index + 1)
+    return _Step(frozenset(reads), writes, frozenset(roots), descriptor, tuple(following))
 
 
 def _hgmma_columns(instruction: Instruction) -> int:
@@ -152,10 +149,9 @@ def main() -> None:
         variant = fa2.Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, stages=stages, scheduler="grid")
         source = generate(work, load_machine("h200-sxm"), find_family("triton"), variant).source
         with tempfile.TemporaryDirectory() as folder:
-            file, cubin = Path(folder) / "kernel.py", Path(folder) / "kernel.cubin"
+            file = Path(folder) / "kernel.py"
             file.write_text(source)
-            cubin.write_bytes(compile_kernel(file, "sm_90a").cubin)
-            print(len(lost_descriptors(cubin)), flush=True)
+            print(len(lost_descriptors(compile_kernel(file, ARCH).cubin)), flush=True)
 
 
 if __name__ == "__main__":

@@ -306,17 +306,16 @@ NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 @NEEDS_TRITON
 @pytest.mark.parametrize(("case", "target"), [("full", "sm_100a"), ("pair", "sm_100a"), ("causal", "sm_103a")])
 def test_compiles_to_what_the_variant_says(case: str, target: str, tmp_path: Path) -> None:
-    from tilecast.codegen.compiler.compile import compile_kernel
-    from tilecast.codegen.compiler.sass import disassemble, inner_loops, resources
+    from tilecast.codegen.compiler.flow import steady_loops
+    from tilecast.codegen.compiler.sass import compile_and_read
 
     variant, workload, machine, _ = CASES[case]
     if not newest_triton() and (variant.cta_group == 2 or target == "sm_103a"):
         pytest.skip("needs Triton 3.9")
-    path, cubin = tmp_path / "kernel.py", tmp_path / "kernel.cubin"
+    path = tmp_path / "kernel.py"
     path.write_text(source_of(variant, workload, machine))
-    compiled = compile_kernel(path, target)
-    cubin.write_bytes(compiled.cubin)
-    instructions, labels = disassemble(cubin)
+    code = compile_and_read(path, target)
+    compiled, instructions = code.compiled, code.instructions()
     count = {
         name: sum(i.opcode == name for i in instructions) for name in ("UTCHMMA", "FFMA2", "FMUL2", "F2FP", "FMNMX3")
     }
@@ -329,8 +328,8 @@ def test_compiles_to_what_the_variant_says(case: str, target: str, tmp_path: Pat
     assert count["F2FP"] == 2 * (elements + workload.head_dim_v) // 2
     assert count["UTCHMMA"] == 64
     assert compiled.tmem_columns <= 512 and compiled.shared_bytes <= load_machine(machine)["smem.per_cta_bytes"]
-    assert resources(cubin).stack_bytes == 0
+    assert code.resources.stack_bytes == 0
     # One a group; a path that waits may go round the same loop another way.
-    softmax = {loop.begin: loop for loop in inner_loops(instructions, labels) if loop.pipes()["mufu"] >= 8}
+    softmax = {loop.begin: loop for loop in steady_loops(instructions) if loop.pipes()["mufu"] >= 8}
     shortest = min(len(loop.instructions) for loop in softmax.values())
     assert sum(len(loop.instructions) < 1.1 * shortest for loop in softmax.values()) == variant.stages

@@ -29,23 +29,20 @@ MODULES = [kernel.module for kernel in read_list()]
 TARGET = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
 WORKER = """
-import json, pathlib, sys, tempfile
+import json, sys
 import triton
-from tilecast.codegen.compiler.compile import CompileError, compile_kernel
-from tilecast.codegen.compiler.sass import disassemble, inner_loops, resources
+from tilecast.codegen.compiler.compile import CompileError
+from tilecast.codegen.compiler.flow import steady_loops
+from tilecast.codegen.compiler.sass import compile_and_read
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        done = compile_kernel(path, target)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(done.cubin); file.flush()
-            used = resources(pathlib.Path(file.name))
+        code = compile_and_read(path, target)
+        done, used = code.compiled, code.resources
         opcodes = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in done.ptx]
         softmax = {}
         if "blackwell_ws" in path and not triton.__version__.startswith("3.6"):  # whose disassembler is too old
-            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-                file.write(done.cubin); file.flush()
-                loops = inner_loops(*disassemble(pathlib.Path(file.name)))
+            loops = steady_loops(code.instructions())
             loop = min((loop for loop in loops if loop.pipes()["mufu"] >= 8), key=lambda loop: len(loop.instructions))
             softmax = {"instructions": len(loop.instructions), "mufu": loop.pipes()["mufu"]}
         answer = {"softmax": softmax, "registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,

@@ -290,12 +290,10 @@ class Built:
 
 def build(path: Path, target: str) -> Built:
     """Compile what a generated file launches for ``target``."""
-    from tilecast.codegen.compiler.compile import compile_kernel
-    from tilecast.codegen.compiler.sass import disassemble, resources
+    from tilecast.codegen.compiler.sass import compile_and_read
 
-    cubin = path.with_suffix(f".{target}.cubin")
-    cubin.write_bytes(compile_kernel(path, target).cubin)
-    used, (instructions, _) = resources(cubin), disassemble(cubin)
+    code = compile_and_read(path, target)
+    used, instructions = code.resources, code.instructions()
     names = ("HMMA", "HGMMA", "UTCHMMA", "LDGSTS", "UTMALDG", "STL", "FFMA", "MUFU")
     counts = {name: sum(i.opcode == name for i in instructions) for name in names}
     return Built(used.registers, used.stack_bytes, counts)

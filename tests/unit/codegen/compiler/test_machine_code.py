@@ -1,51 +1,26 @@
-"""Reading machine code: control words, what an instruction is, and which stretches a tile runs through."""
+"""Reading machine code: what an instruction is to the simulator, and which stretches a tile runs through."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from support.listing import assemble, loop, made_of
 
-from tilecast.codegen.compiler import machine_code
-from tilecast.codegen.compiler.machine_code import Line, disassemble_with_control, instruction, kernel_code
+from tilecast.codegen.compiler.machine_code import Made, kernel_code, warp_instruction
+from tilecast.codegen.compiler.sass import Instruction
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch
 from tilecast.model.kernel.workload import Workload
 
-LISTING = """
-\tcode for sm_90a
-        /*0000*/                   LDC R1, c[0x0][0x28] ;                                     /* 0x00000a00ff017b82 */
-                                                                                              /* 0x000e220000000800 */
-        /*1f30*/              @!P0 HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;      /* 0x01e00000081879f0 */
-                                                                                              /* 0x00544c0008001818 */
-\t\t..........
-"""
 
-
-@pytest.fixture
-def cuobjdump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Let a script that prints a text stand for cuobjdump."""
-
-    def install(text: str) -> None:
-        (tmp_path / "listing").write_text(text)
-        script = tmp_path / "cuobjdump"
-        script.write_text(f"#!/bin/sh\ncat '{tmp_path}/listing'\necho broken >&2\n")
-        script.chmod(0o755)
-        monkeypatch.setattr(machine_code, "tool", lambda name: script)
-
-    return install
-
-
-def test_control_words_are_decoded(cuobjdump) -> None:  # type: ignore[no-untyped-def]
-    cuobjdump(LISTING)
-    first, second = disassemble_with_control(Path("kernel.cubin"))
-    assert (first.address, first.text, first.opcode) == (0, "LDC R1, c[0x0][0x28]", "LDC")
-    assert (second.address, second.opcode) == (0x1F30, "HGMMA")
+def test_control_words_are_decoded() -> None:
     # 0x000e22: stall 1, yield, counter 0 for the result, none for operands, nothing waited for.
-    load = instruction(first, 1)
+    load = warp_instruction(made_of("LDC R1, c[0x0][0x28]", control=0x000E220000000800 >> 41), 1)
     assert (load.stall, load.write_counter, load.read_counter, load.waits) == (1, 0, 7, 0)
     assert (load.pipe, load.latency, load.kind) == ("control", "constant", "plain")
     # 0x00544c: stall 6, counter 1 for the result, 2 for operands, counters 0 and 2 waited for.
-    product = instruction(second, 1)
+    text = "@!P0 HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+    product = warp_instruction(made_of(text, control=0x00544C0008001818 >> 41), 1)
     assert (product.stall, product.write_counter, product.read_counter, product.waits) == (6, 1, 2, 0b101)
     assert (product.pipe, product.kind, product.amount, product.from_registers, product.commits) == (
         "tensor",
@@ -54,12 +29,6 @@ def test_control_words_are_decoded(cuobjdump) -> None:  # type: ignore[no-untype
         False,
         True,
     )
-
-
-def test_a_file_without_instructions_is_refused_with_what_the_tool_said(cuobjdump) -> None:  # type: ignore[no-untyped-def]
-    cuobjdump("no device code\n")
-    with pytest.raises(CodeError, match=r"kernel.cubin: cuobjdump printed no instructions: broken"):
-        disassemble_with_control(Path("kernel.cubin"))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +58,7 @@ def test_a_file_without_instructions_is_refused_with_what_the_tool_said(cuobjdum
     ],
 )
 def test_what_an_instruction_is(text: str, pipe: str, kind: str, amount: int) -> None:
-    found = instruction(Line(0, text, 0), 2)
+    found = warp_instruction(made_of(text), 2)
     assert (found.pipe, found.kind, found.amount) == (pipe, kind, amount)
     assert found.stall == 1  # a stall count of zero still takes the issue slot
     assert found.from_registers == (kind == "mma")
@@ -98,18 +67,10 @@ def test_what_an_instruction_is(text: str, pipe: str, kind: str, amount: int) ->
 
 def test_spills_and_reloads_say_which_word() -> None:
     words = [
-        instruction(Line(0, text, 0), 1).word for text in ("STL [R1+0x4c], R1", "LDL.LU R0, [R1]", "FADD R1, R2, R3")
+        warp_instruction(made_of(text), 1).word for text in ("STL [R1+0x4c], R1", "LDL.LU R0, [R1]", "FADD R1, R2, R3")
     ]
     assert words == [19, 0, -1]
-    assert instruction(Line(0, "LDL R0, [R1+0x4]", 0), 1).latency == "local"
-
-
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [("@P0 BRA 0x1f0", 0x1F0), ("BRA.U.ANY 0x10", 0x10), ("BRX R4 -0x10", None), ("IADD3 R4, R4, 0x10, RZ", None)],
-)
-def test_branch_targets(text: str, target: int | None) -> None:
-    assert Line(0, text, 0).target == target
+    assert warp_instruction(made_of("LDL R0, [R1+0x4]"), 1).latency == "local"
 
 
 # --- listings ------------------------------------------------------------------------------------------------------
@@ -119,33 +80,11 @@ MASKING = ["FSEL R4, R4, -INF , P1"] * 16 + ["IADD3 R4, R4, 0x1, RZ"] * 32
 END = ["EXIT"]
 
 
-def assemble(*rows: str) -> list[Line]:
-    """Lines at addresses 16 apart; ``name:`` rows are labels and ``{name}`` their addresses."""
-    labels: dict[str, int] = {}
-    texts: list[str] = []
-    for row in rows:
-        if row.endswith(":"):
-            labels[row[:-1]] = 16 * len(texts)
-        else:
-            texts.append(row)
-    return [
-        Line(16 * i, text.format(**{k: hex(v) for k, v in labels.items()}) if "{" in text else text, 1)
-        for i, text in enumerate(texts)
-    ]
+MADE = Made("triton", "family=fa2", (64, 64), "causal", "bf16", "sm_90a", "none", 4, 100, 1024, 0)
 
 
-def loop(name: str, *body: str) -> list[str]:
-    return [f"{name}:", *body, f"@P0 BRA {{{name}}}"]
-
-
-def read(
-    lines: list[Line], family: str = "triton", mask: str = "causal", warps: int = 4, variant: str = "family=fa2"
-) -> KernelCode:
-    return kernel_code(
-        lines, family=family, variant=variant, head_dims=(64, 64), mask=mask, dtype="bf16",
-        arch="sm_90a", compiler="none",
-        warps=warps, registers=100, shared_bytes=1024, stack_bytes=0,
-    )  # fmt: skip
+def read(lines: list[Instruction], **facts: object) -> KernelCode:
+    return kernel_code(lines, replace(MADE, **facts))  # type: ignore[arg-type]
 
 
 def shape(program: tuple[Stretch, ...]) -> list[tuple[str, int]]:
@@ -182,16 +121,28 @@ def test_branches_over_masking_and_always_are_taken_others_are_not() -> None:
     assert once("@P1 BRA {over}", *MASKING, "MUFU.EX2 R4, R4", "over:", "NOP") == 51  # computes, too
 
 
-def test_branches_around_a_loop_enter_it() -> None:
-    for jump in ("@P1 BRA {after}", "BRA {after}"):
-        code = read(assemble(jump, *MAIN, "after:", "NOP", *EDGE, *END))
-        assert shape(code.consumers[0]) == [("once", 1), ("main", 3), ("once", 1), ("edge", 51), ("once", 1)]
+def test_a_branch_around_a_loop_enters_it() -> None:
+    code = read(assemble("@P1 BRA {after}", *MAIN, "after:", "NOP", *EDGE, *END))
+    assert shape(code.consumers[0]) == [("once", 1), ("main", 3), ("once", 1), ("edge", 51), ("once", 1)]
 
 
-def test_an_unconditional_branch_back_is_no_loop() -> None:
-    rows = assemble("back:", MMA, "NOP", "BRA {back}", *END)
+def test_a_wait_that_was_moved_out_of_line_is_no_loop() -> None:
+    """It branches back to where it was, past code that does not lead there alone."""
+    wait = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5"
+    rows = assemble(
+        wait, "@!P0 BRA {away}", "back:", MMA, "NOP", *MAIN, *END, "away:", wait, "@!P0 BRA {away}", "BRA {back}"
+    )
+    assert shape(read(rows, mask="none").consumers[0]) == [("once", 4), ("main", 3), ("once", 1)]
+
+
+def test_a_loop_that_ends_in_the_middle_goes_round_by_an_unconditional_branch() -> None:
+    rows = assemble("NOP", "main:", MMA, "@P0 BRA {out}", "MUFU.EX2 R4, R4", "BRA {main}", "out:", "NOP", *END)
+    assert shape(read(rows, mask="none").consumers[0]) == [("once", 1), ("main", 4), ("once", 2)]
+
+
+def test_other_families_code_has_no_loop_with_wgmma() -> None:
     with pytest.raises(CodeError, match="no loop with wgmma"):
-        read(rows)
+        read(assemble(*loop("main", "FFMA R4, R4, R5, R6"), *END))
 
 
 def test_the_left_edge_of_a_window_comes_first() -> None:
@@ -200,24 +151,46 @@ def test_the_left_edge_of_a_window_comes_first() -> None:
     assert [role for role, _ in shape(code.consumers[0])] == ["left", "main", "edge", "once"]
 
 
-def consumer(name: str, skip: bool = True, first: tuple[str, ...] = ()) -> list[str]:
+ROLE, LAST = "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8", "USETMAXREG.DEALLOC.CTAPOOL 0x78"
+PASS = ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4+URZ], RZ")
+
+
+def over_keys(name: str) -> list[str]:
+    return [*loop(f"edge{name}", MMA, "NOP"), "NOP", *loop(f"main{name}", MMA)]
+
+
+def consumer(name: str, first: tuple[str, ...] = ()) -> list[str]:
     """A tile loop with the loops over keys inside, and the loop that passes over others' blocks; ``first`` follows the first S."""
-    passing = loop(
-        f"pass{name}", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4+URZ], RZ"
-    )
-    return loop(f"tile{name}", "NOP", *(passing if skip else []), "NOP", MMA, *first, *loop(f"edge{name}", MMA, "NOP"), "NOP",
-                *loop(f"main{name}", MMA), "NOP", "NOP")  # fmt: skip
+    body = ["NOP", *loop(f"pass{name}", *PASS), "NOP", MMA, *first, *over_keys(name), "NOP", "NOP"]
+    return [ROLE, *loop(f"tile{name}", *body)]
 
 
+HOPPER = {"family": "hopper_ws", "warps": 12, "variant": "family=fa3,warpgroups=2"}
+ONE = {"family": "hopper_ws", "warps": 8, "variant": "family=fa3,warpgroups=1"}
 SETUP = ["SYNCS.EXCH.64 URZ, [UR4], UR6"] * 5
+#: Does tiles again: the warps that multiply there also copy.
+AGAIN = [ROLE, *loop("again", "UTMALDG.4D [UR8], [UR4], desc[URZ]", *loop("redone", MMA, "MUFU.EX2 R4, R4"))]
 
 
 def test_each_consumer_of_a_hopper_kernel_has_its_own_program() -> None:
-    rows = assemble(*SETUP, *consumer("a"), *consumer("b"), *END)
-    code = read(rows, family="hopper_ws", warps=12, variant="family=fa3,warpgroups=2")
+    rows = assemble(*SETUP, *consumer("a"), *AGAIN, *END, *consumer("b"), LAST, *END)
+    code = read(rows, **HOPPER)
     assert code.barriers == 5
     expected = [("once", 1), ("pass", 3), ("once", 2), ("edge", 3), ("once", 1), ("main", 2), ("once", 3)]
     assert [shape(program) for program in code.consumers] == [expected, expected]
+
+
+def test_a_consumer_without_a_loop_over_work_tiles_does_one() -> None:
+    """A grid gives each CTA one tile: all of the role is its program."""
+    rows = assemble(*SETUP, ROLE, "NOP", *loop("main", MMA), "NOP", LAST, "NOP", *END)
+    assert [shape(program) for program in read(rows, mask="none", **ONE).consumers] == [
+        [("once", 2), ("main", 2), ("once", 1)]
+    ]
+
+
+def test_a_tile_loop_may_end_by_an_unconditional_branch() -> None:
+    rows = assemble(ROLE, "tile:", "NOP", *loop("main", MMA), "@!P1 BRA {out}", "BRA {tile}", "out:", LAST, *END)
+    assert shape(read(rows, mask="none", **ONE).consumers[0]) == [("once", 1), ("main", 2), ("once", 2)]
 
 
 def test_the_first_block_of_a_masked_hopper_kernel_hides_its_scores() -> None:
@@ -225,27 +198,32 @@ def test_the_first_block_of_a_masked_hopper_kernel_hides_its_scores() -> None:
     hide = ("@P1 BRA {over}", *MASKING, "over:")
 
     def before_the_loops(mask: str) -> int:
-        rows = assemble(*SETUP, *consumer("a", first=hide), *END)
-        code = read(rows, family="hopper_ws", mask=mask, warps=8, variant="family=fa3,warpgroups=1")
-        return shape(code.consumers[0])[2][1]
+        keys = over_keys("a") if mask == "causal" else loop("main", MMA)
+        rows = assemble(*SETUP, ROLE, *loop("tile", "NOP", MMA, *hide, *keys, "NOP"), *END)
+        return shape(read(rows, mask=mask, **ONE).consumers[0])[0][1]
 
     assert before_the_loops("none") == 3
     assert before_the_loops("causal") == 3 + len(MASKING)
 
 
-def test_a_passing_loop_that_was_moved_away_is_lent_by_the_other_consumer() -> None:
-    rows = assemble(*consumer("a"), *consumer("b", skip=False), *END)
-    first, second = read(rows, family="hopper_ws", warps=12, variant="family=fa3,warpgroups=2").consumers
-    assert shape(second) == [("pass", 3), ("once", 3), ("edge", 3), ("once", 1), ("main", 2), ("once", 3)]
-    assert second[0] == first[1]
+def test_a_loop_that_was_moved_out_of_line_stands_where_it_is_entered() -> None:
+    away = ["away:", *loop("pass", *PASS), "BRA {back}"]
+    tile = loop("tile", "NOP", "@P1 BRA {away}", "back:", "NOP", *over_keys("a"), "NOP")
+    (program,) = read(assemble(ROLE, *tile, *END, *away), **ONE).consumers
+    assert shape(program) == [("once", 2), ("pass", 3), ("once", 2), ("edge", 3), ("once", 1), ("main", 2), ("once", 2)]
 
 
 def test_other_code_is_refused() -> None:
-    with pytest.raises(CodeError, match="expected 4 loops with wgmma, found 2"):
-        read(assemble(*consumer("a"), *END), family="hopper_ws", variant="family=fa3,warpgroups=2")
-    with pytest.raises(CodeError, match="no loop over work tiles"):
-        read(assemble(*MAIN, *EDGE, *END), family="hopper_ws", variant="family=fa3,warpgroups=1")
-    with pytest.raises(CodeError, match="got blackwell_ws"):
+    with pytest.raises(CodeError, match="expected 2 warp roles that multiply, found 1"):
+        read(assemble(*consumer("a"), *END), **HOPPER)
+    with pytest.raises(
+        CodeError, match="expected 2 loops with wgmma in a consumer of a kernel with mask 'causal', found 1"
+    ):
+        read(assemble(ROLE, *MAIN, *END), **ONE)
+    with pytest.raises(CodeError, match="do not follow each other"):
+        either = ["@P1 BRA {other}", *MAIN, "BRA {end}", "other:", *EDGE, "end:"]
+        read(assemble(ROLE, *loop("tile", "NOP", *either, "NOP"), *END), **ONE)
+    with pytest.raises(CodeError, match="blackwell_ws for sm_90a is not read, only hopper_ws and triton for sm_90a"):
         read(assemble(*MAIN, *END), family="blackwell_ws")
 
 
@@ -258,14 +236,18 @@ def test_other_code_is_refused() -> None:
             64,
             2,
         ),
-        pytest.param(
+        (
             "hopper_ws",
             "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=grid",
             64,
             2,
-            marks=pytest.mark.xfail(
-                strict=True, reason="an unmasked grid kernel has no loop over work tiles to be read by"
-            ),
+        ),
+        # ptxas ends the tile loop of its second consumer by an unconditional branch.
+        (
+            "hopper_ws",
+            "family=fa3,warpgroups=3,tile_n=64,kv_stages=4,ping_pong=false,rescale=anchored,scheduler=persistent",
+            64,
+            3,
         ),
         ("triton", "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2", 64, 1),
     ],

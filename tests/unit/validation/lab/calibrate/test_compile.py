@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tilecast.codegen.compiler.compile import CompileError as NoTool
-from tilecast.codegen.compiler.sass import disassemble, inner_loops
+from tilecast.codegen.compiler.flow import steady_loops
+from tilecast.codegen.compiler.sass import Instruction, disassemble
 from tilecast.validation.lab.calibrate import nvrtc
 from tilecast.validation.lab.calibrate.cases import Case
 from tilecast.validation.lab.calibrate.groups import all_cases
@@ -39,23 +39,20 @@ def test_the_compilers_complaint_names_the_line() -> None:
         nvrtc.compile_cubin("void f() { nonsense; }", "sm_90a")
 
 
-def opcodes(case: Case, folder: Path, arch: str = "sm_90a") -> list[str]:
-    cubin = folder / "x.cubin"
-    cubin.write_bytes(nvrtc.compile_cubin(case.text(), arch))
+def disassembled(case: Case, arch: str = "sm_90a") -> tuple[Instruction, ...]:
     try:
-        return [" ".join((i.opcode + i.modifiers, i.operands)) for i in disassemble(cubin)[0]]
+        return disassemble(nvrtc.compile_cubin(case.text(), arch))
     except NoTool as error:
         pytest.skip(str(error))
 
 
-def loops(case: Case, folder: Path) -> list[list[str]]:
+def opcodes(case: Case, arch: str = "sm_90a") -> list[str]:
+    return [i.text for i in disassembled(case, arch)]
+
+
+def loops(case: Case) -> list[list[str]]:
     """Opcodes of the inner loops."""
-    cubin = folder / "x.cubin"
-    cubin.write_bytes(nvrtc.compile_cubin(case.text(), "sm_90a"))
-    try:
-        return [[i.opcode + i.modifiers for i in loop.instructions] for loop in inner_loops(*disassemble(cubin))]
-    except NoTool as error:
-        pytest.skip(str(error))
+    return [[i.opcode + i.modifiers for i in loop.instructions] for loop in steady_loops(disassembled(case))]
 
 
 def find(**wanted: object) -> Case:
@@ -68,36 +65,36 @@ def find(**wanted: object) -> Case:
 
 
 @pytest.mark.parametrize("a", ["smem", "register"])
-def test_no_matrix_work_is_deleted(a: str, tmp_path: Path) -> None:
+def test_no_matrix_work_is_deleted(a: str) -> None:
     # The assembler replaces groups whose accumulators it knows to be overwritten by a dummy 64x8x16 instruction.
     case = find(group="tensor", benchmark="wgmma_latency", n=128, a=a, steps=4, warpgroups=1, b="k-major")
-    matrix = [line for line in opcodes(case, tmp_path) if line.startswith("HGMMA")]
+    matrix = [line for line in opcodes(case) if line.startswith("HGMMA")]
     assert len(matrix) % 4 == 0
     assert all("64x128x16" in line for line in matrix)
 
 
-def test_shared_memory_streams_keep_all_sixteen_loads(tmp_path: Path) -> None:
+def test_shared_memory_streams_keep_all_sixteen_loads() -> None:
     for stream, opcode in (("ld_shared", r"LDS\.128"), ("ldmatrix", r"LDSM")):
         case = find(
             group="smem", benchmark="beside_mma", stream=stream, mma_warpgroups=0, stream_warpgroups=1, fill=False
         )  # fmt: skip
-        assert sum(bool(re.match(opcode, line)) for line in opcodes(case, tmp_path)) == 16
+        assert sum(bool(re.match(opcode, line)) for line in opcodes(case)) == 16
 
 
-def test_streams_are_the_instructions_they_name(tmp_path: Path) -> None:
+def test_streams_are_the_instructions_they_name() -> None:
     for stream, opcode, count in (("ex2", "MUFU.EX2", 128), ("max2", "FMNMX", 128), ("pack_bf16x2", "F2FP.BF16", 128)):
         case = find(group="arithmetic", benchmark="rate", stream=stream, warps_per_partition=1)
-        assert sum(line.startswith(opcode) for line in opcodes(case, tmp_path)) == count
+        assert sum(line.startswith(opcode) for line in opcodes(case)) == count
     case = find(group="arithmetic", benchmark="rate", stream="ffma2", warps_per_partition=1)
-    assert sum(line.startswith("FFMA2") for line in opcodes(case, tmp_path, "sm_100a")) == 128
+    assert sum(line.startswith("FFMA2") for line in opcodes(case, "sm_100a")) == 128
 
 
-def test_no_instruction_of_a_live_stream_is_deleted(tmp_path: Path) -> None:
+def test_no_instruction_of_a_live_stream_is_deleted() -> None:
     # The assembler takes what does not change out of the loop, and drops what nobody reads.
     for load, opcode, count in (
         ("chaos", "FFMA", 16), ("chaos+fold", "LOP3", 8), ("chaos+2 folds", "LOP3", 16), ("chaos+ex2+fold", "MUFU.EX2", 16),
         ("chaos+ffma+fold", "FFMA", 32), ("chaos+fadd+fold", "FADD", 16), ("chaos+max2+fold", "FMNMX", 16),
         ("chaos+pack_bf16x2+fold", "F2FP.BF16", 16), ("ld_shared", "LDS.128", 16), ("st_shared", "STS.128", 16),
     ):  # fmt: skip
-        (body,) = loops(find(group="power", benchmark="load", load=load), tmp_path)
+        (body,) = loops(find(group="power", benchmark="load", load=load))
         assert sum(line.startswith(opcode) for line in body) == count, (load, body)
