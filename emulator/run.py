@@ -76,7 +76,8 @@ def new_session(
     if chip.tensor_kind != _TENSOR_KIND[family]:
         raise RequestError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
     return Session(
-        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]), release,
+        source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]),
+        int(chip.get("tmem.columns", 0.0)), release,
         chip.get("tmem.load_reduce", 0.0) > 0,
     )  # fmt: skip
 

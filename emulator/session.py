@@ -28,6 +28,7 @@ class Session:
     seed: int
     sms: int
     smem_limit: int
+    tmem_columns: int
     release: str
     #: Whether the machine has tcgen05.ld.red.
     load_reduce: bool = False

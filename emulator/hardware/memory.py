@@ -22,7 +22,6 @@ from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SharedLayout, row_per_lane
 from tilecast.emulator.values.tensors import Tensor
 
-TMEM_COLUMNS = 512
 _BARRIER_BYTES = 8
 
 
@@ -188,7 +187,7 @@ class Tmem:
     def cells_of(self, cta: int) -> Any:
         """Cell numbers in one CTA."""
         size = self.dtype.bits // 8 * self.columns
-        return np.arange(self.byte // 4, (self.byte + size + 3) // 4) + cta * TMEM_COLUMNS
+        return np.arange(self.byte // 4, (self.byte + size + 3) // 4) + cta * self.program.session.tmem_columns
 
     def slice(self, start: Any, length: Any, dim: int = 1) -> Tmem:
         """Some of the columns; BoundsError outside."""
@@ -255,7 +254,7 @@ class Tmem:
 
 
 def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, _layout: Any, value: Any = None) -> Tmem:
-    """Columns for ``shape``; AllocationError beyond the 512 of the chip."""
+    """Columns for ``shape``; AllocationError beyond what the chip has."""
     rows, columns = (int(n) for n in shape)
     name = program.target()
     if rows != program.tmem_bytes.shape[0]:

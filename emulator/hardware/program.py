@@ -31,7 +31,6 @@ from tilecast.emulator.hardware.clocks import (
     Agent,
 )
 from tilecast.emulator.hardware.engines import Commit, Copy, Product, Wgmma
-from tilecast.emulator.hardware.memory import TMEM_COLUMNS
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.session import Session
 from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
@@ -89,8 +88,8 @@ class Program:
         self._columns = 0
         self.smem = Shadow(self, "shared memory", has_proxies=True)
         self.tmem = Shadow(self, "tensor memory", has_proxies=False)
-        self.tmem.grow(TMEM_COLUMNS * ctas)
-        self.tmem_bytes = np.full((128 * ctas, 4 * TMEM_COLUMNS), 0xFF, np.uint8)
+        self.tmem.grow(session.tmem_columns * ctas)
+        self.tmem_bytes = np.full((128 * ctas, 4 * session.tmem_columns), 0xFF, np.uint8)
         self._cell_owner = np.zeros(0, np.int8)
         self._segment: Work | None = None
 
@@ -154,12 +153,12 @@ class Program:
         """The first of so many columns of tensor memory; AllocationError when they run out."""
         first = self._columns
         self._columns += columns
-        if self._columns > TMEM_COLUMNS:
+        if self._columns > self.session.tmem_columns:
             raise AllocationError(
-                f"{self.here()}: {name} brings tensor memory to {self._columns} columns, an SM has {TMEM_COLUMNS}"
+                f"{self.here()}: {name} brings tensor memory to {self._columns} columns, an SM has {self.session.tmem_columns}"
             )
         for cta in range(self.ctas):
-            start = cta * TMEM_COLUMNS + first
+            start = cta * self.session.tmem_columns + first
             self.tmem.call(start, start + columns, columns, name + (f" (CTA {cta})" if self.ctas == 2 else ""))
         return first
 

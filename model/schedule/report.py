@@ -20,7 +20,7 @@ from tilecast.model.schedule.patterns import (
     step_text,
     with_discovered_order,
 )
-from tilecast.model.schedule.solve import Schedule, optimal_schedule
+from tilecast.model.schedule.solve import Schedule, Storage, optimal_schedule, storage_of
 from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import RecMii, bounds, rec_mii
 
@@ -76,7 +76,7 @@ def schedule_kernel(
     work = workload.reduced()
     chosen, origin = _kernel(work, machine, variant, family, clock)
     pipeline = build_pipeline(loop_shape(work), chosen, machine)
-    return ScheduledKernel(work, machine, chosen, origin, pipeline, *solve_both(pipeline, time_limit_s, progress))
+    return ScheduledKernel(work, machine, chosen, origin, pipeline, *solve_both(pipeline, storage_of(machine), time_limit_s, progress))
 
 
 def _kernel(
@@ -93,9 +93,9 @@ def _kernel(
 
 
 def solve_both(
-    pipeline: Pipeline, time_limit_s: float = 10.0, progress: Progress = silent
+    pipeline: Pipeline, storage: Storage, time_limit_s: float = 10.0, progress: Progress = silent
 ) -> tuple[Schedule, Schedule]:
-    """(best order, the kernel's own order), both checked.
+    """(best order, the kernel's own order) in the ``storage`` of a CTA, both checked.
 
     Raises PipelineError for a deadlocked pipeline and RuntimeError when the independent checker rejects what the solver
     returned.
@@ -103,18 +103,13 @@ def solve_both(
     found = []
     for done, own in enumerate((False, True)):
         progress("solve", done, 2, "the kernel's own order" if own else "any order")
-        schedule = optimal_schedule(pipeline, time_limit_s=time_limit_s, respect_program_order=own)
+        schedule = optimal_schedule(pipeline, storage=storage, time_limit_s=time_limit_s, respect_program_order=own)
         wrong = check_schedule(pipeline, schedule)
         if wrong:
             raise RuntimeError(f"the schedule of {pipeline.name} fails its check: {'; '.join(wrong)}")
         found.append(schedule)
     progress("solve", 2, 2)
     return found[0], found[1]
-
-
-def run_schedule(pipeline: Pipeline, time_limit: float = 10.0) -> str:
-    """Solve for both orders and report."""
-    return schedules_text(pipeline, *solve_both(pipeline, time_limit))
 
 
 def schedules_text(pipeline: Pipeline, free: Schedule, own: Schedule, width: int = 100) -> str:

@@ -18,21 +18,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Buffer, Pipeline
 from tilecast.model.schedule import problem as modulo
 from tilecast.model.schedule.windows import windows
-
-#: 32-bit registers, tensor memory columns and shared memory bytes a CTA may use on sm_90/sm_100 (CUDA C++
-#: Programming Guide, technical specifications per compute capability; tensor memory: PTX ISA, tcgen05.alloc).
-REGISTERS_PER_SM = 65536
-TMEM_COLUMNS = 512
-SMEM_BYTES = 232448
 
 _BYTES_PER_COLUMN = 512
 _SEED = 1
 #: Effort of one attempt to shorten the iteration once II is settled, in CP-SAT's deterministic time (about a
 #: second each): counted in work and not by the clock, so that the same question keeps the same answer.
 _SPAN_EFFORT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a CTA may use: 32-bit registers, shared memory, and tensor memory where the machine has any."""
+
+    registers: int
+    smem_bytes: int
+    tmem_columns: int = 0
+
+
+def storage_of(machine: Machine) -> Storage:
+    """The storage of ``machine``: a CTA may have all registers of the SM."""
+    return Storage(
+        int(machine["reg.file_bytes"]) // 4, int(machine["smem.per_cta_bytes"]), int(machine.get("tmem.columns", 0.0))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,8 @@ class Schedule:
         return "; ".join(limit.sentence() for limit in self.limits if not limit.holds)
 
 
-def storage_limits(pipeline: Pipeline, register_limit: int, tmem_columns: int, smem_bytes: int) -> tuple[Limit, ...]:
-    """Demand of buffers and roles against the limits given; always all three, also when they fit."""
+def storage_limits(pipeline: Pipeline, storage: Storage) -> tuple[Limit, ...]:
+    """Demand of buffers and roles against ``storage``, also where it fits; tensor memory where there is any or any is used."""
 
     def largest(space: str) -> str:
         def size(buffer: Buffer) -> int:
@@ -110,10 +121,11 @@ def storage_limits(pipeline: Pipeline, register_limit: int, tmem_columns: int, s
     registers = sum(role.registers_per_thread * role.warps * 32 for role in pipeline.roles)
     heavy = max(pipeline.roles, key=lambda role: role.registers_per_thread * role.warps, default=None)
     fewer = f"fewer registers per thread or warps in role '{heavy.name}'" if heavy else "nothing to reduce"
+    tensor = Limit("tensor memory", columns, storage.tmem_columns, "columns", largest("tmem"))
     return (
-        Limit("tensor memory", columns, tmem_columns, "columns", largest("tmem")),
-        Limit("shared memory", shared, smem_bytes, "bytes", largest("smem")),
-        Limit("register file", registers, register_limit, "registers", fewer),
+        *((tensor,) if columns or storage.tmem_columns else ()),
+        Limit("shared memory", shared, storage.smem_bytes, "bytes", largest("smem")),
+        Limit("register file", registers, storage.registers, "registers", fewer),
     )
 
 
@@ -121,23 +133,21 @@ def optimal_schedule(
     pipeline: Pipeline,
     *,
     time_limit_s: float = 10.0,
-    register_limit: int = REGISTERS_PER_SM,
-    tmem_columns: int = TMEM_COLUMNS,
-    smem_bytes: int = SMEM_BYTES,
+    storage: Storage | None = None,
     respect_program_order: bool = False,
     keep_chains: bool = True,
     exclusive: Sequence[str] = ("tensor", "mufu"),
 ) -> Schedule:
     """The schedule with the smallest II, then the shortest iteration.
 
-    ``register_limit`` counts 32-bit registers of the SM.  ``respect_program_order`` keeps every role's program
+    ``storage`` is what the loop's buffers and registers must fit (None: no limit).  ``respect_program_order`` keeps every role's program
     as given instead of letting the solver reorder it.  ``keep_chains`` (free order only) keeps each tile's
     synchronous work, and the parts of one of its GEMMs, in the role's order within a block, because pipelines
     leave those dependences to the program; without it only the edges count.  Not fitting is a result
     ("infeasible"); only a deadlocked pipeline raises PipelineError.
     """
     began = time.perf_counter()
-    limits = storage_limits(pipeline, register_limit, tmem_columns, smem_bytes)
+    limits = storage_limits(pipeline, storage) if storage is not None else ()
     if not all(limit.holds for limit in limits):
         return Schedule(
             pipeline.name, "infeasible", 0, {}, {}, {}, 0, 0, {}, 0, 0.0, limits,

@@ -6,9 +6,12 @@ the forecast uses.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support import loops
 
+from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.graph import Pipeline, Step
 from tilecast.model.schedule.check import check_schedule
 from tilecast.model.schedule.gantt import text_gantt
@@ -19,8 +22,10 @@ from tilecast.model.schedule.patterns import (
     step_text,
     with_discovered_order,
 )
-from tilecast.model.schedule.solve import Schedule, optimal_schedule
+from tilecast.model.schedule.solve import Schedule, optimal_schedule, storage_of
 from tilecast.model.sm.bounds import bounds
+
+B200 = storage_of(load_machine("b200"))
 
 
 def _solve(loop: Pipeline) -> Schedule:
@@ -132,18 +137,21 @@ def test_gantt_shows_every_lane_and_fits() -> None:
     ]
     for name in ("qk0", "pv0", "qk1", "pv1", "exp0", "exp1"):
         assert name in chart
-    assert text_gantt(loop, optimal_schedule(loop, tmem_columns=1)).startswith("tensor memory needs")
+    assert text_gantt(loop, optimal_schedule(loop, storage=replace(B200, tmem_columns=1))).startswith("tensor memory needs")
 
 
 def test_report_and_networkx() -> None:
     from tilecast.model.pipeline.export import to_networkx
-    from tilecast.model.schedule.report import run_schedule
+    from tilecast.model.schedule.report import schedules_text, solve_both
 
-    text = run_schedule(loops.blackwell(2), 10.0)
+    def text_of(loop: Pipeline) -> str:
+        return schedules_text(loop, *solve_both(loop, B200))
+
+    text = text_of(loops.blackwell(2))
     assert "II 2060 cycles (proven optimal)" in text
     assert "ping-pong between query tiles: yes" in text
     assert "reaches II 4120 (optimal), 100.0% more" in text
-    assert "infeasible" in run_schedule(loops.blackwell(3), 10.0)
+    assert "infeasible" in text_of(loops.blackwell(3))
     graph = to_networkx(loops.hopper(2))
     assert graph.number_of_nodes() == 5 and graph.number_of_edges() == 7
     assert step_text(Step("qk", 1)) == "qk[j+1]"

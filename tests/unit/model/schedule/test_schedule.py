@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support import loops
 
+from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.schedule.check import check_schedule
-from tilecast.model.schedule.solve import Schedule, optimal_schedule
+from tilecast.model.schedule.solve import Schedule, Storage, optimal_schedule, storage_of
 from tilecast.model.sm.bounds import bounds
 
+B200 = storage_of(load_machine("b200"))
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -253,22 +255,35 @@ def test_checker_sees_overtaking_and_program_order() -> None:
 def test_tensor_memory_overflow_is_a_result() -> None:
     loop = loops.blackwell(2)
     wide = replace(loop, buffers=(*loop.buffers, Buffer("O", "tmem", 300 * 512, 1, "pv0", "")))
-    schedule = optimal_schedule(wide)
+    schedule = optimal_schedule(wide, storage=B200)
     assert (schedule.status, schedule.starts, check_schedule(wide, schedule)) == ("infeasible", {}, [])
     assert schedule.reason == (
         "tensor memory needs 556 columns of 512 (over by 44): a smaller tile for 'O' (1 x 153600 bytes)"
     )
-    assert optimal_schedule(wide, tmem_columns=556).status == "optimal"
+    assert optimal_schedule(wide, storage=replace(B200, tmem_columns=556)).status == "optimal"
 
 
 def test_shared_memory_and_registers_overflow() -> None:
     loop = loops.blackwell(3)
     ring = replace(loop, buffers=(Buffer("K/V ring", "smem", 65536, 4, "", "qk0"),))
-    reason = optimal_schedule(ring).reason
+    reason = optimal_schedule(ring, storage=B200).reason
     assert "shared memory needs 262144 bytes of 232448 (over by 29696): fewer slots or" in reason
     assert "register file needs 69888 registers of 65536 (over by 4352)" in reason
-    lie = replace(optimal_schedule(ring), limits=())
+    lie = replace(optimal_schedule(ring, storage=B200), limits=())
     assert check_schedule(ring, lie) == ["status is infeasible but every limit holds"]
+
+
+def test_storage_is_the_machines() -> None:
+    assert Storage(registers=65536, smem_bytes=232448, tmem_columns=512) == B200
+    assert storage_of(load_machine("a100")) == Storage(registers=65536, smem_bytes=166912)
+    assert storage_of(load_machine("rtx-5090")) == Storage(registers=65536, smem_bytes=101376)
+    # Tensor memory is no question where there is none, unless a loop wants some.
+    loop = replace(loops.hopper(2), buffers=(Buffer("K/V ring", "smem", 65536, 3, "", "qk"),))
+    limits = optimal_schedule(loop, storage=storage_of(load_machine("a100"))).limits
+    assert [(limit.resource, limit.demand, limit.limit) for limit in limits[:1]] == [("shared memory", 196608, 166912)]
+    assert optimal_schedule(loops.blackwell(2), storage=storage_of(load_machine("h200"))).reason.startswith(
+        "tensor memory needs 256 columns of 0"
+    )
 
 
 def test_stopped_early_reports_bound_and_gap() -> None:
@@ -288,7 +303,7 @@ def test_deadlock_is_an_error() -> None:
 def test_eighteen_operations_are_quick() -> None:
     """Four tiles of four operations and two more: well under a second, so that a what-if may ask."""
     loop = loops.blackwell(4, 200.0, 50.0)
-    schedule = optimal_schedule(loop, register_limit=1 << 20, tmem_columns=4096)
+    schedule = optimal_schedule(loop)
     assert schedule.status == "optimal"
     assert check_schedule(loop, schedule) == []
     assert schedule.solve_seconds < 5.0
