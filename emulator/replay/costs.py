@@ -10,12 +10,15 @@ from tilecast.emulator.trace import CopyIssue, MatrixIssue, Work
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Op
-from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
+from tilecast.model.pipeline.tensor_core import (
+    INSTRUCTIONS_PER_MMA,
+    mma_completion_latency_cycles,
+    mma_smem_bytes,
+    mma_tile_cycles,
+)
 
 #: Barrier operations of a softmax step: what `common.STEP_INSTRUCTIONS` is spread over.
 _BARRIER_OPERATIONS = 5
-#: Scalar instructions the issuing warp spends around one matrix instruction.
-_INSTRUCTIONS_PER_MMA = 4.0
 DTYPES = {"fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8"}
 
 
@@ -93,7 +96,7 @@ def product_op(issue: MatrixIssue, role: str, machine: Machine) -> Op:
     steps = issue.k * (1 if dtype == "fp8" else 2) / 32
     # All four warps of a warpgroup issue a wgmma; one warp issues tcgen05, for both CTAs of a pair.
     wgmma = machine.tensor_kind == "wgmma"
-    count = steps * _INSTRUCTIONS_PER_MMA / (1 if wgmma else 4 * issue.pair)
+    count = steps * INSTRUCTIONS_PER_MMA / (1 if wgmma else 4 * issue.pair)
     demand = [("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))]
     if machine.has("regs.mma_share"):
         demand.append(("regs", cycles * machine["regs.mma_share"]))

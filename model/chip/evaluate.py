@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tilecast.model.chip.launch import ChipRun, run_chip
 from tilecast.model.chip.power import Activity, Clock, Length, fixed, length, settle
-from tilecast.model.families import build_pipeline, loop_shape
+from tilecast.model.families import build_pipeline, family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
-from tilecast.model.kernel.variants.unfused import UnfusedVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import unfused
@@ -43,7 +43,7 @@ def evaluate(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float, masks: bool = True
 ) -> Evaluation:
     """Forecast of a legal ``variant``; without ``masks`` masked blocks cost like plain ones."""
-    if isinstance(variant, UnfusedVariant):
+    if not family_of(variant).fused:
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
     chip = run_chip(workload, variant, pipeline, machine, masks)
@@ -94,7 +94,7 @@ def launch_activity(
     return Activity(flop, workload.dtype, units, l2_bytes, hbm_bytes)
 
 
-def _evaluate_unfused(workload: Workload, machine: Machine, variant: UnfusedVariant, clock: str | float) -> Evaluation:
+def _evaluate_unfused(workload: Workload, machine: Machine, variant: Any, clock: str | float) -> Evaluation:
     """Three launches, each limited by its loop or by HBM; reported through the one that takes longest."""
     sms = machine["chip.sm_count"]
     bandwidth = machine["hbm.tbps_achieved"] * 1e12

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 from tilecast.model.compiled.program import TileCounts
 from tilecast.model.kernel.workload import Workload
@@ -59,6 +60,12 @@ def triton_counts(work: Workload, block: int, rows: int, keys: int) -> TileCount
         return TileCounts(0, end - max(first, min(whole_first, end)), 0, max(0, min(whole_first, end) - first), 0)
     return TileCounts(0, end - whole_end, whole_end - whole_first, whole_first - first, 0)
 
+
+#: Family -> (workload, block of query rows, variant, warpgroups) -> what each warpgroup of a CTA does for the block.
+BLOCK_COUNTS: dict[str, Callable[[Workload, int, Any, int], tuple[TileCounts, ...]]] = {
+    "fa3": lambda work, block, variant, groups: hopper_counts(work, block, groups, variant.tile_n),
+    "fa2": lambda work, block, variant, groups: (triton_counts(work, block, variant.tile_m, variant.tile_n),) * groups,
+}
 
 Tile = tuple[int, int]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from typing import Any
 
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
@@ -13,7 +14,7 @@ from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts,
 from tilecast.model.compiled.memory import Traffic, memory_traffic
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta, run_sm
-from tilecast.model.families import parse_variant
+from tilecast.model.families import find_family, parse_variant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
@@ -74,11 +75,10 @@ def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> 
     variant = parse_variant(code.variant)
     pace = 100.0 * max(1, round(mhz / 100.0))  # tiles are simulated once for clocks this close
     launch = machine.get("launch.graph_kernel_us", machine["launch.kernel_us"]) * mhz
-    if isinstance(variant, Fa3Variant):
-        return _hopper(code, variant, work, machine, launch, pace)
-    if isinstance(variant, Fa2Variant):
-        return _triton(code, variant, work, machine, launch, pace)
-    raise CodeError(f"forecasts from machine code know hopper_ws and triton kernels, got {code.family}")
+    if variant.family not in _FORECASTS:
+        known = " and ".join(find_family(name).template for name in _FORECASTS)
+        raise CodeError(f"forecasts from machine code know {known} kernels, got {code.family}")
+    return _FORECASTS[variant.family](code, variant, work, machine, launch, pace)
 
 
 def _mma_table(code: KernelCode, machine: Machine) -> dict[tuple[int, bool], float]:
@@ -331,3 +331,9 @@ def _triton(
     shape = replace(counts[blocks // 2], main=0)
     tile = partial(_triton_tile, code, variant, machine, shape, fit, turnaround, mhz, share)
     return _answer(span + start - turnaround, moved, machine, mhz, tile, fit, total, launch)
+
+
+_FORECASTS: dict[str, Callable[[KernelCode, Any, Workload, Machine, float, float], CompiledForecast]] = {
+    "fa3": _hopper,
+    "fa2": _triton,
+}

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from tilecast.model.compiled.code import KernelCode
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
-from tilecast.model.compiled.counts import hopper_counts, triton_counts
-from tilecast.model.compiled.program import TileCounts
-from tilecast.model.families import parse_variant
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.compiled.counts import BLOCK_COUNTS
+from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -44,13 +42,10 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
     counts: Counter[str] = Counter()
     tensor = flop = 0.0
     depth = 32 / work.dtype_bytes  # a wgmma's k-step is 32 bytes
-    rows = 64 * variant.warpgroups if isinstance(variant, Fa3Variant) else getattr(variant, "tile_m", 128)
-    keys = variant.tile_n
+    counted = BLOCK_COUNTS[variant.family]
+    rows = build_pipeline(work, variant, machine).rows_per_cta
     for block in range(-(-work.seqlen_q // rows)):
-        if isinstance(variant, Fa3Variant):
-            mine: tuple[TileCounts, ...] = hopper_counts(work, block, variant.warpgroups, keys)
-        else:
-            mine = (triton_counts(work, block, rows, keys),) * len(code.consumers)
+        mine = counted(work, block, variant, len(code.consumers))
         for consumer, tile in zip(code.consumers, mine, strict=True):
             looped = False
             for role, instructions in consumer:

@@ -20,12 +20,15 @@ def variant_text(variant: Variant) -> str:
 
 def emulated_share(variant: Variant) -> float | None:
     """Share of the exponentials that run on the FMA pipe; None for a class without that knob."""
-    return variant.emulated_share if isinstance(variant, Fa4Variant | Fa3Variant) else None
+    share: float | None = getattr(variant, "emulated_share", None)
+    return share
 
 
 def with_emulated_share(variant: Variant, share: float) -> Variant:
     """The variant with another share; itself where its class has no such knob."""
-    return replace(variant, emulated_share=share) if isinstance(variant, Fa4Variant | Fa3Variant) else variant
+    if emulated_share(variant) is None:
+        return variant
+    return replace(variant, emulated_share=share)  # type: ignore[arg-type]
 
 
 def short_text(variant: Variant) -> str:

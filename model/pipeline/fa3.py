@@ -18,10 +18,14 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.pipeline.softmax_cost import rescale_share
-from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
+from tilecast.model.pipeline.tensor_core import (
+    INSTRUCTIONS_PER_MMA,
+    mma_completion_latency_cycles,
+    mma_smem_bytes,
+    mma_tile_cycles,
+)
 
 _ROWS = 64
-_INSTRUCTIONS_PER_MMA = 4.0
 #: Instructions of an anchored step that do not scale with the tile, and those of them on the ALU pipe: counted in the
 #: machine code of the generated kernels (`tilecast inspect`, head_dim 64 and 128, Triton 3.9).
 _ANCHORED_INSTRUCTIONS = 56
@@ -98,7 +102,7 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     read = mma_smem_bytes(_ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
     steps = k * w.dtype_bytes / 32
     # A warpgroup instruction is issued by all four warps, one on each sub-partition.
-    count = steps * _INSTRUCTIONS_PER_MMA
+    count = steps * INSTRUCTIONS_PER_MMA
     demand = [("tensor", cycles), ("smem", min(read, cycles)), ("issue", min(count, cycles))]
     if m.has("regs.mma_share"):
         demand.append(("regs", cycles * m["regs.mma_share"]))

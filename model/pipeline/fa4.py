@@ -18,12 +18,15 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.pipeline.softmax_cost import rescale_share
-from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_smem_bytes, mma_tile_cycles
+from tilecast.model.pipeline.tensor_core import (
+    INSTRUCTIONS_PER_MMA,
+    mma_completion_latency_cycles,
+    mma_smem_bytes,
+    mma_tile_cycles,
+)
 
 #: Share of the P columns written before the matrix role may start PV (FA4C, split_P_arrive).
 _FIRST_PART = 0.75
-#: Scalar instructions the matrix and load warps issue around one MMA instruction (descriptor, predicate, issue).
-_INSTRUCTIONS_PER_MMA = 4.0
 
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
@@ -91,7 +94,7 @@ class _Parts:
         read = mma_smem_bytes(m, n, k, dtype, a_home, self.pair) / self.m["smem.bytes_per_clk"]
         steps = k * self.w.dtype_bytes / 32
         # The leader CTA issues for both: half the instructions per SM.
-        count = steps * _INSTRUCTIONS_PER_MMA / 4 / self.pair
+        count = steps * INSTRUCTIONS_PER_MMA / 4 / self.pair
         return Op(
             name, kind, "mma", (("tensor", cycles), ("smem", min(read, cycles)), ("issue", count)), cycles,
             engine="tensor", issue_cycles=steps, tile=tile, instructions=(("other", count),),

@@ -120,7 +120,7 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     emulated = elements * emulated_share
     hardware = elements - emulated
     scale_cycles, scale_count = fma_cost(machine, elements)
-    slots = machine.get("mufu.ex2_emulation_fma_slots", 7.45) + (degree - 3)
+    slots = machine["mufu.ex2_emulation_fma_slots"] + (degree - 3)
     packed = 2.0 if machine.get("fma.packed_f32x2", 0.0) > 0 else 1.0
     emulation_count = emulated / 128.0 * ((degree + 2) / packed + 1.0)
     # F2FP packs two floats; FP8 pairs are 16 bit and need one more byte permute for every four elements.

@@ -11,6 +11,8 @@ from tilecast.model.machine.machine import Machine
 
 #: Bytes of K one instruction covers.
 K_BYTES = 32
+#: Scalar instructions that the matrix and load warps issue around one matrix instruction (descriptor, predicate, issue).
+INSTRUCTIONS_PER_MMA = 4.0
 _SIZES = {"bf16": 2, "fp16": 2, "fp8": 1}
 #: Array time of an instruction with N columns is N/2 at this bf16 rate (128 rows x 16 x 2 FLOP per cycle pair).
 _TCGEN05_RATE = 8192.0

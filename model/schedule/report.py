@@ -76,7 +76,9 @@ def schedule_kernel(
     work = workload.reduced()
     chosen, origin = _kernel(work, machine, variant, family, clock)
     pipeline = build_pipeline(loop_shape(work), chosen, machine)
-    return ScheduledKernel(work, machine, chosen, origin, pipeline, *solve_both(pipeline, storage_of(machine), time_limit_s, progress))
+    return ScheduledKernel(
+        work, machine, chosen, origin, pipeline, *solve_both(pipeline, storage_of(machine), time_limit_s, progress)
+    )
 
 
 def _kernel(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilecast.explore.review.content.content import Ceiling
 from tilecast.model.chip.launch import ChipRun
+from tilecast.model.families import family_of
 from tilecast.model.forecast.predict import Prediction
-from tilecast.model.kernel.variants.unfused import UnfusedVariant
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import unfused
 
@@ -50,8 +52,9 @@ def busy_cycles_per_sm(p: Prediction) -> dict[str, float]:
     """Cycles of the whole launch in which each unit of an average SM is busy."""
     sms = p.machine["chip.sm_count"]
     totals: dict[str, float] = {}
-    if isinstance(p.variant, UnfusedVariant):
-        for part in unfused.kernels(p.workload, p.variant, p.machine):
+    variant: Any = p.variant
+    if not family_of(variant).fused:
+        for part in unfused.kernels(p.workload, variant, p.machine):
             for unit, cycles in part.pipeline.demand().items():
                 totals[unit] = totals.get(unit, 0.0) + cycles * part.iterations
     else:
