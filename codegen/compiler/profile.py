@@ -12,7 +12,7 @@ from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.machine_code import ARCH, Made, kernel_code, obstacle
-from tilecast.codegen.compiler.sass import compile_and_read
+from tilecast.codegen.compiler.sass import MachineCode, compile_and_read
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.families import find_family, parse_variant
@@ -38,17 +38,22 @@ def profile_source(source: str, family: str, variant: str, work: Workload, targe
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.py"
         file.write_text(source, encoding="utf-8")
-        read = compile_and_read(file, target, work.dtype)
-    used, compiled = read.resources, read.compiled
-    unread = obstacle(family, target)
+        code = compile_and_read(file, target, work.dtype)
+    return profile_code(code, family, variant, work)
+
+
+def profile_code(code: MachineCode, family: str, variant: str, work: Workload) -> Profile:
+    """The profile of a compiled kernel of ``family``; CompileError where the disassembler does not know its target."""
+    used, compiled = code.resources, code.compiled
+    unread = obstacle(family, compiled.target)
     if unread:
         return Profile(used.registers, used.stack_bytes, unread=unread)
     made = Made(
-        family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, target, f"triton {version('triton')}",
+        family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, compiled.target, f"triton {version('triton')}",
         compiled.warps, used.registers, compiled.shared_bytes, used.stack_bytes,
     )  # fmt: skip
     try:
-        return Profile(used.registers, used.stack_bytes, kernel_code(read.instructions(), made))
+        return Profile(used.registers, used.stack_bytes, kernel_code(code.instructions(), made))
     except CodeError as error:
         return Profile(used.registers, used.stack_bytes, unread=str(error))
 

@@ -31,21 +31,26 @@ TARGET = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_10
 WORKER = """
 import json, sys
 import triton
-from tilecast.codegen.compiler.compile import CompileError
+from tilecast.codegen.compiler.compile import CompileError, load_source
 from tilecast.codegen.compiler.flow import steady_loops
+from tilecast.codegen.compiler.profile import profile_code
 from tilecast.codegen.compiler.sass import compile_and_read
+from tilecast.model.kernel.header import header_workload
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
         code = compile_and_read(path, target)
         done, used = code.compiled, code.resources
+        header, unread = load_source(path).TILECAST, ""
+        if target == "sm_90a":
+            unread = profile_code(code, header["family"], header["variant"], header_workload(header)).unread
         opcodes = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in done.ptx]
         softmax = {}
         if "blackwell_ws" in path and not triton.__version__.startswith("3.6"):  # whose disassembler is too old
             loops = steady_loops(code.instructions())
             loop = min((loop for loop in loops if loop.pipes()["mufu"] >= 8), key=lambda loop: len(loop.instructions))
             softmax = {"instructions": len(loop.instructions), "mufu": loop.pipes()["mufu"]}
-        answer = {"softmax": softmax, "registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,
+        answer = {"softmax": softmax, "unread": unread, "registers": used.registers, "stack": used.stack_bytes, "shared": done.shared_bytes,
                   "tmem": done.tmem_columns, "matrix": opcodes, "triton": triton.__version__}
     except CompileError as error:
         answer = {"error": str(error)}
@@ -156,6 +161,8 @@ def check_softmax(found: dict[str, int], module: str) -> None:
 def check(answer: dict[str, object], module: str, target: str) -> None:
     assert "error" not in answer, answer.get("error")
     assert MATRIX[target] in answer["matrix"]
+    # The simulator of compiled code follows every kernel for Hopper.
+    assert answer["unread"] == ""
     assert answer["shared"] <= SHARED[target]
     assert answer["tmem"] <= 512
     if module.startswith(("blackwell_ws", "hopper_ws")):
