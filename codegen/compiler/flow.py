@@ -153,9 +153,9 @@ class Flow:
         ]
         return [a for a in mine if not any(b.blocks < a.blocks for b in mine)]
 
-    def iteration(self, loop: Loop, masked: bool = True) -> list[int | Loop]:
+    def iteration(self, loop: Loop, masked: bool = True) -> list[int]:
         """Indices of what an iteration of ``loop`` executes; without ``masked``, branches over masking code are taken."""
-        return self.path(loop.header, loop.blocks, (), masked)
+        return [i for i in self.path(loop.header, loop.blocks, (), masked) if isinstance(i, int)]
 
     def path(
         self, begin: int, inside: Collection[int], loops: Collection[Loop], masked: bool = True
@@ -191,8 +191,8 @@ class Flow:
 
     def _after(self, loop: Loop, inside: Collection[int], left: Mapping[int, Loop], seen: set[int]) -> int | None:
         """Where the path goes on when ``loop`` is done: from the branch that repeats it where that one can also leave."""
-        steps = [i for i in self.iteration(loop) if isinstance(i, int) and i in self.ends]
-        ways = [one for step in reversed(steps) for one in self.follows(step) if one in inside and one not in seen]
+        blocks = [i for i in self.iteration(loop) if i in self.ends]
+        ways = [one for block in reversed(blocks) for one in self.follows(block) if one in inside and one not in seen]
         return self._best(ways, inside, left, seen)
 
     def _best(self, ways: list[int], inside: Collection[int], left: Mapping[int, Loop], seen: set[int]) -> int | None:
@@ -222,6 +222,6 @@ def steady_loops(instructions: Sequence[Instruction]) -> tuple[SteadyLoop, ...]:
     for loop in long:
         if not any(other.blocks < loop.blocks for other in long):
             all_of_it, kept = flow.iteration(loop), flow.iteration(loop, masked=False)
-            code = tuple(flow.instructions[i] for i in kept if isinstance(i, int))
+            code = tuple(flow.instructions[i] for i in kept)
             out.append(SteadyLoop(loop.header, code, len(all_of_it) - len(kept)))
     return tuple(out)

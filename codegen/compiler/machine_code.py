@@ -71,24 +71,27 @@ def _arrives(code: Instruction) -> bool:
     return code.opcode == "SYNCS" and "ARRIVE" in code.modifiers
 
 
-def _stretches(
-    flow: Flow, begin: int, inside: frozenset[int], named: dict[Loop, str], warpgroups: int, masked: bool
-) -> tuple[Stretch, ...]:
-    """Stretches on the path from block ``begin`` through every named loop.
+def _order(flow: Flow, tile: Loop, loops: Sequence[Loop]) -> list[Loop]:
+    """``loops`` in the order in which a tile runs through them."""
+    return [step for step in flow.path(tile.header, tile.blocks, loops) if isinstance(step, Loop)]
+
+
+def _stretches(flow: Flow, tile: Loop, named: dict[Loop, str], warpgroups: int, masked: bool) -> tuple[Stretch, ...]:
+    """Stretches on the path that a tile takes through every named loop.
 
     With ``masked`` the masking code outside the loops runs: it hides scores of the tile's first block, which every tile
     of a causal or windowed kernel does, and an unmasked one only at a ragged end.
     """
     out: list[Stretch] = []
     once: list[WarpInstruction] = []
-    for step in flow.path(begin, inside, named, masked):
+    for step in flow.path(tile.header, tile.blocks, named, masked):
         if isinstance(step, int):
             once.append(warp_instruction(flow.instructions[step], warpgroups))
             continue
         if once:
             out.append(Stretch("once", tuple(once)))
             once = []
-        body = [flow.instructions[i] for i in flow.iteration(step) if isinstance(i, int)]
+        body = [flow.instructions[i] for i in flow.iteration(step)]
         out.append(Stretch(named[step], tuple(warp_instruction(i, warpgroups) for i in body)))
     return (*out, Stretch("once", tuple(once))) if once else tuple(out)
 
@@ -102,20 +105,23 @@ def _consumer(flow: Flow, entry: int, role: frozenset[int], mask: str, warpgroup
             f"expected {len(names)} loops with wgmma in a consumer of a kernel with mask '{mask}', found "
             f"{len(over_keys)}: not a hopper_ws kernel?"
         )
-    named = dict(zip(over_keys, names, strict=True))
     around = [
         loop for loop in flow.loops if loop.blocks <= role and all(keys.blocks < loop.blocks for keys in over_keys)
     ]
     tile = min(around, key=lambda loop: len(loop.blocks), default=Loop(entry, role))
-    for loop in flow.loops:
-        # Blocks that only other warpgroups need are waited for and given back.
-        beside = loop.blocks < tile.blocks and not any(loop.blocks & keys.blocks for keys in over_keys)
-        if beside and any(map(_arrives, flow.code(loop.blocks))):
-            named[loop] = "pass"
-    found = _stretches(flow, tile.header, tile.blocks, named, warpgroups, mask != "none")
-    if sum(stretch.role != "once" for stretch in found) != len(named):
+    # Blocks that only other warpgroups need are waited for and given back.
+    passing = [
+        loop
+        for loop in flow.loops
+        if loop.blocks < tile.blocks
+        and not any(loop.blocks & keys.blocks for keys in over_keys)
+        and any(map(_arrives, flow.code(loop.blocks)))
+    ]
+    order = _order(flow, tile, [*over_keys, *passing])
+    if len(order) < len(over_keys) + len(passing):
         raise CodeError("the loops over keys of a consumer do not follow each other: not a hopper_ws kernel?")
-    return found
+    named = dict.fromkeys(passing, "pass") | dict(zip((one for one in order if one in over_keys), names, strict=True))
+    return _stretches(flow, tile, named, warpgroups, mask != "none")
 
 
 def _hopper_consumers(flow: Flow, mask: str, variant: str, warps: int) -> list[tuple[Stretch, ...]]:
@@ -141,9 +147,9 @@ def _triton_consumers(flow: Flow, mask: str, variant: str, warps: int) -> list[t
     over_keys = flow.innermost(MATRIX)
     if not over_keys:
         raise CodeError("found no loop with wgmma: the simulator of compiled code knows kernels for Hopper only")
-    named = dict(zip(over_keys, _TRITON_LOOPS[mask], strict=False))
-    warpgroups = warps // 4
-    return [_stretches(flow, 0, frozenset(flow.ends), named, warpgroups, False)] * warpgroups
+    everything = Loop(0, frozenset(flow.ends))
+    named = dict(zip(_order(flow, everything, over_keys), _TRITON_LOOPS[mask], strict=False))
+    return [_stretches(flow, everything, named, warps // 4, False)] * (warps // 4)
 
 
 #: How the code of a family is read: (flow, mask, variant, warps) -> a program for each warpgroup that multiplies.

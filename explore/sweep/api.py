@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.progress import Progress, silent
+from tilecast.codegen.compiler.compile import TARGETS
 from tilecast.explore.sweep.errors import SweepError
 from tilecast.explore.sweep.run.drive import Task, drive
 from tilecast.explore.sweep.run.gpus import GpuEngine, GpuLocks, Host, compile_request, find_host, measure_request
@@ -22,7 +23,7 @@ from tilecast.model.machine.machine import Machine, load_machine
 
 ENGINES = ("local", "ray")
 #: Targets that kernels can be compiled for without the GPU, by compute capability.
-_TARGETS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a", 103: "sm_103a"}
+_TARGETS = {capability: name for name, (capability, _) in TARGETS.items()}
 
 
 def sweep(

@@ -213,6 +213,16 @@ def test_a_loop_that_was_moved_out_of_line_stands_where_it_is_entered() -> None:
     assert shape(program) == [("once", 2), ("pass", 3), ("once", 2), ("edge", 3), ("once", 1), ("main", 2), ("once", 2)]
 
 
+def test_loops_are_named_in_the_order_of_a_tile_not_of_addresses() -> None:
+    main = ["main:", *loop("mainloop", MMA), "BRA {done}"]
+    rows = assemble(
+        ROLE, "BRA {start}", *main, "start:", *loop("tile", "NOP", *loop("edge", MMA, "NOP"), "BRA {main}", "done:", "NOP"),
+        *END,
+    )  # fmt: skip
+    (program,) = read(rows, **ONE).consumers
+    assert [role for role, _ in shape(program)] == ["once", "edge", "once", "main", "once"]
+
+
 def test_other_code_is_refused() -> None:
     with pytest.raises(CodeError, match="expected 2 warp roles that multiply, found 1"):
         read(assemble(*consumer("a"), *END), **HOPPER)
