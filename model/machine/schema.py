@@ -77,7 +77,9 @@ KEYS: dict[str, Key] = {
     "warp.convert_latency_cycles": Key("cycles", 1, 1000, (), "conversion between integers and floats"),
     "warp.vote_latency_cycles": Key("cycles", 1, 1000, (), "result of a warp for the uniform datapath"),
     "warp.counted_latency_cycles": Key("cycles", 1, 1000, (), "any other result that raises a counter of the warp"),
-    "warp.operand_release_cycles": Key("cycles", 0, 1000, (), "issue to the operands being read, where a counter tells"),
+    "warp.operand_release_cycles": Key(
+        "cycles", 0, 1000, (), "issue to the operands being read, where a counter tells"
+    ),
     "warp.control_cycles": Key("cycles/inst", 1, 100, (), "pipe of barriers, special registers and constants"),
     "sync.barrier_cycles": Key("cycles", 0, 1000, (), "barrier of the warps of one warpgroup"),
     "sync.mbarrier_one_way_cycles": Key("cycles", 1, 1000, (), "arrival to the return of a wait for it"),

@@ -137,7 +137,9 @@ def test_gantt_shows_every_lane_and_fits() -> None:
     ]
     for name in ("qk0", "pv0", "qk1", "pv1", "exp0", "exp1"):
         assert name in chart
-    assert text_gantt(loop, optimal_schedule(loop, storage=replace(B200, tmem_columns=1))).startswith("tensor memory needs")
+    assert text_gantt(loop, optimal_schedule(loop, storage=replace(B200, tmem_columns=1))).startswith(
+        "tensor memory needs"
+    )
 
 
 def test_report_and_networkx() -> None:
