@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.blackwell_order import Phases, Rings
 from tilecast.codegen.exp2 import COEFFICIENTS
+from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 
 #: Q, K, V and O are bf16 or fp16.
 ELEMENT_BYTES = 2
@@ -147,11 +148,6 @@ class BlackwellKernel:
         return ("stride_b", "stride_h", "stride_s", *(name for name, _ in self._numbers))
 
     @property
-    def number_values(self) -> tuple[str, ...]:
-        """Expressions in `prepare` for the numbers after the strides."""
-        return tuple(value for _, value in self._numbers)
-
-    @property
     def arguments(self) -> str:
         """Arguments of `Problem`, which the kernel has after its descriptors."""
         return ", ".join(("out", "lse", *self.numbers, "scale_log2,"))
@@ -203,15 +199,6 @@ class BlackwellKernel:
     def o_in_pieces(self) -> bool:
         """Whether O is a tuple."""
         return len(self.v_pieces) > 1
-
-    @property
-    def descriptor_calls(self) -> tuple[str, ...]:
-        """Expressions in `prepare` that make the descriptors."""
-        split = [f", {made.split}" if self.pair else "" for made in self.descriptors]
-        return tuple(
-            f"descriptor({made.tensor}, {made.rows}.value, {made.columns}{divided}),"
-            for made, divided in zip(self.descriptors, split, strict=True)
-        )
 
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of a tensor as the roles take them."""
@@ -343,6 +330,31 @@ class BlackwellKernel:
             lines.append(f"p.slice({n * self.quarter}, QUARTER).store({name}.to(dtype))")
             lines += [f"mbarrier.arrive(softmax.{barrier})"] if barrier else []
         return tuple(lines)
+
+    # -- host ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> Host:
+        """The host side."""
+        boxes = [(made.tensor, made.rows, made.columns) for made in self.descriptors]
+        lines = [*box_statements(boxes, [made.split for made in self.descriptors] if self.pair else ())]
+        lines += WINDOW_STATEMENTS if self.mask == "window" else ()
+        lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
+        lines += ["programs = query_blocks * heads"]
+        if self.persistent:
+            lines += [SMS_STATEMENT, f"programs = min(programs, sms{' // 2' if self.pair else ''})"]
+        elif self.scheduler == "longest-first":
+            lines += [
+                f"# As many heads at a time as have their K and V in {self.l2_megabytes} MB of L2.",
+                f"fitting = max({self.l2_megabytes} * 2**20 // ({self.kv_bytes_per_key} * seqlen_k), 1)",
+                "heads_at_once = min(2 ** (fitting.bit_length() - 1) * (heads_q // heads_kv), heads)",
+            ]
+        lines += [
+            "strides = (stride // 8 for stride in out.stride()[:3])",
+            f"numbers = (*strides, {', '.join(value for _, value in self._numbers)})",
+        ]
+        described = tuple(made.tensor for made in self.descriptors)
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
 
     # -- launch --------------------------------------------------------------------------------------------------------
 

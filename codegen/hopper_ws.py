@@ -11,6 +11,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
+from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 from tilecast.model.families import build_pipeline
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
@@ -157,6 +158,35 @@ class HopperKernel:
     def several(self) -> bool:
         """Whether tiles are tuples of pieces."""
         return len(self.qk_pieces) > 1 or len(self.v_pieces) > 1
+
+    @property
+    def host(self) -> Host:
+        """The host side."""
+        lines = [*box_statements([(made.tensor, made.rows, made.columns) for made in self.descriptors])]
+        lines += WINDOW_STATEMENTS if self.mask == "window" else ()
+        lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
+        if self.scheduler == "grid":
+            lines += ["programs = query_blocks * heads"]
+        elif self.scheduler == "paired":
+            lines += [
+                SMS_STATEMENT,
+                "pairs = (query_blocks + 1) // 2 * heads",
+                "programs = min(sms, pairs)",
+                "turns = 2 * triton.cdiv(pairs, programs)",
+            ]
+        else:
+            lines += [
+                SMS_STATEMENT,
+                "programs = min(sms, query_blocks * heads)",
+                "turns = triton.cdiv(query_blocks * heads, programs)",
+            ]
+        names = ("heads_q // heads_kv" if name == "group" else name for name in self.numbers[3:])
+        lines += [
+            "strides = (stride // 8 for stride in out.stride()[:3])",
+            f"numbers = (*strides, {', '.join(names)})",
+        ]
+        described = tuple(made.tensor for made in self.descriptors)
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
 
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them: one, or a tuple."""

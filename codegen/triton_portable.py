@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.codegen.host import WINDOW_STATEMENTS, Host
 from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -197,24 +198,35 @@ class TritonKernel:
         )
 
     @property
-    def descriptor_calls(self) -> tuple[str, ...]:
-        """Expressions in `prepare` that make the descriptors."""
-        return tuple(
-            f"TensorDescriptor.from_tensor({made.tensor}, [1, 1, {made.rows}.value, {made.columns}]),"
-            for made in self.descriptors
-        )
-
-    @property
     def unspecialized(self) -> str:
         """Sizes that the compiled code must not depend on."""
         window = ["window_left", "window_right"] if self.mask == "window" else []
         return "[" + ", ".join(f'"{name}"' for name in ("heads_q", "group", "seqlen_q", "seqlen_k", *window)) + "]"
 
     @property
-    def number_values(self) -> tuple[str, ...]:
-        """Expressions in `prepare` for the kernel's sizes."""
-        window = ("window_left", "window_right") if self.mask == "window" else ()
-        return ("heads_q", "heads_q // heads_kv", "seqlen_q", "seqlen_k", *window)
+    def host(self) -> Host:
+        """The host side."""
+        numbers = "heads_q, heads_q // heads_kv, seqlen_q, seqlen_k"
+        lines = ["programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q"]
+        if self.mask == "window":
+            lines = [*WINDOW_STATEMENTS, *lines]
+            numbers += ", window_left, window_right"
+        if self.tma:
+            boxes = ", ".join(f"({made.tensor}, {made.rows}, {made.columns})" for made in self.descriptors)
+            lines += [
+                "descriptors = [",
+                "    TensorDescriptor.from_tensor(tensor, [1, 1, row_count.value, columns])",
+                f"    for tensor, row_count, columns in ({boxes})",
+                "]",
+                f"numbers = ({numbers})",
+            ]
+        else:
+            lines += [
+                "strides = (stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3])",
+                f"numbers = (*strides, {numbers})",
+            ]
+        described = tuple(made.tensor for made in self.descriptors)
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
 
     @property
     def arguments(self) -> str:

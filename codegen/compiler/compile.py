@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
@@ -50,6 +50,10 @@ def tool(name: str) -> Path:
     if not (folder / name).exists():
         raise CompileError(f"triton {triton.__version__} ships no {name}: use a release that does (3.6 or later)")
     return folder / name
+
+
+class _CompiledOnly(Exception):
+    """Leaves a launch once its kernel is compiled: there is no GPU to run it."""
 
 
 class _Name(str):
@@ -154,15 +158,15 @@ def load_source(path: str | Path) -> ModuleType:
 
 @contextmanager
 def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running."""
+    """Inside, launching compiles and collects instead of running: it ends in `_CompiledOnly`."""
     import triton
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> NoReturn:
         found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
-        return found[-1]
+        raise _CompiledOnly
 
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_OfflineDriver(capability, sms))
@@ -221,6 +225,8 @@ def compile_kernel(
     with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:
             module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
+        except _CompiledOnly:
+            pass
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
     if len(found) != 1:

@@ -247,6 +247,10 @@ class Jitted:
         """A function in an aggregate is a method of its values."""
         return self if instance is None else functools.partial(self, instance)
 
+    def warmup(self, *_args: Any, grid: tuple[Any, ...], **options: Any) -> Compiled:
+        """The kernel with its options, to be launched on any grid."""
+        return Compiled(self, options)
+
     def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **_options: Any) -> None:
             if num_ctas not in (1, 2):
@@ -260,6 +264,17 @@ class Jitted:
                 session.program = None
 
         return launch
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel and the options that it was compiled with."""
+
+    kernel: Jitted
+    options: dict[str, Any]
+
+    def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
+        return functools.partial(self.kernel[grid], **self.options)
 
 
 def _argument(value: Any) -> Any:

@@ -19,10 +19,8 @@ import struct
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, mbarrier
 from triton.experimental.gluon.language.nvidia.blackwell import (
-    TensorMemoryLayout,
-    allocate_tensor_memory,
-    mbarrier,
     tcgen05_commit,
     tcgen05_mma,
     tensor_memory_descriptor,
@@ -45,15 +43,9 @@ RESCALE_COLUMNS = gl.constexpr(16)  # columns of O the correction role takes int
 STORE_COLUMNS = gl.constexpr(16)  # the same when it stores O: one 32-byte sector a row
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {
-    "num_warps": 4,
-    "num_ctas": 1,
-    "maxnreg": 128,
-    "ptx_options": "--regAllocOptLevel=4",  # Triton 3.9 asks for 2, which spills what the roles share; the last one counts
-    "enable_fp_fusion": False,  # every fused multiply-add is written as one
-}
+# Every fused multiply-add is written as one; register allocation at level 2, which Triton 3.9 asks for, spills.
+OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": False, "ptx_options": "--regAllocOptLevel=4"}
 PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
@@ -71,9 +63,7 @@ def aggregate(cls):
     return _aggregate(cls)
 
 
-# --- arithmetic: a thread owns a row and works on two neighbouring columns at a time ----------------------------------
-
-
+# -- arithmetic: a thread owns a row and works on two neighbouring columns at a time -----------------------------------
 @gluon.constexpr_function
 def row_per_thread(columns):
     """Register layout of [ROWS, columns]: lane l of warp w owns row 32 w + l, as tcgen05.ld and tcgen05.st have it."""
@@ -187,9 +177,7 @@ def exp2_mixed(x, PTX: gl.constexpr):
     return gl.inline_asm_elementwise(PTX, EXP2_OPERANDS, [x], gl.float32, is_pure=True, pack=QUARTER)
 
 
-# --- what the roles share ---------------------------------------------------------------------------------------------
-
-
+# -- what the roles share ----------------------------------------------------------------------------------------------
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """Barriers that complete a phase with every `ARRIVALS` arrivals."""
@@ -439,9 +427,7 @@ def make_softmax():
     return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
 
 
-# --- the roles --------------------------------------------------------------------------------------------------------
-
-
+# -- the roles ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def load_role(descs, rings, problem):
     """One warp: copies Q, K and V into shared memory, in the order in which the tensor core wants them."""
@@ -617,80 +603,62 @@ def attention(
     # Tensor memory, 384 of 512 columns: S0 at 0, O0 at 128, S1 at 192, O1 at 320.
     softmax0 = make_softmax()
     softmax1 = make_softmax()
-    gl.warp_specialize(
-        [
-            (correction_role, ((softmax0, softmax1), problem)),
-            (softmax_role, (0, 1, softmax0, problem)),
-            (softmax_role, (1, 0, softmax1, problem)),
-            (mma_role, (rings, (softmax0, softmax1), problem)),
-            (load_role, (descs, rings, problem)),
-        ],
-        [4, 4, 1, 1],
-        [200, 200, 48, 48],
-    )
+    gl.warp_specialize([
+        (correction_role, ((softmax0, softmax1), problem)),
+        (softmax_role, (0, 1, softmax0, problem)),
+        (softmax_role, (1, 0, softmax1, problem)),
+        (mma_role, (rings, (softmax0, softmax1), problem)),
+        (load_role, (descs, rings, problem)),
+    ], [4, 4, 1, 1], [200, 200, 48, 48])  # fmt: skip
 
 
-# --- host -------------------------------------------------------------------------------------------------------------
-
-
-def prepare(q, k, v, out, window_left, window_right):
-    """(programs, tensor descriptors, numbers of `Problem`) of a launch."""
-    batch, heads_q, seqlen_q, _ = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-    dtype = DTYPES[str(q.dtype)]
-
-    def descriptor(tensor, rows, columns):
-        block = [1, 1, rows, columns]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
-
-    descriptors = (
-        descriptor(q, ROWS.value, 64),
-        descriptor(k, TILE_N.value, 64),
-        descriptor(v, TILE_N.value, 64),
-    )
-    query_blocks = triton.cdiv(seqlen_q, TILE_M.value)
-    heads = batch * heads_q
-    programs = query_blocks * heads
-    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    programs = min(programs, sms)
-    strides = tuple(stride // 8 for stride in out.stride()[:3])
-    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, query_blocks, heads, programs)
-    return programs, descriptors, numbers
-
-
-def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError for tensors or limits that this kernel does not take."""
-    if (window_left, window_right) not in ((-1, -1),):
-        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
-    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
-    if heads != heads // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
-    for name, tensor, shape in (
-        ("q", q, (batch, heads, rows, 64)),
-        ("k", k, (batch, heads_kv, keys, 64)),
-        ("v", v, (batch, heads_kv, keys, 64)),
-        ("out", out, (batch, heads, rows, 64)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(
-                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
-            )
-    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
-
-
+# -- host --------------------------------------------------------------------------------------------------------------
 def on(descriptor, tensor):
     """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
     copy = object.__new__(TensorDescriptor)
     copy.__dict__.update(descriptor.__dict__, base=tensor)
     return copy
+
+
+def prepare(q, k, v, out, lse, window_left, window_right):
+    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
+
+    ValueError for tensors or limits that this kernel does not take.
+    """
+    if (window_left, window_right) not in ((-1, -1),):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    shapes = {"q": (*rows, 64), "k": (*keys, 64), "v": (*keys, 64), "out": (*rows, 64)}
+    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
+    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    descriptors = []
+    for tensor, row_count, columns in (q, ROWS, 64), (k, TILE_N, 64), (v, TILE_N, 64):
+        block = [1, 1, row_count.value, columns]
+        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
+        descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
+    query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
+    programs = query_blocks * heads
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
+    programs = min(programs, sms)
+    strides = (stride // 8 for stride in out.stride()[:3])
+    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, query_blocks, heads, programs)
+    # An interpreter compiles nothing.
+    kernel = attention.warmup(*descriptors, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
+    return kernel, (programs, 1, 1), [on(made, None) for made in descriptors], numbers
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -699,8 +667,8 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 64); v, out: the same with 64; all bf16 or all fp16,
     unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
     """
-    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
-        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
@@ -710,18 +678,14 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
     tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
     key = (q.device, *tensors, address % 16, window_left, window_right)
-    if key in PLANS:
-        compiled, grid, descriptors, numbers = PLANS[key]
-        compiled[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
-        return
-    check(q, k, v, out, lse, window_left, window_right)
-    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
-        out.zero_()
-        lse.fill_(float("-inf"))
-        return
-    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
-    compiled = attention[(programs,)](*descriptors, out, lse, *numbers, scale_log2, **OPTIONS)
-    if compiled is not None:  # an emulator has nothing to keep
+    plan = PLANS.get(key)
+    if plan is None:
         if len(PLANS) >= 256:
             PLANS.clear()
-        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers
+        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
+    if plan:
+        kernel, grid, descriptors, numbers = plan
+        kernel[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
+    else:
+        out.zero_()
+        lse.fill_(float("-inf"))

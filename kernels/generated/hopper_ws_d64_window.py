@@ -39,7 +39,6 @@ Q_STAGES = gl.constexpr(2)
 AGAIN = gl.constexpr(0x7FEDCBA9)  # the NaN that marks a row to do again; arithmetic makes 0x7FFFFFFF
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # One FFMA to a score: the default varies with releases.
 OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": True}
@@ -535,70 +534,66 @@ def attention(
 
 
 # -- host --------------------------------------------------------------------------------------------------------------
-def prepare(q, k, v, out, window_left, window_right):
-    """(programs, tensor descriptors, numbers of `Problem`) of a launch."""
-    batch, heads_q, seqlen_q, _ = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-    dtype = DTYPES[str(q.dtype)]
-
-    def descriptor(tensor, rows, columns):
-        block = [1, 1, rows, columns]
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
-
-    descriptors = (
-        descriptor(q, ROWS.value, 64),
-        descriptor(k, TILE_N.value, 64),
-        descriptor(v, TILE_N.value, 64),
-    )
-    query_blocks = triton.cdiv(seqlen_q, TILE_M.value)
-    heads = batch * heads_q
-    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    programs = min(sms, query_blocks * heads)
-    turns = triton.cdiv(query_blocks * heads, programs)
-    unlimited = seqlen_q + seqlen_k
-    window_left = window_left if 0 <= window_left < unlimited else unlimited
-    window_right = window_right if 0 <= window_right < unlimited else unlimited
-    stride_b, stride_h, stride_s = (stride // 8 for stride in out.stride()[:3])
-    group = heads_q // heads_kv
-    return programs, descriptors, (
-        stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left, window_right, heads_q, group, query_blocks,
-        heads, turns,
-    )  # fmt: skip
-
-
-def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError for tensors or limits that this kernel does not take."""
-    if min(window_left, window_right) < -1:
-        raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
-    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
-    if heads != heads // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
-    for name, tensor, shape in (
-        ("q", q, (batch, heads, rows, 64)),
-        ("k", k, (batch, heads_kv, keys, 64)),
-        ("v", v, (batch, heads_kv, keys, 64)),
-        ("out", out, (batch, heads, rows, 64)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(
-                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
-            )
-    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
-
-
 def on(descriptor, tensor):
     """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
     copy = object.__new__(TensorDescriptor)
     copy.__dict__.update(descriptor.__dict__, base=tensor)
     return copy
+
+
+def prepare(q, k, v, out, lse, window_left, window_right):
+    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
+
+    ValueError for tensors or limits that this kernel does not take.
+    """
+    if min(window_left, window_right) < -1:
+        raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    shapes = {"q": (*rows, 64), "k": (*keys, 64), "v": (*keys, 64), "out": (*rows, 64)}
+    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
+    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    descriptors = []
+    for tensor, row_count, columns in (q, ROWS, 64), (k, TILE_N, 64), (v, TILE_N, 64):
+        block = [1, 1, row_count.value, columns]
+        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
+        descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
+    no_limit = seqlen_q + seqlen_k
+    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
+    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
+    query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
+    sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
+    programs = min(sms, query_blocks * heads)
+    turns = triton.cdiv(query_blocks * heads, programs)
+    strides = (stride // 8 for stride in out.stride()[:3])
+    numbers = (
+        *strides,
+        seqlen_q,
+        seqlen_k,
+        window_left,
+        window_right,
+        heads_q,
+        heads_q // heads_kv,
+        query_blocks,
+        heads,
+        turns,
+    )
+    # An interpreter compiles nothing.
+    kernel = attention.warmup(*descriptors, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
+    return kernel, (programs, 1, 1), [on(made, None) for made in descriptors], numbers
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -608,8 +603,8 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
     window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
     """
-    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
-        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
@@ -619,18 +614,14 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
     tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
     key = (q.device, *tensors, address % 16, window_left, window_right)
-    if key in PLANS:
-        compiled, grid, descriptors, numbers = PLANS[key]
-        compiled[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
-        return
-    check(q, k, v, out, lse, window_left, window_right)
-    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
-        out.zero_()
-        lse.fill_(float("-inf"))
-        return
-    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
-    compiled = attention[(programs,)](*descriptors, out, lse, *numbers, scale_log2, **OPTIONS)
-    if compiled is not None:  # an emulator has nothing to keep
+    plan = PLANS.get(key)
+    if plan is None:
         if len(PLANS) >= 256:
             PLANS.clear()
-        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers
+        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
+    if plan:
+        kernel, grid, descriptors, numbers = plan
+        kernel[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
+    else:
+        out.zero_()
+        lse.fill_(float("-inf"))

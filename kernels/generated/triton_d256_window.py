@@ -20,7 +20,6 @@ TILE_N = tl.constexpr(32)  # keys of a block
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
 PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
@@ -108,43 +107,40 @@ def attention(
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)
 
 
-def prepare(q, k, v, out, window_left, window_right):
-    """(programs, tensors, numbers of the kernel) of a launch."""
-    batch, heads_q, seqlen_q, _ = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-    no_limit = seqlen_q + seqlen_k
-    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
-    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
-    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
-    strides = (stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3])
-    return programs, (), (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right)
+def prepare(q, k, v, out, lse, window_left, window_right):
+    """What launches of one shape share: (kernel, grid, nothing, numbers); () for empty tensors.
 
-
-def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError for tensors or limits that this kernel does not take."""
+    ValueError for tensors or limits that this kernel does not take.
+    """
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
-    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
-    if heads != heads // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
-    for name, tensor, shape in (
-        ("q", q, (batch, heads, rows, 256)),
-        ("k", k, (batch, heads_kv, keys, 256)),
-        ("v", v, (batch, heads_kv, keys, 256)),
-        ("out", out, (batch, heads, rows, 256)),
-    ):
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    shapes = {"q": (*rows, 256), "k": (*keys, 256), "v": (*keys, 256), "out": (*rows, 256)}
+    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
         if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
         if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(
-                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
-            )
-    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
+            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
+    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    no_limit = seqlen_q + seqlen_k
+    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
+    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
+    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
+    strides = (stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3])
+    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right)
+    # An interpreter compiles nothing.
+    kernel = attention.warmup(q, k, v, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
+    return kernel, (programs, 1, 1), (), numbers
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -154,8 +150,8 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
     window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
     """
-    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
-        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
@@ -165,18 +161,14 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
     tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
     key = (q.device, *tensors, address % 16, window_left, window_right)
-    if key in PLANS:
-        compiled, grid, descriptors, numbers = PLANS[key]
-        compiled[grid](q, k, v, out, lse, *numbers, scale_log2)
-        return
-    check(q, k, v, out, lse, window_left, window_right)
-    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
-        out.zero_()
-        lse.fill_(float("-inf"))
-        return
-    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
-    compiled = attention[(programs,)](q, k, v, out, lse, *numbers, scale_log2, **OPTIONS)
-    if compiled is not None:  # an emulator has nothing to keep
+    plan = PLANS.get(key)
+    if plan is None:
         if len(PLANS) >= 256:
             PLANS.clear()
-        PLANS[key] = compiled, (programs, 1, 1), (), numbers
+        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
+    if plan:
+        kernel, grid, descriptors, numbers = plan
+        kernel[grid](q, k, v, out, lse, *numbers, scale_log2)
+    else:
+        out.zero_()
+        lse.fill_(float("-inf"))

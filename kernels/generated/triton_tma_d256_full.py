@@ -20,7 +20,6 @@ TILE_N = tl.constexpr(64)  # keys of a block
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw no key yet never computes inf - inf
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
-LARGEST_SCALE = 2.0e38  # times log2(e) it is still a float32
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
@@ -81,52 +80,47 @@ def attention(
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)
 
 
-def prepare(q, k, v, out, window_left, window_right):
-    """(programs, tensor descriptors, numbers of the kernel) of a launch."""
-    batch, heads_q, seqlen_q, _ = q.shape
-    _, heads_kv, seqlen_k, _ = k.shape
-    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
-    descriptors = (
-        TensorDescriptor.from_tensor(q, [1, 1, TILE_M.value, 256]),
-        TensorDescriptor.from_tensor(k, [1, 1, TILE_N.value, 256]),
-        TensorDescriptor.from_tensor(v, [1, 1, TILE_N.value, 256]),
-        TensorDescriptor.from_tensor(out, [1, 1, TILE_M.value, 256]),
-    )
-    return programs, descriptors, (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k)
-
-
-def check(q, k, v, out, lse, window_left, window_right):
-    """ValueError for tensors or limits that this kernel does not take."""
-    if (window_left, window_right) not in ((-1, -1),):
-        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
-    (batch, heads, rows, _), (_, heads_kv, keys, _) = q.shape, k.shape
-    if heads != heads // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads}")
-    for name, tensor, shape in (
-        ("q", q, (batch, heads, rows, 256)),
-        ("k", k, (batch, heads_kv, keys, 256)),
-        ("v", v, (batch, heads_kv, keys, 256)),
-        ("out", out, (batch, heads, rows, 256)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(
-                f"{name}: expected rows without gaps that start at 16 bytes, got strides {tensor.stride()}"
-            )
-    if tuple(lse.shape) != (batch, heads, rows) or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {(batch, heads, rows)}, got {lse.dtype} {tuple(lse.shape)}")
-
-
 def on(descriptor, tensor):
     """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
     copy = object.__new__(TensorDescriptor)
     copy.__dict__.update(descriptor.__dict__, base=tensor)
     return copy
+
+
+def prepare(q, k, v, out, lse, window_left, window_right):
+    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
+
+    ValueError for tensors or limits that this kernel does not take.
+    """
+    if (window_left, window_right) not in ((-1, -1),):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
+        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    shapes = {"q": (*rows, 256), "k": (*keys, 256), "v": (*keys, 256), "out": (*rows, 256)}
+    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
+        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
+            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
+    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
+    descriptors = [
+        TensorDescriptor.from_tensor(tensor, [1, 1, row_count.value, columns])
+        for tensor, row_count, columns in ((q, TILE_M, 256), (k, TILE_N, 256), (v, TILE_N, 256), (out, TILE_M, 256))
+    ]
+    numbers = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k)
+    # An interpreter compiles nothing.
+    kernel = attention.warmup(*descriptors, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
+    return kernel, (programs, 1, 1), [on(made, None) for made in descriptors], numbers
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -135,8 +129,8 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     q, k: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 256); v, out: the same with 256; all bf16 or all fp16,
     unit last stride, rows that start at 16 bytes.  lse: (batch, heads_q, seqlen_q), float32, contiguous.
     """
-    if not 0.0 < scale <= LARGEST_SCALE:  # the row maximum is taken before scaling
-        raise ValueError(f"scale: expected a number above 0 and at most {LARGEST_SCALE:g}, got {scale:g}")
+    if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
@@ -146,18 +140,14 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
     tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
     key = (q.device, *tensors, address % 16, window_left, window_right)
-    if key in PLANS:
-        compiled, grid, descriptors, numbers = PLANS[key]
-        compiled[grid](*map(on, descriptors, (q, k, v, out)), lse, *numbers, scale_log2)
-        return
-    check(q, k, v, out, lse, window_left, window_right)
-    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
-        out.zero_()
-        lse.fill_(float("-inf"))
-        return
-    programs, descriptors, numbers = prepare(q, k, v, out, window_left, window_right)
-    compiled = attention[(programs,)](*descriptors, lse, *numbers, scale_log2, **OPTIONS)
-    if compiled is not None:  # an emulator has nothing to keep
+    plan = PLANS.get(key)
+    if plan is None:
         if len(PLANS) >= 256:
             PLANS.clear()
-        PLANS[key] = compiled, (programs, 1, 1), tuple(on(made, None) for made in descriptors), numbers
+        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
+    if plan:
+        kernel, grid, descriptors, numbers = plan
+        kernel[grid](*map(on, descriptors, (q, k, v, out)), lse, *numbers, scale_log2)
+    else:
+        out.zero_()
+        lse.fill_(float("-inf"))

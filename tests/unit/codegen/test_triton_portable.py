@@ -382,7 +382,7 @@ REFUSED = {
     "out: expected shape (1, 2, 8, 64), got (1, 2, 7, 64)": {"out": (1, 2, 7, 64)},
     "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 9)": {"lse": (1, 2, 9)},
     "k: expected bf16 or fp16 on one device as q, got torch.float32 on cpu": {"k": "float32"},
-    "k: expected rows without gaps that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
+    "k: expected gapless rows that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
 }
 
 
