@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilecast.codegen.blackwell_order import Phases, Rings
@@ -151,6 +153,12 @@ class BlackwellKernel:
     def arguments(self) -> str:
         """Arguments of `Problem`, which the kernel has after its descriptors."""
         return ", ".join(("out", "lse", *self.numbers, "scale_log2,"))
+
+    @property
+    def unspecialized(self) -> str:
+        """Places of `numbers` among the kernel's arguments, which start with descriptors, ``out`` and ``lse``."""
+        first = len(self.descriptors) + 2
+        return f"range({first}, {first + len(self.numbers)})"
 
     @property
     def own_copies(self) -> str:
@@ -312,9 +320,26 @@ class BlackwellKernel:
         return tuple((f"EXP2_{n}" if len(mixes) > 1 else "EXP2", columns) for n, columns in enumerate(mixes))
 
     @property
-    def polynomial(self) -> tuple[float, ...]:
+    def _polynomial(self) -> tuple[float, ...]:
         """Coefficients of 2^f, lowest power first."""
         return (1.0, *COEFFICIENTS[self.poly_degree])
+
+    @property
+    def polynomial_text(self) -> str:
+        """The polynomial as a comment."""
+        powers = ("", " f", *(f" f^{power}" for power in range(2, self.poly_degree + 1)))
+        return "2^f = " + " + ".join(f"{c:.7g}{power}" for c, power in zip(self._polynomial, powers, strict=True))
+
+    @property
+    def polynomial_constants(self) -> tuple[str, ...]:
+        """PTX that sets what the exponentials share, each number twice."""
+        numbers = {"up": 1.5 * 2**23, "down": -1.5 * 2**23, **{f"c{i}": c for i, c in enumerate(self._polynomial)}}
+        return _in_lines(f"mov.b64 {name}, 0x{2 * struct.pack('>f', number).hex()};" for name, number in numbers.items())
+
+    @property
+    def polynomial_steps(self) -> tuple[str, ...]:
+        """PTX of the polynomial after its highest coefficient."""
+        return _in_lines(f"fma.rn.ftz.f32x2 p, p, f, c{power};" for power in range(self.poly_degree - 1, -1, -1))
 
     @property
     def exponentials(self) -> tuple[str, ...]:
@@ -389,3 +414,9 @@ class BlackwellKernel:
     def worker_registers(self) -> list[int]:
         """Registers of a thread of these roles."""
         return [*[self.softmax_registers] * self.stages, *[self.other_registers] * 2]
+
+
+def _in_lines(statements: Iterable[str], each: int = 3) -> tuple[str, ...]:
+    """PTX statements, ``each`` to a line."""
+    left = list(statements)
+    return tuple(" ".join(left[i : i + each]) for i in range(0, len(left), each))

@@ -190,10 +190,10 @@ def correction_statements(pipeline: Pipeline, groups: int, by_keys: bool, persis
     for group, other in released:
         later = "True" if by_keys and group else "step != 0"
         before = f", softmax{(group - 1) % groups}.o_full, o_phase{'' if group else ' ^ 1'}" if by_keys else ""
-        loop.append(f"softmax{group}.correct(n, {later}, softmax{other}.statistics{before})")
+        loop.append(f"softmax{group}.correct(n, {later}, softmax{other}{before})")
     loop += ["n += 1", *(["o_phase = o_phase ^ 1"] if by_keys else [])]
     for what in ("total", "maximum"):
-        last += [f"{what}{g} = softmax{g}.statistics.read(n, softmax{other}.statistics)" for g, other in released]
+        last += [f"{what}{g} = softmax{g}.read(n, softmax{other})" for g, other in released]
         last.append("n += 1")
     if by_keys:
         last += [f"mbarrier.wait(softmax{group}.o_full, o_phase ^ 1)" for group in range(groups)]

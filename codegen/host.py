@@ -12,13 +12,9 @@ WINDOW_STATEMENTS = (
     "window_right = no_limit if window_right < 0 else min(window_right, no_limit)",
 )
 #: SMs of the device that holds q.
-SMS_STATEMENT = (
-    'sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]'
-)
+SMS_STATEMENT = 'sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]'
 _NO_WINDOW = 'raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")'
-_BAD_LIMITS = (
-    'raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")'
-)
+_BAD_LIMITS = 'raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")'
 
 
 @dataclass(frozen=True, slots=True)

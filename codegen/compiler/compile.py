@@ -52,7 +52,7 @@ def tool(name: str) -> Path:
     return folder / name
 
 
-class _CompiledOnly(Exception):
+class _CompiledInsteadError(Exception):
     """Leaves a launch once its kernel is compiled: there is no GPU to run it."""
 
 
@@ -158,7 +158,7 @@ def load_source(path: str | Path) -> ModuleType:
 
 @contextmanager
 def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running: it ends in `_CompiledOnly`."""
+    """Inside, launching compiles and collects instead of running: it ends in `_CompiledInsteadError`."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -166,7 +166,7 @@ def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> NoReturn:
         found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
-        raise _CompiledOnly
+        raise _CompiledInsteadError
 
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_OfflineDriver(capability, sms))
@@ -225,7 +225,7 @@ def compile_kernel(
     with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:
             module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
-        except _CompiledOnly:
+        except _CompiledInsteadError:
             pass
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error

@@ -185,35 +185,6 @@ def make_ring(descs, SLOTS: gl.constexpr):
     return Ring(tiles, full, empty)
 
 
-@gluon.aggregate
-class Statistics:
-    """Numbers of rows, on their way from a softmax group to the correction role: in turn the factor of every block, the
-    sum and the maximum of every row."""
-
-    rows: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def wait_empty(self, n):
-        """Until release number n has happened."""
-        mbarrier.wait(self.empty.index(0), n & 1)
-
-    @gluon.jit
-    def publish(self, n, values):
-        """Write number n."""
-        self.rows.index(0).store(values)
-        mbarrier.arrive(self.full.index(0))
-
-    @gluon.jit
-    def read(self, n, released):
-        """Number n; a slot of the `released` statistics is free then."""
-        mbarrier.wait(self.full.index(0), n & 1)
-        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
-        mbarrier.arrive(released.empty.index(0))
-        return values
-
-
 @gluon.jit
 def own_copy(x):
     """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
@@ -309,7 +280,9 @@ class Softmax:
     p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
     p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
     o_full: gl.shared_memory_descriptor  # O is complete
-    statistics: Statistics
+    rows: gl.shared_memory_descriptor  # for the correction role: in turn factors of blocks, row sums, row maxima
+    stats_full: gl.shared_memory_descriptor
+    stats_empty: gl.shared_memory_descriptor
 
     @gluon.jit
     def p(self, dtype: gl.constexpr):
@@ -349,9 +322,28 @@ class Softmax:
             self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
 
     @gluon.jit
+    def wait_empty(self, n):
+        """Until release number n of a slot for numbers of rows has happened."""
+        mbarrier.wait(self.stats_empty.index(0), n & 1)
+
+    @gluon.jit
+    def publish(self, n, values):
+        """Write numbers of rows, the n-th ones."""
+        self.rows.index(0).store(values)
+        mbarrier.arrive(self.stats_full.index(0))
+
+    @gluon.jit
+    def read(self, n, released):
+        """The n-th numbers of rows; a slot of the `released` group is free then."""
+        mbarrier.wait(self.stats_full.index(0), n & 1)
+        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+        mbarrier.arrive(released.stats_empty.index(0))
+        return values
+
+    @gluon.jit
     def correct(self, n, later, released):
         """Take in the row factors of a block: rescale O, unless this is its first block or no maximum has moved."""
-        factor = self.statistics.read(n, released)
+        factor = self.read(n, released)
         if later & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
             factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
             for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
@@ -369,12 +361,13 @@ def make_softmax():
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
     stats_full = barriers(STATS_SLOTS, 1)
     stats_empty = barriers(STATS_SLOTS, 1)
-    statistics = Statistics(rows, stats_full, stats_empty)
     s_full = barriers(1, 1)
     o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
-    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
+    return Softmax(
+        s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, stats_full, stats_empty,
+    )  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
@@ -450,7 +443,6 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     dtype: gl.constexpr = problem.out.dtype.element_ty
     problem = problem.own()
     scale_log2 = problem.scale_log2
-    statistics = softmax.statistics
     p = softmax.p(dtype)
     s_phase = 0
     n = 0  # numbers of a row published so far
@@ -462,7 +454,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
-    statistics.wait_empty(n - LAG)
+    softmax.wait_empty(n - LAG)
     for _ in range(blocks):
         mbarrier.wait(softmax.s_full, s_phase)
         s_phase = s_phase ^ 1
@@ -480,7 +472,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         base = gl.where(next_max == float("-inf"), 0.0, next_max)  # no visible key yet: any finite base will do
         factor = gl.exp2((row_max - base) * scale_log2)
         row_max = next_max
-        statistics.publish(n, factor)
+        softmax.publish(n, factor)
         n += 1
 
         minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
@@ -496,14 +488,14 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         mbarrier.arrive(softmax.p_rest)
 
         # The rest is off the path from S to P.
-        statistics.wait_empty(n - LAG)
+        softmax.wait_empty(n - LAG)
         rescale = gl.convert_layout(factor, one_per_thread(2), assert_trivial=True)
         row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
     even, odd = row_sum.split()
-    statistics.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+    softmax.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
     n += 1
-    statistics.wait_empty(n - LAG)
-    statistics.publish(n, row_max)
+    softmax.wait_empty(n - LAG)
+    softmax.publish(n, row_max)
     n += 1
 
 
@@ -518,14 +510,14 @@ def correction_role(softmaxes, problem):
     batch, head, row = problem.work_tile(tile)
     key, blocks = problem.key_blocks(row)
     for step in range(blocks):
-        softmax0.correct(n, step != 0, softmax1.statistics)
-        softmax1.correct(n, step != 0, softmax0.statistics)
+        softmax0.correct(n, step != 0, softmax1)
+        softmax1.correct(n, step != 0, softmax0)
         n += 1
-    total0 = softmax0.statistics.read(n, softmax1.statistics)
-    total1 = softmax1.statistics.read(n, softmax0.statistics)
+    total0 = softmax0.read(n, softmax1)
+    total1 = softmax1.read(n, softmax0)
     n += 1
-    maximum0 = softmax0.statistics.read(n, softmax1.statistics)
-    maximum1 = softmax1.statistics.read(n, softmax0.statistics)
+    maximum0 = softmax0.read(n, softmax1)
+    maximum1 = softmax1.read(n, softmax0)
     n += 1
     mbarrier.wait(softmax0.o_full, o_phase)
     problem.store_rows(softmax0, total0, maximum0, batch, head, row)
@@ -533,10 +525,8 @@ def correction_role(softmaxes, problem):
     problem.store_rows(softmax1, total1, maximum1, batch, head, row + ROWS)
 
 
-@gluon.jit(
-    do_not_specialize=["stride_b", "stride_h", "stride_s", "heads_q", "group", "seqlen_q", "seqlen_k", "query_blocks",
-        "heads", "heads_at_once"]
-)  # fmt: skip
+# Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
+@gluon.jit(do_not_specialize=range(7, 17))
 def attention(
     q_desc_0, q_desc_128, k_desc_0, k_desc_128, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group,
     seqlen_q, seqlen_k, query_blocks, heads, heads_at_once, scale_log2,

@@ -191,35 +191,6 @@ def make_ring(desc, SLOTS: gl.constexpr):
     return Ring(tiles, full, empty)
 
 
-@gluon.aggregate
-class Statistics:
-    """Numbers of rows, on their way from a softmax group to the correction role: in turn the factor of every block, the
-    sum and the maximum of every row."""
-
-    rows: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def wait_empty(self, n):
-        """Until release number n has happened."""
-        mbarrier.wait(self.empty.index(0), n & 1)
-
-    @gluon.jit
-    def publish(self, n, values):
-        """Write number n."""
-        self.rows.index(0).store(values)
-        mbarrier.arrive(self.full.index(0))
-
-    @gluon.jit
-    def read(self, n, released):
-        """Number n; a slot of the `released` statistics is free then."""
-        mbarrier.wait(self.full.index(0), n & 1)
-        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
-        mbarrier.arrive(released.empty.index(0))
-        return values
-
-
 @gluon.jit
 def own_copy(x):
     """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
@@ -316,7 +287,9 @@ class Softmax:
     p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
     p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
     o_full: gl.shared_memory_descriptor  # O has taken in a block
-    statistics: Statistics
+    rows: gl.shared_memory_descriptor  # for the correction role: in turn factors of blocks, row sums, row maxima
+    stats_full: gl.shared_memory_descriptor
+    stats_empty: gl.shared_memory_descriptor
     running_max: gl.shared_memory_descriptor  # row maxima, for the group with the next key block
     max_full: gl.shared_memory_descriptor  # they are there
 
@@ -357,9 +330,28 @@ class Softmax:
             self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
 
     @gluon.jit
+    def wait_empty(self, n):
+        """Until release number n of a slot for numbers of rows has happened."""
+        mbarrier.wait(self.stats_empty.index(0), n & 1)
+
+    @gluon.jit
+    def publish(self, n, values):
+        """Write numbers of rows, the n-th ones."""
+        self.rows.index(0).store(values)
+        mbarrier.arrive(self.stats_full.index(0))
+
+    @gluon.jit
+    def read(self, n, released):
+        """The n-th numbers of rows; a slot of the `released` group is free then."""
+        mbarrier.wait(self.stats_full.index(0), n & 1)
+        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+        mbarrier.arrive(released.stats_empty.index(0))
+        return values
+
+    @gluon.jit
     def correct(self, n, later, released, o_full, o_phase):
         """Take in the row factors of a block: rescale O, unless this is its first block."""
-        factor = self.statistics.read(n, released)
+        factor = self.read(n, released)
         if later:
             mbarrier.wait(o_full, o_phase)  # O has taken in the block before this one
             factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
@@ -377,7 +369,6 @@ def make_softmax(o):
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
     stats_full = barriers(STATS_SLOTS, 1, False)
     stats_empty = barriers(STATS_SLOTS, 1, False)
-    statistics = Statistics(rows, stats_full, stats_empty)
     running_max = gl.allocate_shared_memory(gl.float32, [ROWS], ONE)
     max_full = barriers(1, 1, False)
     s_full = barriers(1, 1, False)
@@ -385,16 +376,8 @@ def make_softmax(o):
     p_ready = barriers(1, 2, True)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1, True)
     return Softmax(
-        s,
-        o,
-        s_full.index(0),
-        p_ready.index(0),
-        p_rest.index(0),
-        o_full.index(0),
-        statistics,
-        running_max,
-        max_full.index(0),
-    )
+        s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, stats_full, stats_empty, running_max, max_full.index(0),
+    )  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
@@ -482,7 +465,6 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
     dtype: gl.constexpr = problem.out.dtype.element_ty
     problem = problem.own()
     scale_log2 = problem.scale_log2
-    statistics = softmax.statistics
     p = softmax.p(dtype)
     s_phase = 0
     n = 0  # numbers of a row published so far
@@ -496,7 +478,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
     row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
-    statistics.wait_empty(n - LAG)
+    softmax.wait_empty(n - LAG)
     for step in range(pairs):
         mbarrier.wait(softmax.s_full, s_phase)
         s_phase = s_phase ^ 1
@@ -521,7 +503,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         own_factor = gl.exp2((own_max - base) * scale_log2)
         own_max = next_max
         row_max = next_max
-        statistics.publish(n, factor)
+        softmax.publish(n, factor)
         n += 1
 
         minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
@@ -537,7 +519,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         mbarrier.arrive(softmax.p_rest)
 
         # The rest is off the path from S to P.
-        statistics.wait_empty(n - LAG)
+        softmax.wait_empty(n - LAG)
         rescale = gl.convert_layout(own_factor, one_per_thread(2), assert_trivial=True)
         row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
     if GROUP == 0:
@@ -549,10 +531,10 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         rescale = gl.convert_layout(gl.exp2((own_max - base) * scale_log2), one_per_thread(2), assert_trivial=True)
         row_sum = packed("mul", row_sum, rescale[:, None])
     even, odd = row_sum.split()
-    statistics.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+    softmax.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
     n += 1
-    statistics.wait_empty(n - LAG)
-    statistics.publish(n, row_max)
+    softmax.wait_empty(n - LAG)
+    softmax.publish(n, row_max)
     n += 1
 
 
@@ -567,25 +549,23 @@ def correction_role(softmaxes, problem):
     batch, head, row = problem.work_tile(tile)
     key, pairs = problem.key_blocks(row)
     for step in range(pairs):
-        softmax0.correct(n, step != 0, softmax1.statistics, softmax1.o_full, o_phase ^ 1)
-        softmax1.correct(n, True, softmax0.statistics, softmax0.o_full, o_phase)
+        softmax0.correct(n, step != 0, softmax1, softmax1.o_full, o_phase ^ 1)
+        softmax1.correct(n, True, softmax0, softmax0.o_full, o_phase)
         n += 1
         o_phase = o_phase ^ 1
-    total0 = softmax0.statistics.read(n, softmax1.statistics)
-    total1 = softmax1.statistics.read(n, softmax0.statistics)
+    total0 = softmax0.read(n, softmax1)
+    total1 = softmax1.read(n, softmax0)
     n += 1
-    maximum0 = softmax0.statistics.read(n, softmax1.statistics)
-    maximum1 = softmax1.statistics.read(n, softmax0.statistics)
+    maximum0 = softmax0.read(n, softmax1)
+    maximum1 = softmax1.read(n, softmax0)
     n += 1
     mbarrier.wait(softmax0.o_full, o_phase ^ 1)
     mbarrier.wait(softmax1.o_full, o_phase ^ 1)
     problem.store_rows(softmax0, total0 + total1, maximum1, batch, head, row)
 
 
-@gluon.jit(
-    do_not_specialize=["stride_b", "stride_h", "stride_s", "heads_q", "group", "seqlen_q", "seqlen_k", "query_blocks",
-        "heads", "heads_at_once"]
-)  # fmt: skip
+# Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
+@gluon.jit(do_not_specialize=range(5, 15))
 def attention(
     q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, query_blocks,
     heads, heads_at_once, scale_log2,

@@ -14,8 +14,6 @@ TILECAST = {
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
-import struct
-
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -144,26 +142,21 @@ def exp2_ptx(columns):
     2^f (FlashAttention-4's polynomial of degree 3), with n added to the exponent field, are 2^x.  Arguments below -127
     give 0.
     """
-
-    def twice(number):
-        return "0x" + 2 * struct.pack(">f", number).hex()
-
-    lines = [".reg .b32 x0, x1, n0, n1, p0, p1; .reg .b64 x, n, f, p, up, down, c<4>;"]
-    lines.append(f"mov.b64 up, {twice(1.5 * 2**23)}; mov.b64 down, {twice(-1.5 * 2**23)};")
-    coefficients = (1.0, 0.6951461434364319, 0.22756439447402954, 0.07711908966302872)
-    lines += [f"mov.b64 c{power}, {twice(c)};" for power, c in enumerate(coefficients)]
+    # 2^f = 1 + 0.6951461 f + 0.2275644 f^2 + 0.07711909 f^3
+    ptx = """{ .reg .b32 x0, x1, n0, n1, p0, p1; .reg .b64 x, n, f, p, up, down, c<4>;
+        mov.b64 up, 0x4b4000004b400000; mov.b64 down, 0xcb400000cb400000; mov.b64 c0, 0x3f8000003f800000;
+        mov.b64 c1, 0x3f31f5193f31f519; mov.b64 c2, 0x3e6906a43e6906a4; mov.b64 c3, 0x3d9df09d3d9df09d;"""
     for column in range(0, 32, 2):
         out0, out1, in0, in1 = (f"${column + i}" for i in (0, 1, 32, 33))
         if column not in columns:
-            lines.append(f"ex2.approx.ftz.f32 {out0}, {in0}; ex2.approx.ftz.f32 {out1}, {in1};")
-            continue
-        lines.append(f"max.ftz.f32 x0, {in0}, 0fC2FE0000; max.ftz.f32 x1, {in1}, 0fC2FE0000;")
-        lines.append("mov.b64 x, {x0, x1}; add.rm.ftz.f32x2 n, x, up; add.rn.ftz.f32x2 f, n, down;")
-        lines.append("sub.rn.ftz.f32x2 f, x, f; mov.b64 p, c3;")
-        lines += [f"fma.rn.ftz.f32x2 p, p, f, c{power};" for power in range(2, -1, -1)]
-        lines.append("mov.b64 {n0, n1}, n; mov.b64 {p0, p1}, p; shl.b32 n0, n0, 23; shl.b32 n1, n1, 23;")
-        lines.append(f"add.s32 {out0}, n0, p0; add.s32 {out1}, n1, p1;")
-    return "{\n" + "\n".join(lines) + "\n}"
+            ptx += f"ex2.approx.ftz.f32 {out0}, {in0}; ex2.approx.ftz.f32 {out1}, {in1};"
+        else:
+            ptx += f"""max.ftz.f32 x0, {in0}, 0fC2FE0000; max.ftz.f32 x1, {in1}, 0fC2FE0000; mov.b64 x, {{x0, x1}};
+                add.rm.ftz.f32x2 n, x, up; add.rn.ftz.f32x2 f, n, down; sub.rn.ftz.f32x2 f, x, f; mov.b64 p, c3;
+                fma.rn.ftz.f32x2 p, p, f, c2; fma.rn.ftz.f32x2 p, p, f, c1; fma.rn.ftz.f32x2 p, p, f, c0;
+                mov.b64 {{n0, n1}}, n; mov.b64 {{p0, p1}}, p; shl.b32 n0, n0, 23; shl.b32 n1, n1, 23;
+                add.s32 {out0}, n0, p0; add.s32 {out1}, n1, p1;"""
+    return ptx + "}"
 
 
 # 16 of the 128 columns of a row bypass the special function unit (MUFU).
@@ -252,35 +245,6 @@ def make_ring(descs, SLOTS: gl.constexpr):
     full = barriers(SLOTS, 1)
     empty = barriers(SLOTS, 1)
     return Ring(tiles, full, empty)
-
-
-@aggregate
-class Statistics:
-    """Numbers of rows, on their way from a softmax group to the correction role: in turn the factor of every block, the
-    sum and the maximum of every row."""
-
-    rows: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def wait_empty(self, n):
-        """Until release number n has happened."""
-        mbarrier.wait(self.empty.index(0), n & 1)
-
-    @gluon.jit
-    def publish(self, n, values):
-        """Write number n."""
-        self.rows.index(0).store(values)
-        mbarrier.arrive(self.full.index(0))
-
-    @gluon.jit
-    def read(self, n, released):
-        """Number n; a slot of the `released` statistics is free then."""
-        mbarrier.wait(self.full.index(0), n & 1)
-        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
-        mbarrier.arrive(released.empty.index(0))
-        return values
 
 
 @gluon.jit
@@ -383,7 +347,9 @@ class Softmax:
     p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
     p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
     o_full: gl.shared_memory_descriptor  # O is complete
-    statistics: Statistics
+    rows: gl.shared_memory_descriptor  # for the correction role: in turn factors of blocks, row sums, row maxima
+    stats_full: gl.shared_memory_descriptor
+    stats_empty: gl.shared_memory_descriptor
 
     @gluon.jit
     def p(self, dtype: gl.constexpr):
@@ -436,9 +402,28 @@ class Softmax:
             self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
 
     @gluon.jit
+    def wait_empty(self, n):
+        """Until release number n of a slot for numbers of rows has happened."""
+        mbarrier.wait(self.stats_empty.index(0), n & 1)
+
+    @gluon.jit
+    def publish(self, n, values):
+        """Write numbers of rows, the n-th ones."""
+        self.rows.index(0).store(values)
+        mbarrier.arrive(self.stats_full.index(0))
+
+    @gluon.jit
+    def read(self, n, released):
+        """The n-th numbers of rows; a slot of the `released` group is free then."""
+        mbarrier.wait(self.stats_full.index(0), n & 1)
+        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+        mbarrier.arrive(released.stats_empty.index(0))
+        return values
+
+    @gluon.jit
     def correct(self, n, later, released):
         """Take in the row factors of a block: rescale O, unless this is its first block or no maximum has moved."""
-        factor = self.statistics.read(n, released)
+        factor = self.read(n, released)
         if later & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
             factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
             for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
@@ -459,12 +444,13 @@ def make_softmax():
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
     stats_full = barriers(STATS_SLOTS, 1)
     stats_empty = barriers(STATS_SLOTS, 1)
-    statistics = Statistics(rows, stats_full, stats_empty)
     s_full = barriers(1, 1)
     o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
-    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), statistics)
+    return Softmax(
+        s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, stats_full, stats_empty,
+    )  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
@@ -540,7 +526,6 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     dtype: gl.constexpr = problem.out.dtype.element_ty
     problem = problem.own()
     scale_log2 = problem.scale_log2
-    statistics = softmax.statistics
     p = softmax.p(dtype)
     s_phase = 0
     n = 0  # numbers of a row published so far
@@ -552,7 +537,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
     row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
-    statistics.wait_empty(n - LAG)
+    softmax.wait_empty(n - LAG)
     for _ in range(blocks):
         mbarrier.wait(softmax.s_full, s_phase)
         s_phase = s_phase ^ 1
@@ -570,7 +555,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         base = gl.where(next_max == float("-inf"), 0.0, next_max)  # no visible key yet: any finite base will do
         factor = gl.exp2((row_max - base) * scale_log2)
         row_max = next_max
-        statistics.publish(n, factor)
+        softmax.publish(n, factor)
         n += 1
 
         minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
@@ -586,14 +571,14 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         mbarrier.arrive(softmax.p_rest)
 
         # The rest is off the path from S to P.
-        statistics.wait_empty(n - LAG)
+        softmax.wait_empty(n - LAG)
         rescale = gl.convert_layout(factor, one_per_thread(2), assert_trivial=True)
         row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
     even, odd = row_sum.split()
-    statistics.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+    softmax.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
     n += 1
-    statistics.wait_empty(n - LAG)
-    statistics.publish(n, row_max)
+    softmax.wait_empty(n - LAG)
+    softmax.publish(n, row_max)
     n += 1
 
 
@@ -608,14 +593,14 @@ def correction_role(softmaxes, problem):
     batch, head, row = problem.work_tile(tile)
     key, blocks = problem.key_blocks(row)
     for step in range(blocks):
-        softmax0.correct(n, step != 0, softmax1.statistics)
-        softmax1.correct(n, step != 0, softmax0.statistics)
+        softmax0.correct(n, step != 0, softmax1)
+        softmax1.correct(n, step != 0, softmax0)
         n += 1
-    total0 = softmax0.statistics.read(n, softmax1.statistics)
-    total1 = softmax1.statistics.read(n, softmax0.statistics)
+    total0 = softmax0.read(n, softmax1)
+    total1 = softmax1.read(n, softmax0)
     n += 1
-    maximum0 = softmax0.statistics.read(n, softmax1.statistics)
-    maximum1 = softmax1.statistics.read(n, softmax0.statistics)
+    maximum0 = softmax0.read(n, softmax1)
+    maximum1 = softmax1.read(n, softmax0)
     n += 1
     mbarrier.wait(softmax0.o_full, o_phase)
     problem.store_rows(softmax0, total0, maximum0, batch, head, row)
@@ -623,10 +608,8 @@ def correction_role(softmaxes, problem):
     problem.store_rows(softmax1, total1, maximum1, batch, head, row + ROWS)
 
 
-@gluon.jit(
-    do_not_specialize=["stride_b", "stride_h", "stride_s", "heads_q", "group", "seqlen_q", "seqlen_k", "window_left",
-        "window_right", "query_blocks", "heads", "heads_at_once"]
-)  # fmt: skip
+# Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
+@gluon.jit(do_not_specialize=range(8, 20))
 def attention(
     q_desc_0, q_desc_64, k_desc_0, k_desc_64, v_desc_0, v_desc_64, out, lse, stride_b, stride_h, stride_s, heads_q,
     group, seqlen_q, seqlen_k, window_left, window_right, query_blocks, heads, heads_at_once, scale_log2,

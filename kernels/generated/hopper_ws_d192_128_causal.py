@@ -31,11 +31,9 @@ WARPGROUPS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # query rows of a warpgroup: the M of wgmma
 TILE_M = gl.constexpr(128)  # query rows of a CTA
 TILE_N = gl.constexpr(64)  # keys of a block
-HEAD_DIM = gl.constexpr(192)  # columns of Q and K
 HEAD_DIM_V = gl.constexpr(128)  # columns of V and O
 KV_STAGES = gl.constexpr(2)
 Q_STAGES = gl.constexpr(2)
-AGAIN = gl.constexpr(0x7FEDCBA9)  # the NaN that marks a row to do again; arithmetic makes 0x7FFFFFFF
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
@@ -80,6 +78,7 @@ def store_layout(columns):
 
 
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, accumulator(TILE_N)))  # a number to each row of S
+AGAIN = gl.constexpr(0x7FEDCBA9)  # the NaN that marks a row to do again; arithmetic makes 0x7FFFFFFF
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -168,6 +167,13 @@ def issue_qk(q, k):
     s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
     s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, use_acc=True, is_async=True)
     return s
+
+
+@gluon.jit
+def issue_pv(p, v, o):
+    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+    return warpgroup_mma(gl.convert_layout(p, operand), v[0], o, is_async=True)
 
 
 # -- work, keys, results -----------------------------------------------------------------------------------------------
@@ -295,15 +301,6 @@ def reference_of(row_max, problem):
 
 
 @gluon.jit
-def first_softmax(s, problem):
-    """The first step of the softmax: (P, statistics)."""
-    row_max = gl.max(s, 1)
-    reference = reference_of(row_max, problem)
-    p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
-    return p, Statistics(row_max, partial_sums(p), reference)
-
-
-@gluon.jit
 def online_softmax(s, before, problem):
     """A step of the online softmax: (P, statistics, factor for the O there is)."""
     row_max = gl.maximum(before.row_max, gl.max(s, 1))
@@ -330,13 +327,6 @@ def row_results(statistics, row, problem):
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------
-@gluon.jit
-def issue_pv(p, v, o):
-    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
-    return warpgroup_mma(gl.convert_layout(p, operand), v[0], o, is_async=True)
-
-
 @gluon.jit
 def load_role(descs, rings, problem):
     """Copies Q, K and V tiles into shared memory, key blocks from the last to the first."""
@@ -440,7 +430,10 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
             whole_end = problem.whole_blocks(row)
             if end > whole_end:
                 s = problem.hide_keys(s, (end - 1) * TILE_N, row)
-            p, statistics = first_softmax(s, problem)
+            row_max = gl.max(s, 1)
+            reference = reference_of(row_max, problem)
+            p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
+            statistics = Statistics(row_max, partial_sums(p), reference)
             o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
 
             # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
@@ -518,12 +511,8 @@ def attend_again(descs, rings, problem):
                 problem.store_rows(o, inverse, batch, head, row, wanted)
 
 
-NUMBERS = (
-    "stride_b", "stride_h", "stride_s", "seqlen_q", "seqlen_k", "heads_q", "group", "query_blocks", "heads", "turns",
-)  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=NUMBERS)
+# Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
+@gluon.jit(do_not_specialize=range(7, 17))
 def attention(
     q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, out, lse,
     stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns, scale_log2,

@@ -30,11 +30,9 @@ WARPGROUPS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # query rows of a warpgroup: the M of wgmma
 TILE_M = gl.constexpr(128)  # query rows of a CTA
 TILE_N = gl.constexpr(64)  # keys of a block
-HEAD_DIM = gl.constexpr(96)  # columns of Q and K
 HEAD_DIM_V = gl.constexpr(96)  # columns of V and O
 KV_STAGES = gl.constexpr(4)
 Q_STAGES = gl.constexpr(2)
-AGAIN = gl.constexpr(0x7FEDCBA9)  # the NaN that marks a row to do again; arithmetic makes 0x7FFFFFFF
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
@@ -79,6 +77,7 @@ def store_layout(columns):
 
 
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, accumulator(TILE_N)))  # a number to each row of S
+AGAIN = gl.constexpr(0x7FEDCBA9)  # the NaN that marks a row to do again; arithmetic makes 0x7FFFFFFF
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -167,6 +166,21 @@ def issue_qk(q, k):
     s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
     s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, use_acc=True, is_async=True)
     return s
+
+
+@gluon.jit
+def issue_pv(p, v, o):
+    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
+    return [
+        warpgroup_mma(gl.convert_layout(p, left_operand(o[0])), v[0], o[0], is_async=True),
+        warpgroup_mma(gl.convert_layout(p, left_operand(o[1])), v[1], o[1], is_async=True),
+    ]
+
+
+@gluon.constexpr_function
+def left_operand(o):
+    """Layout of P for a product into ``o``."""
+    return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
 
 
 # -- work, keys, results -----------------------------------------------------------------------------------------------
@@ -272,15 +286,6 @@ def reference_of(row_max, problem):
 
 
 @gluon.jit
-def first_softmax(s, problem):
-    """The first step of the softmax: (P, statistics)."""
-    row_max = gl.max(s, 1)
-    reference = reference_of(row_max, problem)
-    p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
-    return p, Statistics(row_max, partial_sums(p), reference)
-
-
-@gluon.jit
 def online_softmax(s, before, problem):
     """A step of the online softmax: (P, statistics, factor for the O there is)."""
     row_max = gl.maximum(before.row_max, gl.max(s, 1))
@@ -306,21 +311,6 @@ def row_results(statistics):
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------
-@gluon.jit
-def issue_pv(p, v, o):
-    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    return [
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[0])), v[0], o[0], is_async=True),
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[1])), v[1], o[1], is_async=True),
-    ]
-
-
-@gluon.constexpr_function
-def left_operand(o):
-    """Layout of P for a product into ``o``."""
-    return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
-
-
 @gluon.jit
 def load_role(descs, rings, problem):
     """Copies Q, K and V tiles into shared memory, key blocks from the last to the first."""
@@ -391,7 +381,10 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
             k.release(n)
             if end > own_copy(problem.seqlen_k) // TILE_N:
                 s = problem.hide_keys(s, (end - 1) * TILE_N)
-            p, statistics = first_softmax(s, problem)
+            row_max = gl.max(s, 1)
+            reference = reference_of(row_max, problem)
+            p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
+            statistics = Statistics(row_max, partial_sums(p), reference)
             o = [gl.zeros([ROWS, width], gl.float32, layout=accumulator(width)) for width in (64, 32)]
 
             # The other blocks are whole; from here on the reference stays: no row maximum, no rescaling of O.
@@ -465,12 +458,8 @@ def attend_again(descs, rings, problem):
                 problem.store_rows(o[1], inverse, batch, head, row, 64, wanted)
 
 
-NUMBERS = (
-    "stride_b", "stride_h", "stride_s", "seqlen_q", "seqlen_k", "heads_q", "group", "query_blocks", "heads", "turns",
-)  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=NUMBERS)
+# Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
+@gluon.jit(do_not_specialize=range(8, 18))
 def attention(
     q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, out, lse,
     stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads, turns, scale_log2,

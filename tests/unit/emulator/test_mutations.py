@@ -121,11 +121,11 @@ BUGS = {
         (RaceError, BarrierError), "v.slice(0, 64), self.o",
     ),
     "statistics overwritten before they are read": Bug(
-        BLACKWELL, "            statistics.wait_empty(n - LAG)\n            rescale", "            rescale",
-        (RaceError, BarrierError), "mbarrier.wait(self.full.index(0), n & 1)",
+        BLACKWELL, "            softmax.wait_empty(n - LAG)\n            rescale", "            rescale",
+        (RaceError, BarrierError), "mbarrier.wait(self.stats_full.index(0), n & 1)",
     ),
     "statistics slot of the wrong group released": Bug(
-        BLACKWELL, "softmax0.correct(n, step != 0, softmax1.statistics)", "softmax0.correct(n, step != 0, softmax0.statistics)",
+        BLACKWELL, "softmax0.correct(n, step != 0, softmax1)", "softmax0.correct(n, step != 0, softmax0)",
         (RaceError, BarrierError, DeadlockError), "stats_empty",
     ),
     "arrive count of P one too small": Bug(
@@ -137,7 +137,7 @@ BUGS = {
     ),
     "two tiles in the same tensor memory": Bug(
         BLACKWELL, "    softmax1 = make_softmax()\n",
-        "    other = make_softmax()\n    softmax1 = Softmax(softmax0.s, other.o, other.s_full, other.p_ready, other.p_rest, other.o_full, other.statistics)\n",
+        "    other = make_softmax()\n    softmax1 = Softmax(softmax0.s, other.o, other.s_full, other.p_ready, other.p_rest, other.o_full, other.rows, other.stats_full, other.stats_empty)\n",
         RaceError, "softmax0.s",
     ),
     "P beyond the columns of S": Bug(
@@ -267,7 +267,7 @@ def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> No
 
 SYNCHRONISING = re.compile(
     r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|copy_tile\(|\w+\.(wait_empty|release)\("
-    r"|softmax\d\.(qk|pv|correct)\(|statistics\.publish\("
+    r"|softmax\d\.(qk|pv|correct)\(|softmax\.publish\("
     r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)|(self\.)?[qkv]\.(wait|release|load)\("
 )
 

@@ -1,0 +1,421 @@
+"""A `hopper_ws` kernel as its template reads it: decisions as fields, and names and statements that follow from them."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+
+#: Columns of V from which on registers are scarce: O takes half as many in each thread.
+WIDE = 192
+#: From `pid` and the sizes to the work tile of a turn, for schedulers whose programs stay.
+_WORK_TILE = {
+    "persistent": (
+        "tile = turn * programs + pid",
+        "head = tile // query_blocks",
+        "block = tile % query_blocks",
+        "exists = tile < query_blocks * self.heads",
+    ),
+    "longest-first": (
+        "# Programs take turns forwards and backwards, which evens out their loads.",
+        "tile = turn * programs + gl.where(turn % 2 == 0, pid, programs - 1 - pid)",
+        "head = tile % self.heads",
+        "block = query_blocks - 1 - tile // self.heads",
+        "exists = tile < query_blocks * self.heads",
+    ),
+    "paired": (
+        "# A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.",
+        "pairs = (query_blocks + 1) // 2",
+        "trip = turn // 2",
+        "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
+        "head = pair // pairs",
+        "short = pair % pairs",
+        "long = query_blocks - 1 - short",
+        "block = gl.where(turn % 2 == 0, long, short)",
+        "exists = (head < self.heads) & ((turn % 2 == 0) | (short != long))",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Columns [offset, offset + width) of a head: Triton's tensors have power-of-two extents, heads of 96 do not."""
+
+    offset: int
+    width: int
+
+
+def pieces(width: int) -> tuple[Piece, ...]:
+    """``width`` columns as power-of-two pieces of at most 256, widest first."""
+    out: list[Piece] = []
+    offset = 0
+    while offset < width:
+        size = min(256, 1 << ((width - offset).bit_length() - 1))
+        out.append(Piece(offset, size))
+        offset += size
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor descriptor of the kernel: its name, the tensor it is of, and its box of ``rows`` (a constant) x columns."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopperKernel:
+    """Everything `TEMPLATE` reads except the header; its ``k``."""
+
+    title: str
+    #: Paragraphs, wrapped.
+    description: str
+    mask: str
+    #: Consumer warpgroups of a CTA, and query rows of each.
+    warpgroups: int
+    rows: int
+    #: Query rows of a CTA and keys of a block.
+    tile_m: int
+    tile_n: int
+    kv_stages: int
+    q_stages: int
+    head_dim_qk: int
+    head_dim_v: int
+    qk_pieces: tuple[Piece, ...]
+    v_pieces: tuple[Piece, ...]
+    rescale: str
+    #: Powers of two that a row maximum may grow by before O is rescaled ("conditional").
+    rescale_threshold: float
+    scheduler: str
+    overlap: bool
+    ping_pong: bool
+    issue_order: tuple[str, ...]
+    #: Of eight exponentials, how many are polynomials, and PTX literals of its coefficients, lowest power first.
+    emulated_eighths: int
+    polynomial: tuple[str, ...]
+    #: Of the partitions after the default one.
+    worker_warps: list[int]
+    worker_registers: list[int]
+    registers_at_launch: int
+
+    @property
+    def exp2(self) -> str:
+        """Function for the exponentials of scores."""
+        return "exp2" if self.emulated_eighths else "mufu_exp2"
+
+    @property
+    def turns(self) -> str:
+        """Over which turns a program loops: a grid gives each program one tile."""
+        return "gl.static_range(1)" if self.scheduler == "grid" else "range(problem.turns)"
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields of `Problem` that are sizes, in the order of the kernel's arguments."""
+        window = ("window_left", "window_right") if self.mask == "window" else ()
+        dealt = () if self.scheduler == "grid" else ("heads", "turns")
+        sizes = (
+            "stride_b",
+            "stride_h",
+            "stride_s",
+            "seqlen_q",
+            "seqlen_k",
+            *window,
+            "heads_q",
+            "group",
+            "query_blocks",
+        )
+        return (*sizes, *dealt)
+
+    @property
+    def unspecialized(self) -> str:
+        """Places of `numbers` among the kernel's arguments, which start with descriptors, ``out`` and ``lse``."""
+        first = len(self.descriptors) + 2
+        return f"range({first}, {first + len(self.numbers)})"
+
+    @property
+    def wide(self) -> bool:
+        """Whether O leaves so few registers that what can be computed again must not be kept."""
+        return self.head_dim_v > WIDE
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Tensor descriptors in the order of the kernel's arguments, one to a piece."""
+        found = []
+        for tensor, parts, rows in (("q", self.qk_pieces, "ROWS"), ("k", self.qk_pieces, "TILE_N"), ("v", self.v_pieces, "TILE_N")):  # fmt: skip
+            names = [f"{tensor}_desc_{i}" for i in range(len(parts))] if self.several else [f"{tensor}_desc"]
+            found += [Descriptor(name, tensor, rows, part.width) for name, part in zip(names, parts, strict=True)]
+        return tuple(found)
+
+    @property
+    def several(self) -> bool:
+        """Whether tiles are tuples of pieces."""
+        return len(self.qk_pieces) > 1 or len(self.v_pieces) > 1
+
+    @property
+    def host(self) -> Host:
+        """The host side."""
+        lines = [*box_statements([(made.tensor, made.rows, made.columns) for made in self.descriptors])]
+        lines += WINDOW_STATEMENTS if self.mask == "window" else ()
+        lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
+        if self.scheduler == "grid":
+            lines += ["programs = query_blocks * heads"]
+        elif self.scheduler == "paired":
+            lines += [
+                SMS_STATEMENT,
+                "pairs = (query_blocks + 1) // 2 * heads",
+                "programs = min(sms, pairs)",
+                "turns = 2 * triton.cdiv(pairs, programs)",
+            ]
+        else:
+            lines += [
+                SMS_STATEMENT,
+                "programs = min(sms, query_blocks * heads)",
+                "turns = triton.cdiv(query_blocks * heads, programs)",
+            ]
+        names = ("heads_q // heads_kv" if name == "group" else name for name in self.numbers[3:])
+        lines += [
+            "strides = (stride // 8 for stride in out.stride()[:3])",
+            f"numbers = (*strides, {', '.join(names)})",
+        ]
+        described = tuple(made.tensor for made in self.descriptors)
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
+
+    def descriptors_of(self, tensor: str) -> str:
+        """The descriptors of q, k or v as the roles take them: one, or a tuple."""
+        names = [made.name for made in self.descriptors if made.tensor == tensor]
+        return f"({', '.join(names)},)" if self.several else names[0]
+
+    # -- what follows from mask and variant ----------------------------------------------------------------------------
+
+    @property
+    def masked(self) -> bool:
+        """Whether some rows see fewer keys than others."""
+        return self.mask != "none"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the reference of the exponentials stays."""
+        return self.rescale == "anchored"
+
+    @property
+    def both(self) -> bool:
+        """Whether the softmax is online on the edge of the mask and anchored inside."""
+        return self.anchored and self.masked
+
+    @property
+    def uneven(self) -> bool:
+        """Whether warpgroups of one CTA see different key blocks."""
+        return self.masked and self.warpgroups > 1
+
+    @property
+    def counted(self) -> bool:
+        """Whether roles count work tiles: a turn may be without one, or its number no tensor."""
+        return self.scheduler in ("grid", "paired")
+
+    @property
+    def o_pieces(self) -> int:
+        """Tensors that O consists of."""
+        return len(self.v_pieces)
+
+    @property
+    def tile_number(self) -> str:
+        """Number of the work tile among those of this program."""
+        return "tiles" if self.counted else "turn"
+
+    @property
+    def reference_stays(self) -> str:
+        """Half a sentence on the softmax of whole blocks."""
+        return "; from here on the reference stays: no row maximum, no rescaling of O" if self.anchored else ""
+
+    @property
+    def stays(self) -> str:
+        """Argument of `key_block` for whole blocks."""
+        return ", RESCALE=False" if self.both else ""
+
+    @property
+    def o_deps(self) -> str:
+        """O as a wait wants it."""
+        return "o" if self.o_pieces > 1 else "[o]"
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    @property
+    def work_tile_statements(self) -> tuple[str, ...]:
+        """From `pid` and `query_blocks` to `head`, `block` and `exists`."""
+        if self.scheduler == "grid":
+            block = (
+                "query_blocks - 1 - pid % query_blocks  # the longest first" if self.masked else "pid % query_blocks"
+            )
+            return ("head = pid // query_blocks", f"block = {block}", "exists = turn == 0")
+        return ("programs = own_copy(gl.num_programs(0))", *_WORK_TILE[self.scheduler])
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """What the load role counts."""
+        return (
+            "n = 0  # key blocks so far",
+            *(("tiles = 0  # work tiles so far",) if self.counted else ()),
+        )
+
+    @property
+    def consumer_counters(self) -> tuple[str, ...]:
+        """What a consumer starts with."""
+        turns = "turns = Turns(turn_barriers.index(g), turn_barriers.index((g + 1) % WARPGROUPS))"
+        return (*((turns,) if self.ping_pong else ()), *self.counters)
+
+    @property
+    def next_tile(self) -> str:
+        """Counts a work tile."""
+        return "tiles += 1" if self.counted else ""
+
+    @property
+    def row_statements(self) -> tuple[str, ...]:
+        """The rows of a warpgroup and their key blocks, past those that only later rows need."""
+        own = ("row += g * ROWS", "first, end = problem.key_blocks(row, ROWS)")
+        if not self.uneven:
+            return own
+        turns = f", turns, {self.tile_number}" if self.ping_pong else ""
+        return (
+            "cta_first, cta_end = problem.key_blocks(row, TILE_M)",
+            *own,
+            f"n = pass_blocks(n, cta_end - end, k, v{turns})",
+        )
+
+    @property
+    def end_statements(self) -> tuple[str, ...]:
+        """The end of a work tile: past the key blocks that only earlier rows need."""
+        lines = ["n += 1"]
+        if self.uneven and self.mask == "window":
+            turns = f", turns, {self.tile_number} + 1" if self.ping_pong else ""
+            lines.append(f"n = pass_blocks(n, first - cta_first, k, v{turns})")
+        return (*lines, *((self.next_tile,) if self.counted else ()), *self.store_statements())
+
+    def store_statements(self, wanted: str = "") -> tuple[str, ...]:
+        """Stores of O, one to a piece."""
+        if self.o_pieces == 1:
+            return (f"problem.store_rows(o, inverse, batch, head, row{wanted})",)
+        return tuple(
+            f"problem.store_rows(o[{i}], inverse, batch, head, row, {piece.offset}{wanted})"
+            for i, piece in enumerate(self.v_pieces)
+        )
+
+    @property
+    def valid_statements(self) -> tuple[str, ...]:
+        """Which rows `store_rows` writes."""
+        every = "valid = rows < self.seqlen_q"
+        if not self.anchored:
+            return (every,)
+        return (every, "if wanted is not None:", "    valid = valid & gl.convert_layout(wanted, rows.type.layout)")
+
+    @property
+    def query_tile_fields(self) -> tuple[str, ...]:
+        """Fields of `QueryTile` that not all kernels have."""
+        return (
+            *(("last: gl.tensor  # number of the last key block of these rows",) if self.masked else ()),
+            "problem: Problem",
+            *(("turns: Turns", "tiles: gl.tensor  # work tiles before this one") if self.ping_pong else ()),
+        )
+
+    @property
+    def zeros(self) -> str:
+        """O before any key."""
+        if self.o_pieces == 1:
+            return "gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))"
+        widths = ", ".join(str(piece.width) for piece in self.v_pieces)
+        return f"[gl.zeros([ROWS, width], gl.float32, layout=accumulator(width)) for width in ({widths})]"
+
+    @property
+    def scaled_o(self) -> str:
+        """O times the factor of a step."""
+        return "scaled(o, factor)" if self.o_pieces == 1 else "[scaled(piece, factor) for piece in o]"
+
+    @property
+    def rescaled_o(self) -> str:
+        """O brought to the reference of a step."""
+        return "rescaled(o, factor)" if self.rescale == "conditional" else self.scaled_o
+
+    @property
+    def qk_products(self) -> tuple[str, ...]:
+        """Products that add up to S, for heads in pieces."""
+        return tuple(
+            f"s = warpgroup_mma(q[{i}], k[{i}].permute((1, 0)), s, use_acc={i > 0}, is_async=True)"
+            for i in range(len(self.qk_pieces))
+        )
+
+    @property
+    def pv_products(self) -> tuple[str, ...]:
+        """Products of P and the pieces of V."""
+        return tuple(
+            f"warpgroup_mma(gl.convert_layout(p, left_operand(o[{i}])), v[{i}], o[{i}], is_async=True),"
+            for i in range(self.o_pieces)
+        )
+
+    @property
+    def _finish_qk(self) -> tuple[str, str]:
+        pending = self.o_pieces if self.overlap else 0
+        return f"s = warpgroup_mma_wait({pending}, deps=[s])", "self.k.release(n + 1)"
+
+    @property
+    def _finish_pv(self) -> tuple[str, str]:
+        return f"o = warpgroup_mma_wait(0, deps={self.o_deps})", "self.v.release(n)"
+
+    @property
+    def product_statements(self) -> tuple[str, ...]:
+        """The matrix products of an iteration, in the order of the pipeline, until S is there."""
+        number = "own_copy(self.q_number)" if self.wide else "self.q_number"
+        qk = ("self.k.wait(n + 1)", f"s = issue_qk(self.q.tile({number}), self.k.tile(n + 1))")
+        pv = ("self.v.wait(n)", "o = issue_pv(operand, self.v.tile(n), o)")
+        if not self.overlap:
+            qk, pv = (*qk, *self._finish_qk), (*pv, *self._finish_pv)
+        lines = [line for product in self.issue_order for line in (qk if product == "qk" else pv)]
+        if self.ping_pong:
+            lines = ["self.turns.take(n - self.tiles)", *lines, "self.turns.pass_on()"]
+        return (*lines, *(self._finish_qk if self.overlap else ()))
+
+    @property
+    def first_softmax(self) -> str:
+        """The first step of the softmax, and O before it."""
+        return textwrap.indent(
+            f"""row_max = gl.max(s, 1)
+reference = reference_of(row_max, problem)
+p = {self.exp2}(s * problem.scale_log2 - reference[:, None])
+statistics = Statistics(row_max, partial_sums(p), reference)
+o = {self.zeros}""",
+            " " * 12,
+        )
+
+    @property
+    def softmax_statements(self) -> tuple[str, ...]:
+        """The softmax of an iteration, and the end of its P V."""
+        anchored = (
+            f"p = {self.exp2}(s * self.problem.scale_log2 - statistics.reference[:, None])",
+            "statistics = Statistics(statistics.row_max, statistics.row_sums + partial_sums(p), statistics.reference)",
+        )
+        online = "p, statistics, factor = online_softmax(s, statistics, self.problem)"
+        rescale = f"o = {self.rescaled_o}"
+        finish = self._finish_pv if self.overlap else ()
+        if self.both:
+            both = ("if RESCALE:", f"    {online}", "else:", *(f"    {line}" for line in anchored))
+            return (*both, *finish, "if RESCALE:", f"    {rescale}")
+        return (*anchored, *finish) if self.anchored else (online, *finish, rescale)
+
+    @property
+    def row_results(self) -> tuple[str, ...]:
+        """The end of the function that says what a row's statistics come to."""
+        if not self.masked:
+            return ("return row_sum, 1.0 / row_sum, lse",)
+        seen = ("empty = problem.keys_seen(row) < 0",)
+        if self.mask == "window":
+            seen = ("first, last = problem.keys_seen(row)", "empty = last < first")
+        sums = "gl.where(empty, 1.0, row_sum), gl.where(empty, 0.0, 1.0 / row_sum)"
+        return (*seen, f'return {sums}, gl.where(empty, float("-inf"), lse)')
+
+    @property
+    def consumer_roles(self) -> tuple[str, ...]:
+        """Partitions of the consumers."""
+        extra = f"{'again, ' if self.anchored else ''}{'turn_barriers, ' if self.ping_pong else ''}"
+        return tuple(f"(consumer_role, ({g}, {extra}rings, problem))," for g in range(self.warpgroups))
