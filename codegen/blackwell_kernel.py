@@ -334,7 +334,9 @@ class BlackwellKernel:
     def polynomial_constants(self) -> tuple[str, ...]:
         """PTX that sets what the exponentials share, each number twice."""
         numbers = {"up": 1.5 * 2**23, "down": -1.5 * 2**23, **{f"c{i}": c for i, c in enumerate(self._polynomial)}}
-        return _in_lines(f"mov.b64 {name}, 0x{2 * struct.pack('>f', number).hex()};" for name, number in numbers.items())
+        return _in_lines(
+            f"mov.b64 {name}, 0x{2 * struct.pack('>f', number).hex()};" for name, number in numbers.items()
+        )
 
     @property
     def polynomial_steps(self) -> tuple[str, ...]:

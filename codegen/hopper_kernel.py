@@ -311,6 +311,34 @@ class HopperKernel:
             return (every,)
         return (every, "if wanted is not None:", "    valid = valid & gl.convert_layout(wanted, rows.type.layout)")
 
+    def own(self, size: str) -> str:
+        """A size for masks: where registers are scarce, an own copy, so that roles share nothing that is made of it."""
+        return f"own_copy({size})" if self.wide else size
+
+    @property
+    def _flag_to_a_row(self) -> bool:
+        """Whether a warpgroup reports failed rows one by one.
+
+        One flag for all of them takes a maximum over warps, in which Triton leaves a register undefined that ptxas then
+        keeps through the main loop: one too many for a masked kernel where O takes 128.
+        """
+        return self.wide and self.uneven and self.warpgroups == 2
+
+    @property
+    def flags(self) -> str:
+        """How many flags say that rows are to be done again."""
+        return "WARPGROUPS * ROWS" if self._flag_to_a_row else "1"
+
+    @property
+    def report_statements(self) -> tuple[str, ...]:
+        """Statements that set them."""
+        if self._flag_to_a_row:
+            return (
+                "flags = again.slice(g * ROWS, ROWS)",
+                "flags.store(gl.maximum(flags.load(SCORE_ROWS), failed))",
+            )
+        return ("if gl.max(failed, 0) > 0:", "    again.store(gl.full([1], 1, gl.int32, layout=ONE))")
+
     @property
     def query_tile_fields(self) -> tuple[str, ...]:
         """Fields of `QueryTile` that not all kernels have."""
@@ -367,8 +395,8 @@ class HopperKernel:
     def product_statements(self) -> tuple[str, ...]:
         """The matrix products of an iteration, in the order of the pipeline, until S is there."""
         number = "own_copy(self.q_number)" if self.wide else "self.q_number"
-        qk = ("self.k.wait(n + 1)", f"s = issue_qk(self.q.tile({number}), self.k.tile(n + 1))")
-        pv = ("self.v.wait(n)", "o = issue_pv(operand, self.v.tile(n), o)")
+        qk: tuple[str, ...] = ("self.k.wait(n + 1)", f"s = issue_qk(self.q.tile({number}), self.k.tile(n + 1))")
+        pv: tuple[str, ...] = ("self.v.wait(n)", "o = issue_pv(operand, self.v.tile(n), o)")
         if not self.overlap:
             qk, pv = (*qk, *self._finish_qk), (*pv, *self._finish_pv)
         lines = [line for product in self.issue_order for line in (qk if product == "qk" else pv)]
@@ -408,7 +436,7 @@ o = {self.zeros}""",
         """The end of the function that says what a row's statistics come to."""
         if not self.masked:
             return ("return row_sum, 1.0 / row_sum, lse",)
-        seen = ("empty = problem.keys_seen(row) < 0",)
+        seen: tuple[str, ...] = ("empty = problem.keys_seen(row) < 0",)
         if self.mask == "window":
             seen = ("first, last = problem.keys_seen(row)", "empty = last < first")
         sums = "gl.where(empty, 1.0, row_sum), gl.where(empty, 0.0, 1.0 / row_sum)"

@@ -21,8 +21,9 @@ TEMPLATE = "hopper_ws.py.j2"
 ROWS = 64
 #: (consumer, producer) registers a thread and the cap at entry, by consumer warpgroups: 65536 registers in all.
 _REGISTERS = {1: (240, 24, 240), 2: (232, 40, 168), 3: (160, 32, 128)}
-#: The same where two warpgroups keep 128 registers of O each: the load warp makes do with what is left.
-_WIDE_REGISTERS = (240, 24, 168)
+#: The same where two warpgroups keep 128 registers of O each, by whether there is a mask: the load warp makes do with
+#: what is left, and the default partition, which also does rows again, gets more where that keeps it from spilling.
+_WIDE_REGISTERS = {False: (240, 24, 168), True: (232, 24, 168)}
 _RESCALE_TEXT = {
     "always": "Online softmax: O is rescaled in every step.",
     "conditional": "Online softmax with conditional rescale: O is only rescaled when the maximum of one of the rows has "
@@ -57,9 +58,8 @@ def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> Hopper
     order = issue_order(pipeline)
     if variant.overlap and order != ("qk", "pv"):
         raise ValueError(f"hopper_ws waits for S while P V runs, so S comes first: got the order {order}")
-    consumer, load, at_launch = (
-        _WIDE_REGISTERS if workload.head_dim_v > WIDE and variant.warpgroups == 2 else _REGISTERS[variant.warpgroups]
-    )
+    scarce = workload.head_dim_v > WIDE and variant.warpgroups == 2
+    consumer, load, at_launch = _WIDE_REGISTERS[workload.mask != "none"] if scarce else _REGISTERS[variant.warpgroups]
     workers = variant.warpgroups - 1  # the first consumer is the default partition
     eighths = emulated_of_eight(variant.emulated_share) or 0
     return HopperKernel(

@@ -151,7 +151,8 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     a = np.empty(extents, dtype.numpy)
     a.view(np.uint8).fill(0xFF)
     last = len(extents) - 1
-    cell_shape = [*extents[:-1], 2 if split == last else 1]
+    # A row is one cell, or one in each CTA; a vector has one to an element, so that roles may share it out.
+    cell_shape = [*extents[:-1], 2 if split == last else 1] if last or split is not None else extents
     program.reserve_smem(a.nbytes // (program.ctas if split is not None else 1), name)
     owner = np.zeros(cell_shape, np.int8)
     if split is not None:

@@ -206,8 +206,9 @@ class Problem:
     @gluon.jit
     def keys_seen(self, row):
         """The last key that each of ROWS query rows sees; negative: none."""
-        position = row + (self.seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
-        return gl.minimum(position, self.seqlen_k - 1)
+        seqlen_k = own_copy(self.seqlen_k)
+        position = row + (seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
+        return gl.minimum(position, seqlen_k - 1)
 
     @gluon.jit
     def hide_keys(self, s, key, row):
@@ -431,8 +432,8 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
             failed = gl.where((row_sum > lowest) & (row_sum < highest), 0, 1)
             mark = gl.full([ROWS], AGAIN, gl.int32, layout=SCORE_ROWS).to(gl.float32, bitcast=True)
             problem.store_lse(gl.where(failed > 0, mark, lse), batch, head, row)
-            if gl.max(failed, 0) > 0:
-                again.store(gl.full([1], 1, gl.int32, layout=ONE))
+            flags = again.slice(g * ROWS, ROWS)
+            flags.store(gl.maximum(flags.load(SCORE_ROWS), failed))
             o = warpgroup_mma_wait(0, deps=[o])
             v.release(n)
             n += 1
@@ -502,14 +503,14 @@ def attention(
     k = make_ring(descs[1], KV_STAGES, WARPGROUPS)
     v = make_ring(descs[2], KV_STAGES, WARPGROUPS)
     rings = (q, k, v)
-    again = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    again.store(gl.full([1], 0, gl.int32, layout=ONE))
+    again = gl.allocate_shared_memory(gl.int32, [WARPGROUPS * ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    again.store(gl.full([WARPGROUPS * ROWS], 0, gl.int32, layout=ONE))
     fence_async_shared()
     gl.warp_specialize([
         (consumer_role, (0, again, rings, problem)),
         (consumer_role, (1, again, rings, problem)),
         (load_role, (descs, rings, problem)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    ], [4, 1], [232, 24])  # fmt: skip
     if gl.max(again.load(ONE), 0) > 0:
         attend_again(descs, rings, problem)
 

@@ -202,8 +202,9 @@ class Problem:
     @gluon.jit
     def keys_seen(self, row):
         """The last key that each of ROWS query rows sees; negative: none."""
-        position = row + (self.seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
-        return gl.minimum(position, self.seqlen_k - 1)
+        seqlen_k = self.seqlen_k
+        position = row + (seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
+        return gl.minimum(position, seqlen_k - 1)
 
     @gluon.jit
     def hide_keys(self, s, key, row):

@@ -239,8 +239,9 @@ class Problem:
     @gluon.jit
     def keys_seen(self, row):
         """The first and the last key that each of ROWS query rows sees; last < first: none."""
-        position = row + (self.seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
-        return gl.maximum(position - self.window_left, 0), gl.minimum(position + self.window_right, self.seqlen_k - 1)
+        seqlen_k = self.seqlen_k
+        position = row + (seqlen_k - self.seqlen_q) + gl.arange(0, ROWS, layout=SCORE_ROWS)
+        return gl.maximum(position - self.window_left, 0), gl.minimum(position + self.window_right, seqlen_k - 1)
 
     @gluon.jit
     def hide_keys(self, s, key, row):
