@@ -194,7 +194,7 @@ def correction_statements(pipeline: Pipeline, groups: int, by_keys: bool, persis
     loop += ["n += 1", *(["o_phase = o_phase ^ 1"] if by_keys else [])]
     for what in ("total", "maximum"):
         last += [f"{what}{g} = softmax{g}.read(n, softmax{other})" for g, other in released]
-        last.append("n += 1")
+        last += ["n += 1"] if what == "total" or persistent else []
     if by_keys:
         last += [f"mbarrier.wait(softmax{group}.o_full, o_phase ^ 1)" for group in range(groups)]
         total = " + ".join(f"total{group}" for group in range(groups))

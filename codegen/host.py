@@ -66,36 +66,38 @@ class Host:
         return f"{tensors}, {self._results}"
 
     @property
-    def descriptors_text(self) -> str:
-        """What a plan holds for the tensors."""
-        return "tensor descriptors" if self.described else "nothing"
-
-    @property
     def kept(self) -> str:
         """The descriptors without their tensors, which a plan must not keep alive."""
         return "[on(made, None) for made in descriptors]" if self.described else "()"
 
 
-def box_statements(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[str, ...]:
-    """Statements that make Gluon's tensor descriptors: (tensor, constant of its rows, columns) of each box.
+def box_loops(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[str, ...]:
+    """Heads of loops over ``tensor``, ``row_count`` and ``columns`` of descriptors, without their colons.
 
-    ``splits`` says which dimension of each box a pair of CTAs divides, as a ``cga_layout``; none without pairs.
+    ``boxes`` are (tensor, constant of its rows, columns), a tensor's one after the other; ``splits`` says for each which
+    dimension a pair of CTAs divides, as a ``cga_layout``: ``split`` in the loop.  None without pairs.
     """
-    entries = [f"({tensor}, {rows}, {columns})" for tensor, rows, columns in boxes]
-    names, cga = "tensor, row_count, columns", ""
-    if splits:
-        entries = [f"({tensor}, {rows}, {columns}, {split})" for (tensor, rows, columns), split in zip(boxes, splits, strict=True)]  # fmt: skip
-        names, cga = f"{names}, split", ", cga_layout=[split]"
-    return (
-        "descriptors = []",
-        *_loop(names, entries),
-        "    block = [1, 1, row_count.value, columns]",
-        f"    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]{cga})",
-        "    descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))",
+    widths: dict[tuple[str, ...], list[int]] = {}
+    for i, (tensor, rows, columns) in enumerate(boxes):
+        widths.setdefault((tensor, rows, *splits[i : i + 1]), []).append(columns)
+    several = any(len(found) > 1 for found in widths.values())
+    names = ["tensor", "row_count", *(["split"] if splits else []), "widths" if several else "columns"]
+    entries = []
+    for key, found in widths.items():
+        listed = ", ".join(map(str, found))
+        entries.append(f"({', '.join(key)}, {f'[{listed}]' if several else listed})")
+    outer = f"for {', '.join(names)} in ({', '.join(entries)})"
+    return (outer, "for columns in widths") if several else (outer,)
+
+
+def box_statements(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[str, ...]:
+    """Statements that make Gluon's tensor descriptors; arguments as for `box_loops`."""
+    loops = box_loops(boxes, splits)
+    cga = ", cga_layout=[split]" if splits else ""
+    body = (
+        "block = [1, 1, row_count.value, columns]",
+        f"layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]{cga})",
+        "descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))",
     )
-
-
-def _loop(names: str, entries: Sequence[str]) -> tuple[str, ...]:
-    """The head of a loop over tuples, on one line where it fits."""
-    line = f"for {names} in {', '.join(entries)}:"
-    return (line,) if len(line) <= 116 else (f"for {names} in (", *(f"    {entry}," for entry in entries), "):")
+    heads = [f"{'    ' * depth}{loop}:" for depth, loop in enumerate(loops)]
+    return ("descriptors = []", *heads, *(f"{'    ' * len(loops)}{line}" for line in body))

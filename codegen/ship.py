@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.data import MEASURED
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
 from tilecast.model.families import find_family, parse_variant
@@ -23,7 +24,7 @@ from tilecast.model.machine.machine import load_machine
 LIST = Path(__file__).with_name("shipped.toml")
 _ROOT = Path(__file__).resolve().parents[1]
 KERNELS = _ROOT / "kernels"
-MEASURED = _ROOT / "validation" / "measured" / "h200_shipped.csv"
+_MEASURED = MEASURED / "h200_shipped.csv"
 #: Shapes of the benchmarks of the FlashAttention papers: 16k tokens in all, hidden size 2048 (16 heads where 2048 does
 #: not divide).
 _TOKENS, _HIDDEN = 16384, 2048
@@ -94,9 +95,9 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
 
 def _measured() -> dict[str, dict[str, str]]:
     """module@seqlen -> the measured row; empty until something was measured."""
-    if not MEASURED.exists():
+    if not _MEASURED.exists():
         return {}
-    with MEASURED.open(encoding="utf-8", newline="") as file:
+    with _MEASURED.open(encoding="utf-8", newline="") as file:
         return {f"{row['kernel']}@{row['seqlen']}": row for row in csv.DictReader(file)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen.host import WINDOW_STATEMENTS, Host
+from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
 from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -212,11 +212,11 @@ class TritonKernel:
             lines = [*WINDOW_STATEMENTS, *lines]
             numbers += ", window_left, window_right"
         if self.tma:
-            boxes = ", ".join(f"({made.tensor}, {made.rows}, {made.columns})" for made in self.descriptors)
+            loops = box_loops([(made.tensor, made.rows, made.columns) for made in self.descriptors])
             lines += [
                 "descriptors = [",
                 "    TensorDescriptor.from_tensor(tensor, [1, 1, row_count.value, columns])",
-                f"    for tensor, row_count, columns in ({boxes})",
+                *(f"    {loop}" for loop in loops),
                 "]",
                 f"numbers = ({numbers})",
             ]

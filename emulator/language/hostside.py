@@ -62,8 +62,10 @@ class Array:
         return 4096
 
     def stride(self, axis: int | None = None) -> Any:
-        """Strides in elements."""
+        """Strides in elements; of an empty tensor torch's, where numpy has zeros."""
         strides = tuple(s // self.data.itemsize for s in self.data.strides)
+        if not self.data.size:
+            strides = tuple(math.prod(max(n, 1) for n in self.shape[i + 1 :]) for i in range(self.data.ndim))
         return strides if axis is None else strides[axis]
 
     def size(self, axis: int | None = None) -> Any:

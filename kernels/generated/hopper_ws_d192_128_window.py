@@ -565,10 +565,7 @@ def on(descriptor, tensor):
 
 
 def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
-
-    ValueError for tensors or limits that this kernel does not take.
-    """
+    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
     if len(q.shape) != 4 or len(k.shape) != 4:
@@ -590,16 +587,11 @@ def prepare(q, k, v, out, lse, window_left, window_right):
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     descriptors = []
-    for tensor, row_count, columns in (
-        (q, ROWS, 128),
-        (q, ROWS, 64),
-        (k, TILE_N, 128),
-        (k, TILE_N, 64),
-        (v, TILE_N, 128),
-    ):
-        block = [1, 1, row_count.value, columns]
-        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
-        descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
+    for tensor, row_count, widths in ((q, ROWS, [128, 64]), (k, TILE_N, [128, 64]), (v, TILE_N, [128])):
+        for columns in widths:
+            block = [1, 1, row_count.value, columns]
+            layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
+            descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
     no_limit = seqlen_q + seqlen_k
     window_left = no_limit if window_left < 0 else min(window_left, no_limit)
     window_right = no_limit if window_right < 0 else min(window_right, no_limit)
@@ -639,10 +631,9 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
-    key = (q.device, *tensors, address % 16, window_left, window_right)
+    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
+    key = (q.device, *tensors, window_left, window_right)
     plan = PLANS.get(key)
     if plan is None:
         if len(PLANS) >= 256:

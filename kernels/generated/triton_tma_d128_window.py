@@ -99,10 +99,7 @@ def on(descriptor, tensor):
 
 
 def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
-
-    ValueError for tensors or limits that this kernel does not take.
-    """
+    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
     if len(q.shape) != 4 or len(k.shape) != 4:
@@ -151,10 +148,9 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
-    key = (q.device, *tensors, address % 16, window_left, window_right)
+    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
+    key = (q.device, *tensors, window_left, window_right)
     plan = PLANS.get(key)
     if plan is None:
         if len(PLANS) >= 256:

@@ -95,10 +95,7 @@ def on(descriptor, tensor):
 
 
 def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share: (kernel, grid, tensor descriptors, numbers); () for empty tensors.
-
-    ValueError for tensors or limits that this kernel does not take.
-    """
+    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
     if (window_left, window_right) not in ((-1, -1),):
         raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
     if len(q.shape) != 4 or len(k.shape) != 4:
@@ -122,14 +119,13 @@ def prepare(q, k, v, out, lse, window_left, window_right):
     programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
     descriptors = [
         TensorDescriptor.from_tensor(tensor, [1, 1, row_count.value, columns])
-        for tensor, row_count, columns in (
-            (q, TILE_M, 128),
-            (q, TILE_M, 64),
-            (k, TILE_N, 128),
-            (k, TILE_N, 64),
-            (v, TILE_N, 128),
-            (out, TILE_M, 128),
+        for tensor, row_count, widths in (
+            (q, TILE_M, [128, 64]),
+            (k, TILE_N, [128, 64]),
+            (v, TILE_N, [128]),
+            (out, TILE_M, [128]),
         )
+        for columns in widths
     ]
     numbers = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k)
     # An interpreter compiles nothing.
@@ -150,10 +146,9 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr()
     # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (q, k, v, out, lse)]
-    key = (q.device, *tensors, address % 16, window_left, window_right)
+    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
+    key = (q.device, *tensors, window_left, window_right)
     plan = PLANS.get(key)
     if plan is None:
         if len(PLANS) >= 256:
