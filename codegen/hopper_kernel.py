@@ -343,7 +343,7 @@ class HopperKernel:
     def query_tile_fields(self) -> tuple[str, ...]:
         """Fields of `QueryTile` that not all kernels have."""
         return (
-            *(("last: gl.tensor  # number of the last key block of these rows",) if self.masked else ()),
+            *(("row: gl.tensor", "last: gl.tensor  # number of their last key block") if self.masked else ()),
             "problem: Problem",
             *(("turns: Turns", "tiles: gl.tensor  # work tiles before this one") if self.ping_pong else ()),
         )

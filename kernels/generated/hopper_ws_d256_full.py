@@ -221,8 +221,6 @@ class Problem:
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
-
-
 @gluon.jit
 def mufu_exp2(x):
     """2^x on the special function unit."""
@@ -307,7 +305,6 @@ class QueryTile:
     k: Ring
     v: Ring
     q_number: gl.tensor  # of the tile in its ring
-    row: gl.tensor
     problem: Problem
 
     @gluon.jit
@@ -341,7 +338,7 @@ def consumer_role(g: gl.constexpr, again, rings, problem):
 
             # The first block has no P V to go with.
             q_number = own_copy(turn * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, row, problem)
+            tile = QueryTile(q, k, v, q_number, problem)
             q.wait(q_number)
             k.wait(n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(q_number), k.tile(n))])

@@ -241,8 +241,6 @@ class Problem:
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
-
-
 @gluon.jit
 def mufu_exp2(x):
     """2^x on the special function unit."""
@@ -329,7 +327,7 @@ class QueryTile:
     v: Ring
     q_number: gl.tensor  # of the tile in its ring
     row: gl.tensor
-    last: gl.tensor  # number of the last key block of these rows
+    last: gl.tensor  # number of their last key block
     problem: Problem
 
     @gluon.jit
