@@ -170,7 +170,8 @@ def loop_shape(workload: Workload) -> Workload:
     return replace(workload, batch=1, heads_q=1, heads_kv=1, seqlen_q=8192, seqlen_k=8192)
 
 
-@lru_cache(maxsize=8192)
+# As many as the spaces of some forty head dimensions, masks and machines have.
+@lru_cache(maxsize=1 << 15)
 def _build(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:
     return family_of(variant).build(workload, variant, machine)
 

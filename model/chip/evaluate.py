@@ -38,11 +38,15 @@ class Evaluation:
     memory_seconds: float
 
 
-@lru_cache(maxsize=65536)
-def evaluate(
+@lru_cache(maxsize=1 << 14)
+def evaluate(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> Evaluation:
+    """Forecast of a legal ``variant``."""
+    return _evaluate(workload, machine, variant, clock)
+
+
+def _evaluate(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float, masks: bool = True
 ) -> Evaluation:
-    """Forecast of a legal ``variant``; without ``masks`` masked blocks cost like plain ones."""
     if not family_of(variant).fused:
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
@@ -75,7 +79,10 @@ def evaluate_seconds(
     workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained", masks: bool = True
 ) -> float:
     """Seconds of the forecast alone, for rankings; ``variant`` must be legal.  Without ``masks`` masked blocks are plain."""
-    return evaluate(workload, machine, variant, clock, masks).seconds
+    if masks:
+        return evaluate(workload, machine, variant, clock).seconds
+    # Searches alone ask for it, and once: it is not kept.
+    return _evaluate(workload, machine, variant, clock, masks).seconds
 
 
 def launch_activity(

@@ -6,6 +6,7 @@ All heads and batches look alike, so the tiles of one head describe them all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class HeadTiles:
         return float(self.inside.sum()) * self.weight
 
 
+@lru_cache(maxsize=256)
 def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
     """Tiles of ``rows`` query rows over blocks of ``keys`` keys for one head, in row order.
 

@@ -142,8 +142,9 @@ class Pipeline:
     legacy_matrix_path: bool = False
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
-    _index: dict[str, Op] = field(default_factory=dict, compare=False, repr=False)
-    _hash: int = field(default=0, compare=False, repr=False)
+    _index: dict[str, Op] = field(init=False, compare=False, repr=False)
+    _demand: dict[str, float] = field(init=False, compare=False, repr=False)
+    _hash: int = field(default=0, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         index = {op.name: op for op in self.ops}
@@ -167,7 +168,12 @@ class Pipeline:
         programmed = [step.op for role in self.roles for step in role.program]
         if sorted(programmed) != sorted(index):
             raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
+        total = dict.fromkeys(UNITS, 0.0)
+        for op in self.ops:
+            for unit, cycles in op.demand:
+                total[unit] += cycles
         object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_demand", {unit: cycles for unit, cycles in total.items() if cycles > 0})
 
     def __hash__(self) -> int:
         # A pipeline is a key of many caches and holds hundreds of values: hash it once.
@@ -185,11 +191,7 @@ class Pipeline:
 
     def demand(self) -> dict[str, float]:
         """Cycles per unit and iteration, for units that are used at all."""
-        total = dict.fromkeys(UNITS, 0.0)
-        for op in self.ops:
-            for unit, cycles in op.demand:
-                total[unit] += cycles
-        return {unit: cycles for unit, cycles in total.items() if cycles > 0}
+        return dict(self._demand)
 
     def instructions(self) -> dict[str, float]:
         """Warp instructions per SM sub-partition and iteration, by pipe."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
 
+from tilecast.base.garbage import no_collections
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
 from tilecast.model.families import find_family, loop_shape
 from tilecast.model.kernel.variant import Variant, emulated_share, with_emulated_share
@@ -104,6 +105,7 @@ def search_space(workload: Workload, machine: Machine, family: str) -> Space:
 
 
 @lru_cache(maxsize=4096)
+@no_collections()
 def best(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
     """The variant of ``family`` with the shortest forecast; ``clock`` as `predict` takes it.
 

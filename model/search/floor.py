@@ -8,7 +8,7 @@ from the variant's own loop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.sm.bounds import held_cycles, rec_mii
+from tilecast.model.sm.bounds import RecMii, held_cycles, rec_mii
 
 #: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
 _RECURRENCE_MARGIN = 0.9995
@@ -45,7 +45,7 @@ def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clo
     if not family_of(variant).fused:
         return 0.0
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration).tiles
+    tiles = head_tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
     if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
         return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
     return evaluate_seconds(workload, machine, variant, clock, masks=False)
@@ -57,10 +57,38 @@ def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tiling:
+    """What launches share whose tiles and slots are the same."""
+
+    tiles: HeadTiles
+    #: How many blocks the tiles of a head have, how many tiles have so many, and which of the kinds each listed tile is.
+    blocks: NDArray[np.int64]
+    times: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    #: Whether all tiles take the same time, masked blocks included.
+    alike: bool
+    heads: int
+    slots: int
+    l2_bytes: float
+    hbm_bytes: float
+
+    @property
+    def count(self) -> int:
+        """Tiles of the launch."""
+        return self.tiles.count * self.heads
+
+    @property
+    def share(self) -> float:
+        """Tiles of a slot on average, for every tile listed."""
+        return self.tiles.weight * self.heads / self.slots
+
+
+@dataclass(frozen=True, slots=True)
 class _Launch:
     """What all variants with one demand share in one launch."""
 
     pipeline: Pipeline
+    tiling: _Tiling
     activity: Activity
     l2_cycles: float
     hbm_seconds: float
@@ -74,6 +102,7 @@ class Floors:
         self.shape = loop_shape(workload)
         self.launch_seconds = machine["launch.kernel_us"] * 1e-6
         self._launches: dict[object, _Launch] = {}
+        self._tilings: dict[tuple[int, int, int], _Tiling] = {}
 
     def of_demand(self, variants: Sequence[Variant]) -> list[float]:
         """Floors by demand, of ``variants`` that differ in it or in their scheduler."""
@@ -81,7 +110,7 @@ class Floors:
             return [0.0] * len(variants)
         launches = [self._launch(variant) for variant in variants]
         cycles = np.array([
-            max(self._cycles(variant.scheduler, launch.pipeline, unit_floor(launch.pipeline)), launch.l2_cycles)
+            max(self._unit_cycles(variant.scheduler, launch), launch.l2_cycles)
             for variant, launch in zip(variants, launches, strict=True)
         ])  # fmt: skip
         hbm = np.array([launch.hbm_seconds for launch in launches])
@@ -99,17 +128,17 @@ class Floors:
         if not family_of(variant).fused:
             return 0.0
         loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-        loop = loop_floor(build_pipeline(self.shape, loosest, self.machine))
-        launch = self._launch(variant)
-        return self._seconds(launch, self._cycles(variant.scheduler, launch.pipeline, loop))
+        launch, (_, loop) = self._launch(variant), _loop_of(self.shape, loosest, self.machine)
+        return self._seconds(launch, self._cycles(variant.scheduler, launch, launch.pipeline, loop))
 
     def own(self, variant: Variant) -> float:
-        """Floor by demand and by the recurrences of its own loop."""
+        """Floor by demand and by the recurrences of its own loop, with tiles of unlike length dealt as its scheduler does."""
         if not family_of(variant).fused:
             return 0.0
-        pipeline = build_pipeline(self.shape, variant, self.machine)
-        cycles = self._cycles(variant.scheduler, pipeline, loop_floor(pipeline), played=True)
-        return self._seconds(self._launch(variant), cycles)
+        # The scheduler deals tiles and leaves their loop alone.
+        launch, alone = self._launch(variant), with_knobs(variant, {"scheduler": "grid"})
+        pipeline, loop = _loop_of(self.shape, alone, self.machine)
+        return self._seconds(launch, self._cycles(variant.scheduler, launch, pipeline, loop, dealt=True))
 
     def _launch(self, variant: Variant) -> _Launch:
         alike = family_of(variant).alike.same_demand
@@ -121,14 +150,29 @@ class Floors:
         return found
 
     def _launch_of(self, pipeline: Pipeline) -> _Launch:
-        machine, workload = self.machine, self.workload
-        tiles = _tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration).tiles
-        heads = workload.batch * workload.heads_q
-        slots = int(machine["chip.sm_count"]) // pipeline.cta_group * pipeline.ctas_per_sm
-        l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pipeline.cta_group, slots)
-        activity = launch_activity(workload, machine, pipeline, tiles.total_iterations * heads, l2, hbm)
+        machine, tiling = self.machine, self._tiling(pipeline)
+        iterations = tiling.tiles.total_iterations * tiling.heads
+        activity = launch_activity(
+            self.workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes
+        )
         port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
-        return _Launch(pipeline, activity, l2 / port, hbm / (machine["hbm.tbps_achieved"] * 1e12))
+        memory = machine["hbm.tbps_achieved"] * 1e12
+        return _Launch(pipeline, tiling, activity, tiling.l2_bytes / port, tiling.hbm_bytes / memory)
+
+    def _tiling(self, pipeline: Pipeline) -> _Tiling:
+        pair = pipeline.cta_group
+        rows, keys = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration
+        slots = int(self.machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
+        found = self._tilings.get((rows, keys, slots))
+        if found is None:
+            tiles = head_tiles(self.workload, rows, keys)
+            blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
+            alike = len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0)
+            heads = self.workload.batch * self.workload.heads_q
+            l2, hbm = traffic(self.workload, pipeline, self.machine, tiles, heads, pair, slots)
+            found = _Tiling(tiles, blocks, times, kind, alike, heads, slots, l2, hbm)
+            self._tilings[rows, keys, slots] = found
+        return found
 
     def _seconds(self, launch: _Launch, loop_cycles: float) -> float:
         cycles = max(loop_cycles, launch.l2_cycles)
@@ -138,33 +182,47 @@ class Floors:
             mhz = float(self.clock)
         return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
 
-    def _cycles(self, scheduler: str, pipeline: Pipeline, loop: LoopFloor, played: bool = False) -> float:
-        """Cycles of all tiles on the machine's SMs if their loops take ``loop``; ``played`` tile by tile where that helps."""
-        machine, pair = self.machine, pipeline.cta_group
-        tiles = _tiles(self.workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
-        heads = self.workload.batch * self.workload.heads_q
-        slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-        start, finish = tile_edges(pipeline, machine)
-        blocks = tiles.blocks
-        if scheduler not in PERSISTENT_SCHEDULERS:
-            per_tile, once = loop.tile_cycles(blocks) + start + finish, 0.0
-        elif pipeline.tiles_overlap:
+    def _unit_cycles(self, scheduler: str, launch: _Launch) -> float:
+        """Cycles of all tiles on the machine's SMs if their loops take no more than the busiest unit."""
+        tiling, unit = launch.tiling, unit_floor(launch.pipeline).unit_cycles
+        edge, once = self._edges(scheduler, launch, launch.pipeline)
+        longest = float(tiling.blocks[-1]) * unit + edge
+        if tiling.alike:
+            return -(-tiling.count // tiling.slots) * longest + once
+        tiles = tiling.tiles
+        return max((tiles.total_iterations / tiles.weight * unit + len(tiling.kind) * edge) * tiling.share, longest) + once
+
+    def _cycles(
+        self, scheduler: str, launch: _Launch, pipeline: Pipeline, loop: LoopFloor, dealt: bool = False
+    ) -> float:  # fmt: skip
+        """Cycles of all tiles on the machine's SMs if their loops take ``loop``; tile by tile if ``dealt`` and unlike."""
+        tiling = launch.tiling
+        blocks, tiles = tiling.blocks, tiling.tiles
+        edge, once = self._edges(scheduler, launch, pipeline)
+        if scheduler in PERSISTENT_SCHEDULERS and pipeline.tiles_overlap:
             # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
             inner = np.maximum(blocks - loop.loose - 1, 0) // loop.laps * loop.cycles
-            per_tile, once = np.maximum(blocks * loop.unit_cycles, inner), start + finish
+            per_tile = np.maximum(blocks * loop.unit_cycles, inner)
         else:
-            per_tile = loop.tile_cycles(blocks) + finish - machine["tma.latency_l2_cycles"]
-            per_tile, once = np.maximum(per_tile, blocks * loop.unit_cycles), start + finish
-        count = tiles.tiles.count * heads
-        if tiles.alike:
-            cycles = -(-count // slots) * float(per_tile[0])
-        elif played and np.ptp(per_tile) > 1.0:
+            per_tile = np.maximum(loop.tile_cycles(blocks) + edge, blocks * loop.unit_cycles)
+        longest = float(per_tile.max())
+        if tiling.alike:
+            return -(-tiling.count // tiling.slots) * longest + once
+        if dealt and longest - float(per_tile.min()) > 1.0:
             # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
-            cycles = makespan_cycles(per_tile[tiles.kind], tiles.tiles, heads, slots, scheduler)
-        else:
-            # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
-            cycles = max(float(per_tile @ tiles.times) * tiles.tiles.weight * heads / slots, float(per_tile.max()))
-        return cycles + once + edge_memory_cycles(pipeline, machine, count, slots)
+            return makespan_cycles(per_tile[tiling.kind], tiles, tiling.heads, tiling.slots, scheduler) + once
+        # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
+        return max(float(per_tile @ tiling.times) * tiling.share, longest) + once
+
+    def _edges(self, scheduler: str, launch: _Launch, pipeline: Pipeline) -> tuple[float, float]:
+        """Cycles around the loop of every tile, and those of the launch that no loop hides."""
+        machine, tiling = self.machine, launch.tiling
+        start, finish = tile_edges(pipeline, machine)
+        memory = edge_memory_cycles(pipeline, machine, tiling.count, tiling.slots)
+        if scheduler not in PERSISTENT_SCHEDULERS:
+            return start + finish, memory
+        turn = 0.0 if pipeline.tiles_overlap else max(0.0, finish - machine["tma.latency_l2_cycles"])
+        return turn, start + finish + memory
 
 
 def _together(activities: Sequence[Activity]) -> Activity:
@@ -183,26 +241,6 @@ def _together(activities: Sequence[Activity]) -> Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
-    """The tiles of a head, and how many of them have how many blocks."""
-
-    tiles: HeadTiles
-    blocks: NDArray[np.int64]
-    times: NDArray[np.int64]
-    #: Per listed tile: which of ``blocks`` it has.
-    kind: NDArray[np.int64]
-    #: Whether all tiles take the same time, masked blocks included.
-    alike: bool
-
-
-@lru_cache(maxsize=1024)
-def _tiles(workload: Workload, rows: int, keys: int) -> _Tiles:
-    tiles = head_tiles(workload, rows, keys)
-    blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
-    return _Tiles(tiles, blocks, times, kind, len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0))
-
-
-@dataclass(frozen=True, slots=True)
 class LoopFloor:
     """What no simulation of a tile's loop goes below, in closed form.
 
@@ -216,6 +254,8 @@ class LoopFloor:
     loose: int
     before: float
     after: float
+    #: The recurrence in full; None where the floor is that of units alone.
+    recurrence: RecMii | None = None
 
     def tile_cycles(self, iterations: NDArray[np.int64]) -> NDArray[np.float64]:
         """Least cycles of the loops of tiles with so many blocks; 0 for none."""
@@ -230,13 +270,36 @@ def unit_floor(pipeline: Pipeline) -> LoopFloor:
     return LoopFloor(max(pipeline.demand().values(), default=0.0), 0.0, 1, 0, 0.0, 0.0)
 
 
-@lru_cache(maxsize=16384)
-def loop_floor(pipeline: Pipeline) -> LoopFloor:
-    """The floor of a pipeline's loop."""
-    recurrence = rec_mii(pipeline)
-    unit = unit_floor(pipeline).unit_cycles
+@lru_cache(maxsize=1 << 15)
+def _loop_of(shape: Workload, variant: Variant, machine: Machine) -> tuple[Pipeline, LoopFloor]:
+    """The pipeline of a variant and the floor of its loop."""
+    pipeline = build_pipeline(shape, variant, machine)
+    loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
+    if loosest == variant:
+        return pipeline, _floor_of(_Asked(pipeline))
+    # What holds the variant with the same operations that waits least often holds this one.
+    return pipeline, _floor_of(_Asked(pipeline, _loop_of(shape, loosest, machine)[1].recurrence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A pipeline whose loop's floor is asked for; equal pipelines have one, whatever recurrence was guessed."""
+
+    pipeline: Pipeline
+    guess: RecMii | None = field(default=None, compare=False)
+
+
+@lru_cache(maxsize=1 << 15)
+def _floor_of(asked: _Asked) -> LoopFloor:
+    return loop_floor(asked.pipeline, asked.guess)
+
+
+def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
+    """The floor of a pipeline's loop; ``guess`` is the recurrence of a similar one."""
+    recurrence = rec_mii(pipeline, guess=guess)
+    unit = unit_floor(pipeline)
     if not recurrence.edges:
-        return unit_floor(pipeline)
+        return unit
     # Walking the recurrence once visits blocks this far behind and ahead of the one it began with.
     offsets = [0]
     for edge in recurrence.edges:
@@ -244,8 +307,8 @@ def loop_floor(pipeline: Pipeline) -> LoopFloor:
     before, after = _paths(pipeline)
     entry = recurrence.ops_on_cycle[0]
     return LoopFloor(
-        unit, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
-        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry],
+        unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
+        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry], recurrence,
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from tilecast.model.search.floor import Floors, unmasked_seconds
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
-#: How far a group of variants has come apart when one is left.
-_SINGLE = 2
+#: How far a group of variants has come apart: its members share their demand, their operations, or it is one variant.
+_DEMAND, _OPERATIONS, _SINGLE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,17 @@ def rank(
     names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for floor, order in _in_order_of_floors(variants, Floors(workload, machine, clock), names, board):
-        variant, name = variants[order], names[order]
-        if round(floor, DIGITS) > board.last(name):
-            dropped.append(Ranked(variant, order, floor, None))
-            continue
-        if workload.mask != "none":
+    for floor, members in _in_order_of_floors(variants, Floors(workload, machine, clock), names, board):
+        first = members[0]
+        variant, name = variants[first], names[first]
+        if workload.mask != "none" and board.takes(floor, name):
             # Half the simulation already: masked blocks take no less than plain ones.
             floor = max(floor, unmasked_seconds(workload, machine, variant, clock))
-            if round(floor, DIGITS) > board.last(name):
-                dropped.append(Ranked(variant, order, floor, None))
-                continue
+        if not board.takes(floor, name):
+            dropped += [Ranked(variants[order], order, floor, None) for order in members]
+            continue
         seconds = round(evaluate_seconds(workload, machine, variant, clock), DIGITS)
-        forecast.append(Ranked(variant, order, floor, seconds))
+        forecast.append(Ranked(variant, first, floor, seconds))
         board.add(name, seconds)
     forecast.sort(key=lambda r: (r.seconds, r.order))
     best: list[Ranked] = []
@@ -100,8 +98,8 @@ def rank(
 
 def _in_order_of_floors(
     variants: Sequence[Variant], floors: Floors, names: Sequence[Hashable], board: _Board
-) -> Iterator[tuple[float, int]]:
-    """(floor, order) of every variant, by floor; the floors of those that ``board`` will not take are rough ones.
+) -> Iterator[tuple[float, list[int]]]:
+    """(floor, order) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
 
     Variants wait in groups that share a floor.  The group whose floor is least comes apart into smaller ones with better
     floors, down to single variants.
@@ -113,17 +111,16 @@ def _in_order_of_floors(
         range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand))
     )
     rough = floors.of_demand([variants[members[0]] for members in by_demand])
-    heap = [(floor, members[0], 0, members) for floor, members in zip(rough, by_demand, strict=True)]
+    heap = [(floor, members[0], _DEMAND, members) for floor, members in zip(rough, by_demand, strict=True)]
     heapify(heap)
     by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
     while heap:
-        floor, _, level, members = heappop(heap)
-        if level == _SINGLE or all(round(floor, DIGITS) > board.last(names[order]) for order in members):
-            for order in members:
-                yield floor, order
-        elif level == 0:
+        floor, _, stage, members = heappop(heap)
+        if stage == _SINGLE or not any(board.takes(floor, name) for name in {names[order] for order in members}):
+            yield floor, members
+        elif stage == _DEMAND:
             for group in _groups(members, variants, by_operations):
-                heappush(heap, (max(floor, floors.of_operations(variants[group[0]])), group[0], 1, group))
+                heappush(heap, (max(floor, floors.of_operations(variants[group[0]])), group[0], _OPERATIONS, group))
         else:
             for order in members:
                 heappush(heap, (max(floor, floors.own(variants[order])), order, _SINGLE, [order]))
@@ -151,11 +148,13 @@ class _Board:
         self.groups: dict[Hashable, list[float]] = {}
         self.all: list[float] = []
 
-    def last(self, name: Hashable) -> float:
-        """The longest time that is still kept, of the group or of all."""
-        own = self.groups.get(name, [])
+    def takes(self, floor: float, name: Hashable) -> bool:
+        """Whether a variant of group ``name`` with such a floor may be among those kept, of its group and of all."""
+        own = self.groups.get(name, ())
         limit = own[-1] if len(own) == self.per_group else inf
-        return min(limit, self.all[self.keep - 1] if len(self.all) >= self.keep else inf)
+        if len(self.all) >= self.keep:
+            limit = min(limit, self.all[self.keep - 1])
+        return round(floor, DIGITS) <= limit
 
     def add(self, name: Hashable, seconds: float) -> None:
         """Take a time in, and the one that it drives out of its group off."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role
@@ -95,7 +96,7 @@ def res_mii(pipeline: Pipeline) -> ResMii:
 
 
 class _Link(NamedTuple):
-    """A timed dependence between graph nodes and the edge a reader should see for it (None: internal).
+    """A timed dependence between graph nodes; ``ops`` are what a reader should see of it (None: internal).
 
     ``weight`` is in cycles / _SCALE, so that sums and comparisons are exact.
     """
@@ -104,7 +105,16 @@ class _Link(NamedTuple):
     dst: str
     weight: int
     distance: int
-    shown: Edge | None
+    ops: tuple[str, str] | None = None
+    #: The pipeline's edge; None for links that order imposes, which say so in ``why``.
+    edge: Edge | None = None
+    why: str = ""
+
+    def shown(self) -> Edge | None:
+        """The edge that a reader should see."""
+        if self.edge is not None or self.ops is None:
+            return self.edge
+        return Edge(*self.ops, self.distance, 0.0, "order", self.why)
 
 
 def _runs(op: Op) -> str:
@@ -114,37 +124,39 @@ def _runs(op: Op) -> str:
 
 def _links(pipeline: Pipeline, with_roles: bool) -> list[_Link]:
     """Every timed dependence.  Matrix operations have two nodes: they queue between issue and start."""
-    links = [_Link(op.name, _runs(op), 0, 0, None) for op in pipeline.ops if op.engine == "tensor"]
+    links = [_Link(op.name, _runs(op), 0, 0) for op in pipeline.ops if op.engine == "tensor"]
     for edge in pipeline.edges:
         src = pipeline.op(edge.src)
         weight = _scaled(src.min_cycles) + _scaled(edge.latency_cycles)
-        links.append(_Link(_runs(src), edge.dst, weight, edge.distance, edge))
+        links.append(_Link(_runs(src), edge.dst, weight, edge.distance, (edge.src, edge.dst), edge, edge.why))
     if with_roles:
-        for role in pipeline.roles:
-            links += _role_links(pipeline, role)
+        links += _order_links(pipeline.ops, pipeline.roles)
     return links
 
 
-def _role_links(pipeline: Pipeline, role: Role) -> list[_Link]:
+@lru_cache(maxsize=1024)
+def _order_links(ops: tuple[Op, ...], roles: tuple[Role, ...]) -> tuple[_Link, ...]:
     """In-order recurrences: a step after the one before it, the first of the next lap after the last of this.
 
     Step (b, sb) behind step (a, sa): b of block j+sb waits for a of block j+sa, which is distance sb - sa.
     Matrix operations of one role also execute in the order of issue.
     """
+    named = {op.name: op for op in ops}
     links: list[_Link] = []
-    matrix = tuple(step for step in role.program if pipeline.op(step.op).engine == "tensor")
-    for steps, why in ((role.program, f"role {role.name} in order"), (matrix, "matrix engine in order")):
-        for at, step in enumerate(steps):
-            following = steps[(at + 1) % len(steps)]
-            wrap = 1 if at + 1 == len(steps) else 0
-            distance = following.shift - step.shift + wrap
-            a, b = pipeline.op(step.op), pipeline.op(following.op)
-            shown = Edge(a.name, b.name, distance, 0.0, "order", why)
-            if steps is matrix:
-                links.append(_Link(_runs(a), _runs(b), _scaled(a.min_cycles), distance, shown))
-            else:
-                links.append(_Link(a.name, b.name, _scaled(held_cycles(a)), distance, shown))
-    return links
+    for role in roles:
+        matrix = tuple(step for step in role.program if named[step.op].engine == "tensor")
+        for steps, why in ((role.program, f"role {role.name} in order"), (matrix, "matrix engine in order")):
+            for at, step in enumerate(steps):
+                following = steps[(at + 1) % len(steps)]
+                wrap = 1 if at + 1 == len(steps) else 0
+                distance = following.shift - step.shift + wrap
+                a, b = named[step.op], named[following.op]
+                pair = a.name, b.name
+                if steps is matrix:
+                    links.append(_Link(_runs(a), _runs(b), _scaled(a.min_cycles), distance, pair, None, why))
+                else:
+                    links.append(_Link(*pair, _scaled(held_cycles(a)), distance, pair, None, why))
+    return tuple(links)
 
 
 def positive_cycle(nodes: int, arcs: Sequence[Arc], weights: Sequence[int]) -> list[int] | None:
@@ -194,12 +206,14 @@ def deadlock_cycle(nodes: int, arcs: Sequence[Arc]) -> list[int] | None:
     return positive_cycle(nodes, arcs, [1 - (nodes + 1) * distance for _, _, _, distance in arcs])
 
 
-def max_cycle_ratio(nodes: int, arcs: Sequence[Arc]) -> tuple[Fraction, list[int]]:
+def max_cycle_ratio(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) -> tuple[Fraction, list[int]]:
     """Largest weight over distance of any cycle and the arcs of one that has it; (0, []) without cycles.
 
-    Requires that no cycle has distance <= 0 and positive weight (see `deadlock_cycle`).
+    ``start`` names the arcs of a cycle that is known to be heavy: the search begins there.  Requires that no cycle has
+    distance <= 0 and positive weight (see `deadlock_cycle`).
     """
-    ratio, best = Fraction(0), list[int]()
+    best = list(start)
+    ratio = Fraction(sum(arcs[i][2] for i in best), sum(arcs[i][3] for i in best)) if best else Fraction(0)
     while True:
         p, q = ratio.numerator, ratio.denominator
         cycle = positive_cycle(nodes, arcs, [w * q - p * h for _, _, w, h in arcs])
@@ -209,9 +223,10 @@ def max_cycle_ratio(nodes: int, arcs: Sequence[Arc]) -> tuple[Fraction, list[int
         ratio = Fraction(sum(arcs[i][2] for i in cycle), sum(arcs[i][3] for i in cycle))
 
 
-def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
+def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None = None) -> RecMii:
     """The heaviest recurrence over data, buffer and order edges and, ``with_roles``, the in-order programs.
 
+    ``guess`` is the recurrence of a similar pipeline: where this one has it too, the search begins with it.
     Raises PipelineError when operations wait for each other with no iteration in between, naming them.
     """
     links = _links(pipeline, with_roles)
@@ -223,8 +238,8 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
     stuck = deadlock_cycle(len(numbers), arcs)
     if stuck is not None:
         raise PipelineError(f"pipeline {pipeline.name} deadlocks: {_walk(links, stuck)}")
-    ratio, cycle = max_cycle_ratio(len(numbers), arcs)
-    edges = tuple(shown for i in cycle if (shown := links[i].shown) is not None)
+    ratio, cycle = max_cycle_ratio(len(numbers), arcs, _found_in(links, guess) if guess else ())
+    edges = tuple(shown for i in cycle if (shown := links[i].shown()) is not None)
     return RecMii(
         float(ratio / _SCALE),
         tuple(edge.src for edge in edges),
@@ -234,8 +249,15 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True) -> RecMii:
     )
 
 
+def _found_in(links: Sequence[_Link], guess: RecMii) -> list[int]:
+    """Which of ``links`` make up the recurrence of another pipeline; none where one of them is missing."""
+    number = {(link.ops, link.distance, link.why): i for i, link in enumerate(links)}
+    found = [number.get(((edge.src, edge.dst), edge.distance, edge.why)) for edge in guess.edges]
+    return [i for i in found if i is not None] if None not in found else []
+
+
 def _walk(links: Sequence[_Link], cycle: Sequence[int]) -> str:
-    edges = [shown for i in cycle if (shown := links[i].shown) is not None]
+    edges = [shown for i in cycle if (shown := links[i].shown()) is not None]
     path = " -> ".join([edge.src for edge in edges] + [edges[0].src])
     total = sum(edge.distance for edge in edges)
     return f"{path} wait for each other (total distance {total}, must be at least 1)"

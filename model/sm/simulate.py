@@ -132,7 +132,7 @@ def _loop_of(pipeline: Pipeline) -> _Loop:
     return _Loop(p.name, p.ops, p.edges, p.roles, p.mask_demand, p)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1 << 15)
 def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
     """Simulate until the loop repeats; the trace then answers for any number of blocks."""
     trace = _steady_loop(_loop_of(pipeline), masked_iterations)
@@ -144,7 +144,7 @@ def _prepared(loop: _Loop) -> Loop:
     return Loop(loop.pipeline)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
     run = Run(_prepared(loop), _LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
     run.run()
