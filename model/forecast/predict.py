@@ -70,22 +70,35 @@ def predict(
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     work = workload.reduced()
-    check_clock(clock, chip)
-    refuse_unknown(work, chip)
-    origin = "as given"
-    if variant is None:
-        record = find_family(family) if family else native_family(chip)
-        if published:
-            variant, origin = record.published(work, chip), "as its authors ship it"
-        else:
-            found = best(work, chip, record.name, clock)
-            variant, origin = found.variant, found.scope
-    verdict = legality(variant, work, chip)
-    if not verdict.legal:
-        raise PredictError(f"{variant.family} cannot run {work.label()} on {chip.name}: {verdict.sentence()}")
+    variant, origin = choose(work, chip, variant, family, published, clock)
     answer = evaluate(work, chip, variant, clock)
     ends = fact_interval(work, chip, variant, clock, answer) if interval else (answer.tflops, answer.tflops)
     return _explain(work, chip, variant, origin, clock, answer, ends)
+
+
+def choose(
+    workload: Workload,
+    machine: Machine,
+    variant: Variant | None = None,
+    family: str | None = None,
+    published: bool = False,
+    clock: str | float = "sustained",
+) -> tuple[Variant, str]:
+    """The variant that `predict` forecasts for a reduced ``workload``, and how it was found.  Arguments and errors as there."""
+    check_clock(clock, machine)
+    refuse_unknown(workload, machine)
+    origin = "as given"
+    if variant is None:
+        record = find_family(family) if family else native_family(machine)
+        if published:
+            variant, origin = record.published(workload, machine), "as its authors ship it"
+        else:
+            found = best(workload, machine, record.name, clock)
+            variant, origin = found.variant, found.scope
+    verdict = legality(variant, workload, machine)
+    if not verdict.legal:
+        raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
+    return variant, origin
 
 
 def _explain(

@@ -42,20 +42,17 @@ def validate_published(
     """Predicted against published for every forward row, and the cycle-level rows."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.validation.published.run import run_published
+    from tilecast.validation.published.run import run_regimes
     from tilecast.validation.published.text import report_dict, report_text, write_scatter
 
     _check_regime(clock)
     _check_picture(picture)
     with Screen() as screen:
-        report = run_published(clock, progress=screen)
+        other = "short" if clock == "sustained" else "sustained"
+        report, *others = run_regimes((clock,) if as_json else (clock, other), progress=screen)
         if picture is not None:
             write_scatter(report, picture)
-        text = ""
-        if not as_json:
-            text = report_text(
-                report, rows, run_published("short" if clock == "sustained" else "sustained", progress=screen)
-            )
+        text = "" if as_json else report_text(report, rows, *others)
     show(text, report_dict(report) if as_json else None, as_json)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
+from tilecast.model.chip.evaluate import REGIMES, evaluate
 from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
 from tilecast.model.forecast.answer import pipe_shares
-from tilecast.model.forecast.predict import predict
+from tilecast.model.forecast.predict import choose
 from tilecast.model.kernel.variant import with_emulated_share
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
@@ -31,6 +33,8 @@ from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlati
 EXAMPLES = ("triton", "gluon", "tlx", "tilelang")
 _BLACKWELL = ("gb200", "gb300", "b200")
 _HOPPER = ("h100-sxm", "h200-sxm")
+#: Rows from which on it pays to start processes.
+_MANY = 200
 Predictor = Callable[[PublishedPoint, str], Any]
 
 
@@ -90,19 +94,29 @@ class PublishedReport:
     tau: float
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A forecast as far as it is compared."""
+
+    time_ms: float
+    clock_mhz: float
+    pipeline: Pipeline
+
+
 @lru_cache(maxsize=8192)
-def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Any:
-    chip = load_machine(machine)
-    if not family and (share is None or native_family(chip).name != "fa4"):
-        return predict(workload, chip, clock=clock, interval=False)
-    # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
-    variant = published_variant(family or "fa4", workload, chip)
-    if share is not None:
-        variant = with_emulated_share(variant, share)
-    return predict(workload, chip, variant, clock=clock, interval=False)
+def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Answer:
+    chip, work, variant = load_machine(machine), workload.reduced(), None
+    if family or (share is not None and native_family(chip).name == "fa4"):
+        # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
+        variant = published_variant(family or "fa4", workload, chip)
+        if share is not None:
+            variant = with_emulated_share(variant, share)
+    variant, _ = choose(work, chip, variant, clock=clock)
+    answer = evaluate(work, chip, variant, clock)
+    return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline)
 
 
-def default_predictor(point: PublishedPoint, regime: str) -> Any:
+def default_predictor(point: PublishedPoint, regime: str) -> Answer:
     """Published variant for the authors' kernels, best legal variant for closed ones.
 
     A locked clock is a ceiling: the power limit still holds below it.
@@ -118,10 +132,35 @@ def run_published(
     progress: Progress = silent,
 ) -> PublishedReport:  # fmt: skip
     """Predict all rows at the clock of ``regime`` and summarise."""
+    return run_regimes((regime,), predictor, points, progress)[0]
+
+
+def run_regimes(
+    regimes: tuple[str, ...] = REGIMES, predictor: Predictor = default_predictor,
+    points: list[PublishedPoint] | None = None, progress: Progress = silent,
+) -> tuple[PublishedReport, ...]:  # fmt: skip
+    """`run_published` at several clocks at once, on all cores where many rows are forecast."""
     excluded: list[Excluded] = []
     if points is None:
         points, excluded = load_points()
-    rows = [_row(p, regime, predictor) for p in reported(points, f"forecast, {regime} clock", len(points), progress)]
+    # Rows with one machine and one loop go to one process, which learns their loops once.
+    groups: dict[object, list[PublishedPoint]] = {}
+    for point in points:
+        groups.setdefault((point.machine, loop_shape(point.workload)), []).append(point)
+    jobs = sorted(groups.values(), key=len, reverse=True)
+    many = predictor is default_predictor and len(points) >= _MANY
+    made = spread(partial(_rows, regimes, predictor), jobs, 0 if many else 1)
+    stage = f"forecast, {' and '.join(regimes)} clock"
+    by_row = {rows[0].point.row: rows for job in reported(made, stage, len(jobs), progress) for rows in job}
+    return tuple(
+        _report(regime, points, excluded, [by_row[point.row][i] for point in points])
+        for i, regime in enumerate(regimes)
+    )
+
+
+def _report(
+    regime: str, points: list[PublishedPoint], excluded: list[Excluded], rows: list[Row]
+) -> PublishedReport:  # fmt: skip
     usable = tuple(row for row in rows if not row.refused)
     by_row = {row.point.row: row for row in usable}
     return PublishedReport(
@@ -135,6 +174,11 @@ def run_published(
         cycles=tuple(_cycle_row(point) for point in load_cycles()),
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )
+
+
+def _rows(regimes: tuple[str, ...], predictor: Predictor, points: list[PublishedPoint]) -> list[tuple[Row, ...]]:
+    """The rows of each point, one a regime."""
+    return [tuple(_row(point, regime, predictor) for regime in regimes) for point in points]
 
 
 def _row(point: PublishedPoint, regime: str, predictor: Predictor) -> Row:
