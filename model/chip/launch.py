@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,7 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
     return max(0.0, (masked_trace.tile_cycles(far) - trace.tile_cycles(far)) / blocks)
 
 
+@lru_cache(maxsize=1 << 13)
 def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
     """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
     pair = pipeline.cta_group

@@ -8,9 +8,8 @@ from the variant's own loop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,8 @@ from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.sm.bounds import RecMii, held_cycles, rec_mii
+from tilecast.model.search.loop_floor import LoopFloor, loop_of, unit_floor
 
-#: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
-_RECURRENCE_MARGIN = 0.9995
 #: Floors and forecasts round differently.
 _ROUNDING = 1 - 1e-9
 
@@ -98,21 +95,16 @@ class Floors:
     """Floors of variants of one class for one workload, machine and clock, in seconds; 0 for the unfused family."""
 
     def __init__(self, workload: Workload, machine: Machine, clock: str | float) -> None:
-        self.workload, self.machine, self.clock = workload, machine, clock
-        self.shape = loop_shape(workload)
+        self.machine, self.clock = machine, clock
+        self.cycles = _cycles_of(workload, machine)
         self.launch_seconds = machine["launch.kernel_us"] * 1e-6
-        self._launches: dict[object, _Launch] = {}
-        self._tilings: dict[tuple[int, int, int], _Tiling] = {}
 
     def of_demand(self, variants: Sequence[Variant]) -> list[float]:
         """Floors by demand, of ``variants`` that differ in it or in their scheduler."""
         if not variants or not family_of(variants[0]).fused:
             return [0.0] * len(variants)
-        launches = [self._launch(variant) for variant in variants]
-        cycles = np.array([
-            max(self._unit_cycles(variant.scheduler, launch), launch.l2_cycles)
-            for variant, launch in zip(variants, launches, strict=True)
-        ])  # fmt: skip
+        launches = [self.cycles.launch(variant) for variant in variants]
+        cycles = np.array([self.cycles.of_demand(variant) for variant in variants])
         hbm = np.array([launch.hbm_seconds for launch in launches])
         if isinstance(self.clock, str):
             mhz: float | NDArray[np.float64] = settled_mhz(
@@ -125,22 +117,60 @@ class Floors:
 
     def of_operations(self, variant: Variant) -> float:
         """Floor by demand and by the recurrences of the variant with the same operations that waits least."""
-        if not family_of(variant).fused:
-            return 0.0
-        loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-        launch, (_, loop) = self._launch(variant), _loop_of(self.shape, loosest, self.machine)
-        return self._seconds(launch, self._cycles(variant.scheduler, launch, launch.pipeline, loop))
+        return self._seconds(variant, self.cycles.of_operations(variant)) if family_of(variant).fused else 0.0
 
     def own(self, variant: Variant) -> float:
         """Floor by demand and by the recurrences of its own loop, with tiles of unlike length dealt as its scheduler does."""
-        if not family_of(variant).fused:
-            return 0.0
-        # The scheduler deals tiles and leaves their loop alone.
-        launch, alone = self._launch(variant), with_knobs(variant, {"scheduler": "grid"})
-        pipeline, loop = _loop_of(self.shape, alone, self.machine)
-        return self._seconds(launch, self._cycles(variant.scheduler, launch, pipeline, loop, dealt=True))
+        return self._seconds(variant, self.cycles.own(variant)) if family_of(variant).fused else 0.0
 
-    def _launch(self, variant: Variant) -> _Launch:
+    def _seconds(self, variant: Variant, cycles: float) -> float:
+        launch = self.cycles.launch(variant)
+        if isinstance(self.clock, str):
+            mhz = settle_clock(self.machine, launch.activity, cycles, launch.hbm_seconds, self.clock).mhz
+        else:
+            mhz = float(self.clock)
+        return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
+
+
+class _Cycles:
+    """Floors in cycles, whatever the clock: those of `Floors` before it settles; remembered, for the next clock asks again."""
+
+    def __init__(self, workload: Workload, machine: Machine) -> None:
+        self.workload, self.machine = workload, machine
+        self.shape = loop_shape(workload)
+        self._launches: dict[object, _Launch] = {}
+        self._tilings: dict[tuple[int, int, int], _Tiling] = {}
+        self._operations: dict[Variant, float] = {}
+        self._own: dict[Variant, float] = {}
+
+    def of_demand(self, variant: Variant) -> float:
+        """See `Floors.of_demand`."""
+        launch = self.launch(variant)
+        return max(self._unit_cycles(variant.scheduler, launch), launch.l2_cycles)
+
+    def of_operations(self, variant: Variant) -> float:
+        """See `Floors.of_operations`."""
+        found = self._operations.get(variant)
+        if found is None:
+            loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
+            launch, (_, loop) = self.launch(variant), loop_of(self.shape, loosest, self.machine)
+            cycles = self._loop_cycles(variant.scheduler, launch, launch.pipeline, loop)
+            found = self._operations[variant] = max(cycles, launch.l2_cycles)
+        return found
+
+    def own(self, variant: Variant) -> float:
+        """See `Floors.own`."""
+        found = self._own.get(variant)
+        if found is None:
+            # The scheduler deals tiles and leaves their loop alone.
+            launch, alone = self.launch(variant), with_knobs(variant, {"scheduler": "grid"})
+            pipeline, loop = loop_of(self.shape, alone, self.machine)
+            cycles = self._loop_cycles(variant.scheduler, launch, pipeline, loop, dealt=True)
+            found = self._own[variant] = max(cycles, launch.l2_cycles)
+        return found
+
+    def launch(self, variant: Variant) -> _Launch:
+        """What the variant's launch shares with all of one demand."""
         alike = family_of(variant).alike.same_demand
         key = key_without(type(variant), alike)(variant)
         found = self._launches.get(key)
@@ -152,9 +182,7 @@ class Floors:
     def _launch_of(self, pipeline: Pipeline) -> _Launch:
         machine, tiling = self.machine, self._tiling(pipeline)
         iterations = tiling.tiles.total_iterations * tiling.heads
-        activity = launch_activity(
-            self.workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes
-        )
+        activity = launch_activity(self.workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes)
         port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
         memory = machine["hbm.tbps_achieved"] * 1e12
         return _Launch(pipeline, tiling, activity, tiling.l2_bytes / port, tiling.hbm_bytes / memory)
@@ -174,25 +202,21 @@ class Floors:
             self._tilings[rows, keys, slots] = found
         return found
 
-    def _seconds(self, launch: _Launch, loop_cycles: float) -> float:
-        cycles = max(loop_cycles, launch.l2_cycles)
-        if isinstance(self.clock, str):
-            mhz = settle_clock(self.machine, launch.activity, cycles, launch.hbm_seconds, self.clock).mhz
-        else:
-            mhz = float(self.clock)
-        return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
-
     def _unit_cycles(self, scheduler: str, launch: _Launch) -> float:
         """Cycles of all tiles on the machine's SMs if their loops take no more than the busiest unit."""
         tiling, unit = launch.tiling, unit_floor(launch.pipeline).unit_cycles
         edge, once = self._edges(scheduler, launch, launch.pipeline)
+        # No tile takes less than its blocks do.
+        edge = max(0.0, edge)
         longest = float(tiling.blocks[-1]) * unit + edge
         if tiling.alike:
             return -(-tiling.count // tiling.slots) * longest + once
         tiles = tiling.tiles
-        return max((tiles.total_iterations / tiles.weight * unit + len(tiling.kind) * edge) * tiling.share, longest) + once
+        return (
+            max((tiles.total_iterations / tiles.weight * unit + len(tiling.kind) * edge) * tiling.share, longest) + once
+        )
 
-    def _cycles(
+    def _loop_cycles(
         self, scheduler: str, launch: _Launch, pipeline: Pipeline, loop: LoopFloor, dealt: bool = False
     ) -> float:  # fmt: skip
         """Cycles of all tiles on the machine's SMs if their loops take ``loop``; tile by tile if ``dealt`` and unlike."""
@@ -221,8 +245,13 @@ class Floors:
         memory = edge_memory_cycles(pipeline, machine, tiling.count, tiling.slots)
         if scheduler not in PERSISTENT_SCHEDULERS:
             return start + finish, memory
-        turn = 0.0 if pipeline.tiles_overlap else max(0.0, finish - machine["tma.latency_l2_cycles"])
+        turn = 0.0 if pipeline.tiles_overlap else finish - machine["tma.latency_l2_cycles"]
         return turn, start + finish + memory
+
+
+@lru_cache(maxsize=8)
+def _cycles_of(workload: Workload, machine: Machine) -> _Cycles:
+    return _Cycles(workload, machine)
 
 
 def _together(activities: Sequence[Activity]) -> Activity:
@@ -238,101 +267,3 @@ def _together(activities: Sequence[Activity]) -> Activity:
         tuple((unit, column(one.get(unit, 0.0) for one in cycles)) for unit in units),
         column(a.l2_bytes for a in activities), column(a.hbm_bytes for a in activities),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LoopFloor:
-    """What no simulation of a tile's loop goes below, in closed form.
-
-    ``unit_cycles`` a block for the busiest unit; and a recurrence of ``cycles`` over ``laps`` blocks that holds for all
-    but the first and last ``loose`` blocks, entered after ``before`` cycles and left ``after`` cycles before the end.
-    """
-
-    unit_cycles: float
-    cycles: float
-    laps: int
-    loose: int
-    before: float
-    after: float
-    #: The recurrence in full; None where the floor is that of units alone.
-    recurrence: RecMii | None = None
-
-    def tile_cycles(self, iterations: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Least cycles of the loops of tiles with so many blocks; 0 for none."""
-        times = np.where(iterations > self.loose, (iterations - self.loose - 1) // self.laps + 1, 0)
-        chain = np.where(iterations > 0, times * self.cycles + self.before + self.after, 0.0)
-        floor: NDArray[np.float64] = np.maximum(chain, iterations * self.unit_cycles)
-        return floor
-
-
-def unit_floor(pipeline: Pipeline) -> LoopFloor:
-    """The floor of a pipeline's loop by its busiest unit alone."""
-    return LoopFloor(max(pipeline.demand().values(), default=0.0), 0.0, 1, 0, 0.0, 0.0)
-
-
-@lru_cache(maxsize=1 << 15)
-def _loop_of(shape: Workload, variant: Variant, machine: Machine) -> tuple[Pipeline, LoopFloor]:
-    """The pipeline of a variant and the floor of its loop."""
-    pipeline = build_pipeline(shape, variant, machine)
-    loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-    if loosest == variant:
-        return pipeline, _floor_of(_Asked(pipeline))
-    # What holds the variant with the same operations that waits least often holds this one.
-    return pipeline, _floor_of(_Asked(pipeline, _loop_of(shape, loosest, machine)[1].recurrence))
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A pipeline whose loop's floor is asked for; equal pipelines have one, whatever recurrence was guessed."""
-
-    pipeline: Pipeline
-    guess: RecMii | None = field(default=None, compare=False)
-
-
-@lru_cache(maxsize=1 << 15)
-def _floor_of(asked: _Asked) -> LoopFloor:
-    return loop_floor(asked.pipeline, asked.guess)
-
-
-def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
-    """The floor of a pipeline's loop; ``guess`` is the recurrence of a similar one."""
-    recurrence = rec_mii(pipeline, guess=guess)
-    unit = unit_floor(pipeline)
-    if not recurrence.edges:
-        return unit
-    # Walking the recurrence once visits blocks this far behind and ahead of the one it began with.
-    offsets = [0]
-    for edge in recurrence.edges:
-        offsets.append(offsets[-1] + edge.distance)
-    before, after = _paths(pipeline)
-    entry = recurrence.ops_on_cycle[0]
-    return LoopFloor(
-        unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
-        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry], recurrence,
-    )  # fmt: skip
-
-
-def _paths(pipeline: Pipeline) -> tuple[dict[str, float], dict[str, float]]:
-    """Per operation: cycles before it can start in the first block, and from its start to the end of the last."""
-    links = [
-        (edge.src, edge.dst, pipeline.op(edge.src).min_cycles + edge.latency_cycles)
-        for edge in pipeline.edges
-        if edge.distance == 0
-    ]
-    for role in pipeline.roles:
-        for first, second in pairwise(role.program):
-            if first.shift == second.shift:
-                links.append((first.op, second.op, held_cycles(pipeline.op(first.op))))
-    before = {op.name: 0.0 for op in pipeline.ops}
-    after = {op.name: op.min_cycles for op in pipeline.ops}
-    # As many rounds as there are operations settle every path of a graph without cycles.
-    for _ in pipeline.ops:
-        changed = False
-        for src, dst, cycles in links:
-            if before[src] + cycles > before[dst]:
-                before[dst], changed = before[src] + cycles, True
-            if after[dst] + cycles > after[src]:
-                after[src], changed = after[dst] + cycles, True
-        if not changed:
-            break
-    return before, after

@@ -116,7 +116,7 @@ def _in_order_of_floors(
     by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
     while heap:
         floor, _, stage, members = heappop(heap)
-        if stage == _SINGLE or not any(board.takes(floor, name) for name in {names[order] for order in members}):
+        if stage == _SINGLE or not board.takes_any(floor, members, names):
             yield floor, members
         elif stage == _DEMAND:
             for group in _groups(members, variants, by_operations):
@@ -155,6 +155,10 @@ class _Board:
         if len(self.all) >= self.keep:
             limit = min(limit, self.all[self.keep - 1])
         return round(floor, DIGITS) <= limit
+
+    def takes_any(self, floor: float, members: Sequence[int], names: Sequence[Hashable]) -> bool:
+        """Whether it takes one of ``members`` with such a floor."""
+        return self.takes(floor, names[members[0]]) or any(self.takes(floor, names[order]) for order in members[1:])
 
     def add(self, name: Hashable, seconds: float) -> None:
         """Take a time in, and the one that it drives out of its group off."""

@@ -15,7 +15,8 @@ from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.search.floor import floor_seconds, loop_floor, unmasked_seconds
+from tilecast.model.search.floor import floor_seconds, unmasked_seconds
+from tilecast.model.search.loop_floor import loop_floor
 from tilecast.model.search.rank import rank
 from tilecast.model.sm.simulate import steady_state
 

@@ -1,0 +1,119 @@
+"""What no simulation of a loop goes below, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.families import build_pipeline, family_of
+from tilecast.model.kernel.alike import with_knobs
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.sm.bounds import RecMii, held_cycles, rec_mii
+
+#: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
+_RECURRENCE_MARGIN = 0.9995
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFloor:
+    """What no simulation of a tile's loop goes below, in closed form.
+
+    ``unit_cycles`` a block for the busiest unit; and a recurrence of ``cycles`` over ``laps`` blocks that holds for all
+    but the first and last ``loose`` blocks, entered after ``before`` cycles and left ``after`` cycles before the end.
+    """
+
+    unit_cycles: float
+    cycles: float
+    laps: int
+    loose: int
+    before: float
+    after: float
+    #: The recurrence in full; None where the floor is that of units alone.
+    recurrence: RecMii | None = None
+
+    def tile_cycles(self, iterations: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Least cycles of the loops of tiles with so many blocks; 0 for none."""
+        times = np.where(iterations > self.loose, (iterations - self.loose - 1) // self.laps + 1, 0)
+        chain = np.where(iterations > 0, times * self.cycles + self.before + self.after, 0.0)
+        floor: NDArray[np.float64] = np.maximum(chain, iterations * self.unit_cycles)
+        return floor
+
+
+def unit_floor(pipeline: Pipeline) -> LoopFloor:
+    """The floor of a pipeline's loop by its busiest unit alone."""
+    return LoopFloor(max(pipeline.demand().values(), default=0.0), 0.0, 1, 0, 0.0, 0.0)
+
+
+def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
+    """The floor of a pipeline's loop; ``guess`` is the recurrence of a similar one."""
+    recurrence = rec_mii(pipeline, guess=guess)
+    unit = unit_floor(pipeline)
+    if not recurrence.edges:
+        return unit
+    # Walking the recurrence once visits blocks this far behind and ahead of the one it began with.
+    offsets = [0]
+    for edge in recurrence.edges:
+        offsets.append(offsets[-1] + edge.distance)
+    before, after = _paths(pipeline)
+    entry = recurrence.ops_on_cycle[0]
+    return LoopFloor(
+        unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
+        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry], recurrence,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 15)
+def loop_of(shape: Workload, variant: Variant, machine: Machine) -> tuple[Pipeline, LoopFloor]:
+    """The pipeline of a variant and the floor of its loop."""
+    pipeline = build_pipeline(shape, variant, machine)
+    loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
+    if loosest == variant:
+        return pipeline, _floor_of(_Asked(pipeline))
+    # What holds the variant with the same operations that waits least often holds this one.
+    return pipeline, _floor_of(_Asked(pipeline, loop_of(shape, loosest, machine)[1].recurrence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A pipeline whose loop's floor is asked for; equal pipelines have one, whatever recurrence was guessed."""
+
+    pipeline: Pipeline
+    guess: RecMii | None = field(default=None, compare=False)
+
+
+@lru_cache(maxsize=1 << 15)
+def _floor_of(asked: _Asked) -> LoopFloor:
+    return loop_floor(asked.pipeline, asked.guess)
+
+
+def _paths(pipeline: Pipeline) -> tuple[dict[str, float], dict[str, float]]:
+    """Per operation: cycles before it can start in the first block, and from its start to the end of the last."""
+    links = [
+        (edge.src, edge.dst, pipeline.op(edge.src).min_cycles + edge.latency_cycles)
+        for edge in pipeline.edges
+        if edge.distance == 0
+    ]
+    for role in pipeline.roles:
+        for first, second in pairwise(role.program):
+            if first.shift == second.shift:
+                links.append((first.op, second.op, held_cycles(pipeline.op(first.op))))
+    before = {op.name: 0.0 for op in pipeline.ops}
+    after = {op.name: op.min_cycles for op in pipeline.ops}
+    # As many rounds as there are operations settle every path of a graph without cycles.
+    for _ in pipeline.ops:
+        changed = False
+        for src, dst, cycles in links:
+            if before[src] + cycles > before[dst]:
+                before[dst], changed = before[src] + cycles, True
+            if after[dst] + cycles > after[src]:
+                after[src], changed = after[dst] + cycles, True
+        if not changed:
+            break
+    return before, after
