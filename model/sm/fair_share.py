@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 
 from tilecast.model.pipeline.graph import Op
-
-_SERIAL = count()
 
 
 def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
@@ -33,7 +30,6 @@ def unit_use(op: Op) -> dict[str, float]:
 class Use:
     """How operations of one kind draw on units; one object for all that are alike, so that they compare by identity."""
 
-    serial: int
     tensor: bool
     shares: tuple[tuple[str, float], ...]
 
@@ -45,12 +41,12 @@ def use_of(op: Op) -> Use:
 
 @lru_cache(maxsize=1 << 14)
 def _intern(tensor: bool, shares: tuple[tuple[str, float], ...]) -> Use:
-    return Use(next(_SERIAL), tensor, shares)
+    return Use(tensor, shares)
 
 
 @lru_cache(maxsize=1 << 16)
 def speed_of_each(uses: tuple[Use, ...]) -> dict[Use, float]:
-    """Fair speed of each kind among operations of the ``uses`` (in order of serial, so that equal sets are found again)."""
+    """Fair speed of each kind among operations of the ``uses`` (in order of their shares: sums are rounded alike in every process)."""
     speeds = _shared([dict(use.shares) for use in uses], [use.tensor for use in uses])
     return dict(zip(uses, speeds, strict=True))
 

@@ -21,7 +21,7 @@ from tilecast.model.sm.fluid import EPS_CYCLES as EPS
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
 _SYNC, _MATRIX, _COPY = range(3)
-_serial = attrgetter("serial")
+_shares = attrgetter("tensor", "shares")
 
 
 def with_mask(pipeline: Pipeline) -> dict[str, Op]:
@@ -68,6 +68,7 @@ class Loop:
         #: The role whose laps are watched for repetition: the one with most to do.
         self.pacer = max(range(len(self.programs)), key=lambda role: len(self.programs[role]))
         self._uses = [use_of(op) for op in self.ops]
+        self._place = {use: place for place, use in enumerate(sorted(set(self._uses), key=_shares))}
         self._speeds: dict[tuple[int, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
     def speeds(self, running: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -76,7 +77,7 @@ class Loop:
         found = self._speeds.get(key)
         if found is None:
             uses = [self._uses[op] for op in key]
-            of = speed_of_each(tuple(sorted(uses, key=_serial)))
+            of = speed_of_each(tuple(sorted(uses, key=self._place.__getitem__)))
             speeds = tuple([of[use] for use in uses])
             found = self._speeds[key] = speeds, tuple([1.0 / speed if speed > 0 else inf for speed in speeds])
         return found

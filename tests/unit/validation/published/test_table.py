@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast.base.data import PUBLISHED
+from tilecast.validation.published import run
 from tilecast.validation.published.points import best_per_shape, load_cycles, load_points, reasons
-from tilecast.validation.published.run import headline_points, run_published, share_within
+from tilecast.validation.published.run import headline_points, run_published, run_regimes, share_within
 from tilecast.validation.published.text import report_dict, report_text, write_scatter
 from tilecast.validation.statistics import grouped, rank_correlation, summarise
 
@@ -88,6 +89,16 @@ def test_refusals_are_rows_not_crashes() -> None:
     assert not report.rows
     assert [r.refused for r in report.refused] == ["cannot"] * 5
     assert "Refused: 5 rows" in report_text(report)
+
+
+def test_several_clocks_at_once_and_on_all_cores_answer_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [p for p in POINTS if p.family][::60]
+    monkeypatch.setattr(run, "_MANY", 1)
+    together = run_regimes(("short", "sustained"), points=known)
+    monkeypatch.setattr(run, "_MANY", 10_000)
+    assert [report.regime for report in together] == ["short", "sustained"]
+    assert together == tuple(run_published(regime, points=known) for regime in ("short", "sustained"))
+    assert [row.point for row in together[0].rows] == [p for p in known if p in {r.point for r in together[0].rows}]
 
 
 def test_real_report_renders(tmp_path: Path) -> None:
