@@ -150,7 +150,7 @@ class _Board:
 
     def takes(self, floor: float, name: Hashable) -> bool:
         """Whether a variant of group ``name`` with such a floor may be among those kept, of its group and of all."""
-        own = self.groups.get(name, ())
+        own = self.groups.get(name, [])
         limit = own[-1] if len(own) == self.per_group else inf
         if len(self.all) >= self.keep:
             limit = min(limit, self.all[self.keep - 1])
