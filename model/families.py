@@ -6,7 +6,7 @@ Names are those of the FlashAttention generations whose structure the class has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -85,6 +85,9 @@ _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.nam
 _KNOBS = frozenset(f.name for family in FAMILIES.values() for f in fields(family.variant))
 _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
+#: Knob values that no other library's kernels have.
+_OURS = (("rescale", "anchored"), ("scheduler", "paired"))
+
 #: Allowed values of knobs with few; numbers are (low, high) ranges.
 SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing", "paired")
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -151,6 +154,24 @@ def knob_space(family: str, workload: Workload, machine: Machine) -> tuple[Varia
 def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
     """The legal variants of `knob_space`; empty where the family cannot run at all."""
     return tuple(v for v in knob_space(family, workload, machine) if legality(v, workload, machine).legal)
+
+
+def one_knob_away(variant: Variant, space: Iterable[Variant]) -> Iterator[Variant]:
+    """Variants that differ from ``variant`` in one knob, by the values that it takes in ``space``; legal or not."""
+    listed = tuple(space)
+    for knob in (f.name for f in fields(variant) if f.name != "family"):
+        for value in dict.fromkeys(getattr(v, knob) for v in listed):
+            if value != getattr(variant, knob):
+                yield replace(variant, **{knob: value})
+
+
+def near_published(workload: Workload, machine: Machine) -> tuple[Variant, ...]:
+    """The published variant of the machine's own family and its legal neighbours by one knob, without tilecast's own ideas."""
+    family = native_family(machine).name
+    shipped = published_variant(family, workload, machine)
+    near = one_knob_away(shipped, knob_space(family, workload, machine))
+    others = (v for v in near if not any(getattr(v, knob, "") == value for knob, value in _OURS))
+    return (shipped, *(v for v in others if legality(v, workload, machine).legal))
 
 
 def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pipeline:

@@ -14,14 +14,11 @@ from functools import lru_cache
 from statistics import median
 
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.families import native_family, published_variant
 from tilecast.model.forecast.brief import brief
-from tilecast.model.kernel.variant import Variant, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.search.best import best
 from tilecast.validation.published.points import CyclePoint, PublishedPoint, load_cycles, load_points
-from tilecast.validation.published.run import EXAMPLES, cycles_of
+from tilecast.validation.published.run import EXAMPLES, cycles_of, published_kernel
 
 #: Percentage points of ratio within which a forecast counts as right.
 WITHIN = 6.0
@@ -267,21 +264,10 @@ def _with(old: Machine, new: Machine, facts: tuple[str, ...]) -> Machine:
 
 
 def _seconds(point: PublishedPoint, machine: Machine, clock: str | float) -> tuple[float, float]:
-    """(seconds, MHz): the authors' own variant for their kernels, the best legal one for closed kernels, as
-    `validate published` does; the choice is made again on each machine."""
-    variant = _variant(point.workload, machine, point.family, point.emulated_share, clock)
+    """(seconds, MHz) of the row's kernel as `validate published` takes it, chosen again on each machine."""
+    variant = published_kernel(point.workload, machine, point.family, point.emulated_share, clock)
     found = brief(point.workload, machine, variant, clock)
     return found.seconds, found.clock_mhz
-
-
-@lru_cache(maxsize=4096)
-def _variant(workload: Workload, machine: Machine, family: str, share: float | None, clock: str | float) -> Variant:
-    if not family and share is None:
-        return best(workload, machine, native_family(machine).name, clock).variant
-    variant = published_variant(family or native_family(machine).name, workload, machine)
-    if share is not None:
-        variant = with_emulated_share(variant, share)
-    return variant
 
 
 def _spreads(rows: list[RatioRow]) -> list[float]:

@@ -119,7 +119,7 @@ def run_measured(
     Raises RecordError and CodeError for files that are something else.
     """
     measured = read(table)
-    points = [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
+    points = generated_runs(measured)
     if not points:
         raise RecordError(
             f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
@@ -131,7 +131,7 @@ def run_measured(
     except UnicodeDecodeError:
         raise CodeError(f"{codes}: expected profiles of tilecast profile, got something that is no text") from None
     profiles = {code.key(): code for code in load_codes(text)}
-    rows = _rows(points, profiles, machine, progress)
+    rows = forecast_rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
     headline = {
@@ -148,7 +148,12 @@ def run_measured(
     )  # fmt: skip
 
 
-def _rows(
+def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
+    """Short runs of kernels that tilecast wrote."""
+    return [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
+
+
+def forecast_rows(
     points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None, progress: Progress
 ) -> tuple[Row, ...]:
     """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""

@@ -22,7 +22,7 @@ _MACHINES = (
     ("H100 PCIe", ""),
     ("H100", "h100-sxm"),
 )
-#: csv kernel -> family predicted with its published variant; kernels not listed are predicted as the best legal one.
+#: csv kernel -> family predicted with its published variant; kernels not listed are closed.
 _FAMILIES = {"fa2": "fa2", "pytorch-sdpa-flash(fa2)": "fa2", "fa3": "fa3", "fa4": "own"}
 
 
@@ -40,7 +40,7 @@ _SHARES = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedPoint:
-    """One measured forward row; ``family`` is "" for kernels predicted as the best legal variant."""
+    """One measured forward row; ``family`` is "" for closed kernels."""
 
     row: int
     machine: str

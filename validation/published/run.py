@@ -9,11 +9,11 @@ from typing import Any
 
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.chip.evaluate import REGIMES, evaluate
-from tilecast.model.families import build_pipeline, loop_shape, native_family, published_variant
+from tilecast.model.chip.evaluate import REGIMES, evaluate, evaluate_seconds
+from tilecast.model.families import build_pipeline, loop_shape, native_family, near_published, published_variant
 from tilecast.model.forecast.answer import pipe_shares
 from tilecast.model.forecast.predict import choose
-from tilecast.model.kernel.variant import with_emulated_share
+from tilecast.model.kernel.variant import Variant, with_emulated_share
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
@@ -103,21 +103,32 @@ class Answer:
     pipeline: Pipeline
 
 
+@lru_cache(maxsize=4096)
+def published_kernel(
+    workload: Workload, machine: Machine, family: str, share: float | None, clock: str | float
+) -> Variant:
+    """The kernel of a published row: as the authors of ``family`` ship it, with the emulated share that its source states.
+
+    The knobs of a closed kernel (``family`` "") are unknown: a library tunes, so it is taken for the open kernel of the
+    machine's own family or for the fastest that differs from it in one knob.
+    """
+    if family or share is not None:
+        variant = published_variant(family or native_family(machine).name, workload, machine)
+        return variant if share is None else with_emulated_share(variant, share)
+    work = workload.reduced()
+    return min(near_published(work, machine), key=lambda variant: evaluate_seconds(work, machine, variant, clock))
+
+
 @lru_cache(maxsize=8192)
 def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Answer:
-    chip, work, variant = load_machine(machine), workload.reduced(), None
-    if family or (share is not None and native_family(chip).name == "fa4"):
-        # A closed kernel whose emulated share is known is predicted as FA4's kernel with that share.
-        variant = published_variant(family or "fa4", workload, chip)
-        if share is not None:
-            variant = with_emulated_share(variant, share)
-    variant, _ = choose(work, chip, variant, clock=clock)
+    chip, work = load_machine(machine), workload.reduced()
+    variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
     answer = evaluate(work, chip, variant, clock)
     return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline)
 
 
 def default_predictor(point: PublishedPoint, regime: str) -> Answer:
-    """Published variant for the authors' kernels, best legal variant for closed ones.
+    """The row's kernel (`published_kernel`) at the clock of ``regime``.
 
     A locked clock is a ceiling: the power limit still holds below it.
     """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from tilecast.explore.review.content.content import Considered, Variants
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import FAMILIES, knob_space, legality, published_variant
+from tilecast.model.families import FAMILIES, knob_space, legality, one_knob_away, published_variant
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
@@ -57,12 +57,8 @@ def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[s
     shipped = published_variant(chosen.family, work, machine)
     if shipped != chosen:
         yield f"as the authors ship it: {difference(chosen, shipped)}", shipped
-    for knob in _knobs(chosen):
-        values = dict.fromkeys(getattr(v, knob) for v in space)
-        for value in values:
-            if value != getattr(chosen, knob):
-                other: Variant = replace(chosen, **{knob: value})
-                yield difference(chosen, other), other
+    for other in one_knob_away(chosen, space):
+        yield difference(chosen, other), other
     for family in FAMILIES:
         if family != chosen.family:
             try:

@@ -20,6 +20,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.validation.lab.measure.records import Measured, read
+from tilecast.validation.measured.run import generated_runs
 from tilecast.validation.published.points import PublishedPoint, best_per_shape, load_points
 from tilecast.validation.published.run import EXAMPLES, default_predictor
 from tilecast.validation.statistics import summarise
@@ -128,7 +129,7 @@ def _measured(p: Prediction, table: Path | None) -> Region:
     path = table or MEASURED / "h200_points.csv"
     if table is None and not path.is_file():
         return _region("own kernels", "", 0, [], "", "This installation has no table of measurements.")
-    ours = [row for row in read(path) if row.source_sha and row.mode == "short" and row.kernel != "file"]
+    ours = generated_runs(read(path))
     best = _best_of_shape(ours)
     name, near, found = nearest(p.workload, p.machine, best, lambda m: m.workload(), lambda m: m.machine)
     rows = [made for row in near if (made := _measured_point(row)) is not None]
