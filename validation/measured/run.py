@@ -15,7 +15,7 @@ from tilecast.base.data import MEASURED
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
+from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
@@ -23,6 +23,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
 from tilecast.validation.measured.levels import BEFORE, COMPILED
+from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
@@ -124,13 +125,7 @@ def run_measured(
         raise RecordError(
             f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
         )
-    try:
-        text = codes.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise CodeError(f"{codes}: expected profiles of tilecast profile, got something that is no text") from None
-    profiles = {code.key(): code for code in load_codes(text)}
+    profiles = read_profiles(codes)
     rows = forecast_rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
@@ -146,11 +141,6 @@ def run_measured(
         str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
         settled_rows([*measured, *(read(sustained) if sustained else ())], profiles, machine),
     )  # fmt: skip
-
-
-def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
-    """Short runs of kernels that tilecast wrote."""
-    return [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
 
 
 def forecast_rows(

@@ -16,7 +16,7 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner, structure, tile
 from tilecast.codegen.tune.survey import COMPILED, COMPILED_PER_STRUCTURE, TIMED_PER_STRUCTURE, TIMED_PER_TILE
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
+from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
@@ -25,6 +25,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
 from tilecast.validation.measured import levels
+from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE
 
 #: How many kernels are timed.
@@ -83,7 +84,7 @@ def run_tuner(
     progress: Progress = silent,
 ) -> TunerReport:
     """Replay the tuner on ``table``; RecordError and CodeError for files that are something else."""
-    rows = [row for row in read(table) if row.source_sha and row.mode == "short" and row.kernel != "file"]
+    rows = generated_runs(read(table))
     groups: dict[tuple[str, Workload], list[Measured]] = {}
     for row in rows:
         groups.setdefault((row.kernel, row.workload()), []).append(row)
@@ -92,13 +93,7 @@ def run_tuner(
         raise RecordError(
             f"{table}: no shape has {least} measured variants of one family: measure more, or lower --least"
         )
-    try:
-        text = codes.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise CodeError(f"{codes}: expected profiles of tilecast profile, got something that is no text") from None
-    profiles = {code.key(): code for code in load_codes(text)}
+    profiles = read_profiles(codes)
     jobs = []
     for members in groups.values():
         known = [profiles.get(p.code_key()) for p in members]

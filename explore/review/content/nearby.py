@@ -20,7 +20,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.validation.lab.measure.records import Measured, read
-from tilecast.validation.measured.run import generated_runs
+from tilecast.validation.measured.recorded import generated_runs
 from tilecast.validation.published.points import PublishedPoint, best_per_shape, load_points
 from tilecast.validation.published.run import EXAMPLES, default_predictor
 from tilecast.validation.statistics import summarise

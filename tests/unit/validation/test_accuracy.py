@@ -11,10 +11,10 @@ import functools
 import pytest
 
 from tilecast.base.progress import silent
-from tilecast.model.compiled.code import load_codes
 from tilecast.validation.lab.measure.records import read
 from tilecast.validation.measured.levels import COMPILED
-from tilecast.validation.measured.run import CODES, TABLE, MeasuredReport, forecast_rows, generated_runs, run_measured
+from tilecast.validation.measured.recorded import generated_runs, read_profiles
+from tilecast.validation.measured.run import CODES, TABLE, MeasuredReport, forecast_rows, run_measured
 from tilecast.validation.published.run import run_published
 from tilecast.validation.statistics import summarise
 
@@ -57,8 +57,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
     runs = generated_runs(read(TABLE))
     kernels = list(dict.fromkeys(run.code_key() for run in runs))
     sample = set(kernels[5::12])
-    profiles = {code.key(): code for code in load_codes(CODES.read_text(encoding="utf-8"))}
-    rows = forecast_rows([run for run in runs if run.code_key() in sample], profiles, None, silent)
+    rows = forecast_rows([run for run in runs if run.code_key() in sample], read_profiles(CODES), None, silent)
     assert len(sample) == 18 and len(rows) == 68 and not any(row.refused for row in rows)
     error = summarise(row.compiled_error for row in rows)
     assert error.mean <= 0.045
