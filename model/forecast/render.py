@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from tilecast.base.html_table import html_table
-from tilecast.model.forecast.answer import Forecast
+from tilecast.model.forecast.answer import Forecast, WaterfallStep
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import short_text, variant_text
 
@@ -75,7 +75,6 @@ def as_text(p: Forecast) -> str:
 
 
 def _headline(p: Forecast) -> list[str]:
-    low, high = p.tflops_interval
     bound = {
         "power": f"held by the {p.clock.limit_w:.0f} W limit",
         "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
@@ -85,7 +84,7 @@ def _headline(p: Forecast) -> list[str]:
     lines = [
         f"{p.machine.title}: {p.workload.label()}",
         f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s   {p.regime} clock",
-        f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}",
+        f"  {_interval(p)}",
         f"  SM clock   {p.clock_mhz:.0f} MHz, {bound}",
     ]
     lines += [
@@ -95,6 +94,21 @@ def _headline(p: Forecast) -> list[str]:
     lines += [f"  memory     {_memory(p)}"]
     lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {short_text(p.variant)}"]
     return lines
+
+
+def _interval(p: Forecast) -> str:
+    """Both kinds of doubt: what the machine's facts leave open, and how far the model was from measurements."""
+    low, high = p.tflops_interval
+    return f"{_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}"
+
+
+def _busiest_first(p: Forecast) -> list[tuple[str, float]]:
+    return sorted(p.units.items(), key=lambda item: -item[1])
+
+
+def _steps_that_show(p: Forecast) -> list[WaterfallStep]:
+    """Steps of the waterfall that print as more than 0.0 %."""
+    return [step for step in p.waterfall if abs(step.share) >= 0.0005]
 
 
 def _speed(tflops: float) -> str:
@@ -165,7 +179,7 @@ def _outside_loop(p: Forecast) -> list[str]:
 
 def _units(p: Forecast) -> list[str]:
     lines = ["Busy share of each unit in the loop (slack is what is left)"]
-    for unit, share in sorted(p.units.items(), key=lambda item: -item[1]):
+    for unit, share in _busiest_first(p):
         filled = round(min(1.0, share) * _BAR)
         cycles = share * p.ii_cycles
         lines.append(f"  {unit:<11}{'█' * filled}{'·' * (_BAR - filled)} {share:6.1%}   {cycles:6.0f} cycles")
@@ -176,9 +190,7 @@ def _units(p: Forecast) -> list[str]:
 
 def _waterfall(p: Forecast) -> list[str]:
     lines = ["From peak to achieved (cycles per SM at the predicted clock, share of the time)"]
-    for step in p.waterfall:
-        if abs(step.share) < 0.0005:
-            continue
+    for step in _steps_that_show(p):
         filled = max(0, round(step.share * _BAR))
         lines.append(f"  {step.cause:<58}{step.cycles:12.0f}  {step.share:6.1%}  {'█' * filled}")
     return lines
@@ -204,18 +216,13 @@ def as_html(p: Forecast) -> str:
     units = html_table(
         "Busy share of each unit in the loop",
         ("unit", "busy", "cycles"),
-        [
-            (unit, f"{share:.1%}", f"{share * p.ii_cycles:.0f}")
-            for unit, share in sorted(p.units.items(), key=lambda item: -item[1])
-        ],
+        [(unit, f"{share:.1%}", f"{share * p.ii_cycles:.0f}") for unit, share in _busiest_first(p)],
     )
     steps = html_table(
         "From peak to achieved",
         ("cause", "cycles per SM", "share"),
-        [(w.cause, f"{w.cycles:.0f}", f"{w.share:.1%}") for w in p.waterfall if abs(w.share) >= 0.0005],
+        [(w.cause, f"{w.cycles:.0f}", f"{w.share:.1%}") for w in _steps_that_show(p)],
     )
-    low, high = p.tflops_interval
-    interval = f"{_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone; {p.model_error.sentence()}."
     kernel = f"Kernel: {p.pipeline.name} ({p.variant_origin}): {short_text(p.variant)}."
     outside = p.outside_calibrated_range
     warning = [f"Outside the range the model was held against: {'; '.join(outside)}."] if outside else []
@@ -230,7 +237,7 @@ def as_html(p: Forecast) -> str:
     why = [f"{line[2].upper()}{line[3:].rstrip(':')}." for line in _why(p)[1:] if not line.startswith("    ")]
     inside = [waits] if p.critical and p.binding.kind not in OUTSIDE_LOOP else []
     return "".join(
-        (answer, *map(_paragraph, (interval, kernel, *p.notes, *warning, *why)), *inside, units, steps)
+        (answer, *map(_paragraph, (f"{_interval(p)}.", kernel, *p.notes, *warning, *why)), *inside, units, steps)
     )  # fmt: skip
 
 
