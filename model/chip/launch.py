@@ -134,15 +134,20 @@ def edge_memory_cycles(pipeline: Pipeline, machine: Machine, count: int, slots: 
     All tiles share the memory's bandwidth, whatever the number of SMs: twice the SMs move the same bytes in half as many
     turns, each twice as long.  A few tiles are held by the copy engines of their own SMs instead.
     """
+    shared, alone = edge_memory_rates(pipeline, machine)
+    return max(count * shared, -(-count // slots) * alone)
+
+
+def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
+    """Cycles for Q and O of a tile: of the chip's memory, which all tiles share, and of the copy engine of one SM."""
     if not pipeline.edge_read_bytes:
-        return 0.0
+        return 0.0, 0.0
     read, write = pipeline.edge_read_bytes, pipeline.edge_write_bytes
     mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
     memory = machine["hbm.tbps_achieved"]
     shared = (read / memory + write / machine.get("l2.store_tbps", memory)) * mhz / 1e6
-    alone = (read + write) / machine["tma.bytes_per_clk"]
     # Of the CTAs on an SM one moves its bytes under the loops of the others.
-    return max(count / pipeline.ctas_per_sm * shared, -(-count // slots) * alone)
+    return shared / pipeline.ctas_per_sm, (read + write) / machine["tma.bytes_per_clk"]
 
 
 def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:

@@ -1,8 +1,8 @@
-"""Times that no forecast of a variant goes below, without simulating it.
+"""Times that no forecast of a variant goes below, without simulating it, for many variants at once.
 
-`Floors` has them in three strengths, each as good as the one before or better and dearer: from the demand that many
-variants share (all of them at once), from the recurrences of the loosest of the variants with the same operations, and
-from the variant's own loop.
+`Floors` has them in four strengths, each as good as the one before or better and dearer: from the demand that many
+variants share, from the recurrences of the loosest of the variants with the same operations, from the variant's own
+loop, and from that with its tiles dealt as its scheduler does.
 """
 
 from __future__ import annotations
@@ -16,25 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import (
-    PERSISTENT_SCHEDULERS,
-    edge_memory_cycles,
-    makespan_cycles,
-    tile_edges,
-    traffic,
-)
-from tilecast.model.chip.power import Activity, settle_clock, settled_mhz
+from tilecast.model.chip.launch import PERSISTENT_SCHEDULERS, makespan_cycles, traffic
+from tilecast.model.chip.power import Activity, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
-from tilecast.model.kernel.alike import key_without, with_knobs
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.loop_floor import LoopFloor, loop_of, unit_floor
+from tilecast.model.search.groups import Costs, Groups, Level, groups_of
+from tilecast.model.search.loop_floor import least_cycles
 
 #: Floors and forecasts round differently.
 _ROUNDING = 1 - 1e-9
+
+Orders = Sequence[int] | NDArray[np.int64]
 
 
 def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
@@ -50,7 +46,7 @@ def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clo
 
 def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:
     """Seconds that no forecast of ``variant`` goes below; no simulation.  0 for the unfused family, which has no loop."""
-    return Floors(workload, machine, clock).own(variant)
+    return float(Floors((variant,), workload, machine, clock).dealt((0,))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,183 +71,144 @@ class _Tiling:
         return self.tiles.count * self.heads
 
     @property
+    def turns(self) -> int:
+        """Tiles of the busiest slot if all take the same time."""
+        return -(-self.count // self.slots)
+
+    @property
     def share(self) -> float:
         """Tiles of a slot on average, for every tile listed."""
         return self.tiles.weight * self.heads / self.slots
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    """What all variants with one demand share in one launch."""
+class _Launches:
+    """What the launches of one workload cost, a number to each of the demands of `Groups`."""
 
-    pipeline: Pipeline
-    tiling: _Tiling
+    tilings: tuple[_Tiling, ...]
+    #: Which tiling a demand has.
+    tiling: NDArray[np.int64]
     activity: Activity
-    l2_cycles: float
-    hbm_seconds: float
+    l2_cycles: NDArray[np.float64]
+    hbm_seconds: NDArray[np.float64]
 
 
 class Floors:
-    """Floors of variants of one class for one workload, machine and clock, in seconds; 0 for the unfused family."""
+    """Floors of variants of one class for one workload, machine and clock, in seconds; 0 for the unfused family.
 
-    def __init__(self, workload: Workload, machine: Machine, clock: str | float) -> None:
+    Every method takes the positions of variants among those given and returns a floor for each.
+    """
+
+    def __init__(self, variants: tuple[Variant, ...], workload: Workload, machine: Machine, clock: str | float) -> None:
         self.machine, self.clock = machine, clock
-        self.cycles = _cycles_of(workload, machine)
-        self.launch_seconds = machine["launch.kernel_us"] * 1e-6
+        self._played: dict[tuple[int, str, bytes], float] = {}
+        self.fused = not variants or family_of(variants[0]).fused
+        if self.fused:
+            self.groups = groups_of(variants, loop_shape(workload), machine)
+            self.launches = _launches(self.groups, workload, machine)
 
-    def of_demand(self, variants: Sequence[Variant]) -> list[float]:
-        """Floors by demand, of ``variants`` that differ in it or in their scheduler."""
-        if not variants or not family_of(variants[0]).fused:
-            return [0.0] * len(variants)
-        launches = [self.cycles.launch(variant) for variant in variants]
-        cycles = np.array([self.cycles.of_demand(variant) for variant in variants])
-        hbm = np.array([launch.hbm_seconds for launch in launches])
+    def of_demand(self, orders: Orders) -> NDArray[np.float64]:
+        """Floors by demand, the same for all variants that share it and their scheduler."""
+        return self._seconds(self.groups.demand, orders) if self.fused else np.zeros(len(orders))
+
+    def of_operations(self, orders: Orders) -> NDArray[np.float64]:
+        """Floors by demand and by the recurrences of the variant with the same operations that waits least."""
+        return self._seconds(self.groups.operations, orders) if self.fused else np.zeros(len(orders))
+
+    def own(self, orders: Orders) -> NDArray[np.float64]:
+        """Floors by demand and by the recurrences of a variant's own loop."""
+        return self._seconds(self.groups.loop, orders) if self.fused else np.zeros(len(orders))
+
+    def dealt(self, orders: Orders) -> NDArray[np.float64]:
+        """`own`, with tiles of unlike length dealt as the variant's scheduler does."""
+        return self._seconds(self.groups.loop, orders, dealt=True) if self.fused else np.zeros(len(orders))
+
+    def _seconds(self, level: Level, orders: Orders, dealt: bool = False) -> NDArray[np.float64]:
+        index = np.asarray(orders, dtype=np.int64)
+        launches, launch = self.launches, self.groups.demand.number[index]
+        costs, tiling = level.costs(index), launches.tiling[launch]
+        cycles = np.empty(len(index))
+        for number in np.unique(tiling):
+            here = np.flatnonzero(tiling == number)
+            schedulers = [self.groups.schedulers[order] for order in index[here]]
+            cycles[here] = self._sm_cycles(launches.tilings[number], costs.of(here), schedulers, dealt)
+        cycles = np.maximum(cycles, launches.l2_cycles[launch])
+        hbm = launches.hbm_seconds[launch]
         if isinstance(self.clock, str):
-            mhz: float | NDArray[np.float64] = settled_mhz(
-                self.machine, _together([x.activity for x in launches]), cycles, hbm, self.clock
-            )
+            activity = _of(launches.activity, launch)
+            mhz: float | NDArray[np.float64] = settled_mhz(self.machine, activity, cycles, hbm, self.clock)
         else:
             mhz = float(self.clock)
-        floors: list[float] = (_ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm) + self.launch_seconds).tolist()
-        return floors
+        floors: NDArray[np.float64] = _ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm)
+        return floors + self.machine["launch.kernel_us"] * 1e-6
 
-    def of_operations(self, variant: Variant) -> float:
-        """Floor by demand and by the recurrences of the variant with the same operations that waits least."""
-        return self._seconds(variant, self.cycles.of_operations(variant)) if family_of(variant).fused else 0.0
-
-    def own(self, variant: Variant) -> float:
-        """Floor by demand and by the recurrences of its own loop, with tiles of unlike length dealt as its scheduler does."""
-        return self._seconds(variant, self.cycles.own(variant)) if family_of(variant).fused else 0.0
-
-    def _seconds(self, variant: Variant, cycles: float) -> float:
-        launch = self.cycles.launch(variant)
-        if isinstance(self.clock, str):
-            mhz = settle_clock(self.machine, launch.activity, cycles, launch.hbm_seconds, self.clock).mhz
-        else:
-            mhz = float(self.clock)
-        return _ROUNDING * max(cycles / (mhz * 1e6), launch.hbm_seconds) + self.launch_seconds
-
-
-class _Cycles:
-    """Floors in cycles, whatever the clock: those of `Floors` before it settles; remembered, for the next clock asks again."""
-
-    def __init__(self, workload: Workload, machine: Machine) -> None:
-        self.workload, self.machine = workload, machine
-        self.shape = loop_shape(workload)
-        self._launches: dict[object, _Launch] = {}
-        self._tilings: dict[tuple[int, int, int], _Tiling] = {}
-        self._operations: dict[Variant, float] = {}
-        self._own: dict[Variant, float] = {}
-
-    def of_demand(self, variant: Variant) -> float:
-        """See `Floors.of_demand`."""
-        launch = self.launch(variant)
-        return max(self._unit_cycles(variant.scheduler, launch), launch.l2_cycles)
-
-    def of_operations(self, variant: Variant) -> float:
-        """See `Floors.of_operations`."""
-        found = self._operations.get(variant)
-        if found is None:
-            loosest = with_knobs(variant, family_of(variant).alike.least_waiting)
-            launch, (_, loop) = self.launch(variant), loop_of(self.shape, loosest, self.machine)
-            cycles = self._loop_cycles(variant.scheduler, launch, launch.pipeline, loop)
-            found = self._operations[variant] = max(cycles, launch.l2_cycles)
-        return found
-
-    def own(self, variant: Variant) -> float:
-        """See `Floors.own`."""
-        found = self._own.get(variant)
-        if found is None:
-            # The scheduler deals tiles and leaves their loop alone.
-            launch, alone = self.launch(variant), with_knobs(variant, {"scheduler": "grid"})
-            pipeline, loop = loop_of(self.shape, alone, self.machine)
-            cycles = self._loop_cycles(variant.scheduler, launch, pipeline, loop, dealt=True)
-            found = self._own[variant] = max(cycles, launch.l2_cycles)
-        return found
-
-    def launch(self, variant: Variant) -> _Launch:
-        """What the variant's launch shares with all of one demand."""
-        alike = family_of(variant).alike.same_demand
-        key = key_without(type(variant), alike)(variant)
-        found = self._launches.get(key)
-        if found is None:
-            pipeline = build_pipeline(self.shape, with_knobs(variant, alike), self.machine)
-            found = self._launches[key] = self._launch_of(pipeline)
-        return found
-
-    def _launch_of(self, pipeline: Pipeline) -> _Launch:
-        machine, tiling = self.machine, self._tiling(pipeline)
-        iterations = tiling.tiles.total_iterations * tiling.heads
-        activity = launch_activity(self.workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes)
-        port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
-        memory = machine["hbm.tbps_achieved"] * 1e12
-        return _Launch(pipeline, tiling, activity, tiling.l2_bytes / port, tiling.hbm_bytes / memory)
-
-    def _tiling(self, pipeline: Pipeline) -> _Tiling:
-        pair = pipeline.cta_group
-        rows, keys = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration
-        slots = int(self.machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
-        found = self._tilings.get((rows, keys, slots))
-        if found is None:
-            tiles = head_tiles(self.workload, rows, keys)
-            blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
-            alike = len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0)
-            heads = self.workload.batch * self.workload.heads_q
-            l2, hbm = traffic(self.workload, pipeline, self.machine, tiles, heads, pair, slots)
-            found = _Tiling(tiles, blocks, times, kind, alike, heads, slots, l2, hbm)
-            self._tilings[rows, keys, slots] = found
-        return found
-
-    def _unit_cycles(self, scheduler: str, launch: _Launch) -> float:
-        """Cycles of all tiles on the machine's SMs if their loops take no more than the busiest unit."""
-        tiling, unit = launch.tiling, unit_floor(launch.pipeline).unit_cycles
-        edge, once = self._edges(scheduler, launch, launch.pipeline)
-        # No tile takes less than its blocks do.
-        edge = max(0.0, edge)
-        longest = float(tiling.blocks[-1]) * unit + edge
+    def _sm_cycles(self, tiling: _Tiling, costs: Costs, schedulers: list[str], dealt: bool) -> NDArray[np.float64]:
+        """Cycles of all tiles on the machine's SMs if their loops take what ``costs`` say, for each variant."""
+        persistent = np.array([scheduler in PERSISTENT_SCHEDULERS for scheduler in schedulers])
+        both = costs.start + costs.finish
+        memory = np.maximum(tiling.count * costs.edge_shared, tiling.turns * costs.edge_alone)
+        # Around the loop of every tile, and of the launch: what no loop hides.
+        turn = np.where(costs.overlap, 0.0, costs.finish - self.machine["tma.latency_l2_cycles"])
+        edge = np.where(persistent, turn, both)[:, None]
+        once = np.where(persistent, both, 0.0) + memory
+        blocks = tiling.blocks[None, :]
+        loose, laps, cycles = costs.loose[:, None], costs.laps[:, None], costs.cycles[:, None]
+        unit_cycles, around = costs.unit_cycles[:, None], (costs.before + costs.after)[:, None]
+        loops = least_cycles(blocks, unit_cycles, cycles, laps, loose, around)
+        # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
+        inner = np.maximum(blocks - loose - 1, 0) // laps * cycles
+        hidden = (persistent & costs.overlap)[:, None]
+        per_tile = np.maximum(np.where(hidden, inner, loops + edge), blocks * unit_cycles)
+        longest = per_tile.max(axis=1)
         if tiling.alike:
-            return -(-tiling.count // tiling.slots) * longest + once
-        tiles = tiling.tiles
-        return (
-            max((tiles.total_iterations / tiles.weight * unit + len(tiling.kind) * edge) * tiling.share, longest) + once
-        )
-
-    def _loop_cycles(
-        self, scheduler: str, launch: _Launch, pipeline: Pipeline, loop: LoopFloor, dealt: bool = False
-    ) -> float:  # fmt: skip
-        """Cycles of all tiles on the machine's SMs if their loops take ``loop``; tile by tile if ``dealt`` and unlike."""
-        tiling = launch.tiling
-        blocks, tiles = tiling.blocks, tiling.tiles
-        edge, once = self._edges(scheduler, launch, pipeline)
-        if scheduler in PERSISTENT_SCHEDULERS and pipeline.tiles_overlap:
-            # The start of a tile's loop hides under the end of the one before: at most one iteration and the fill.
-            inner = np.maximum(blocks - loop.loose - 1, 0) // loop.laps * loop.cycles
-            per_tile = np.maximum(blocks * loop.unit_cycles, inner)
-        else:
-            per_tile = np.maximum(loop.tile_cycles(blocks) + edge, blocks * loop.unit_cycles)
-        longest = float(per_tile.max())
-        if tiling.alike:
-            return -(-tiling.count // tiling.slots) * longest + once
-        if dealt and longest - float(per_tile.min()) > 1.0:
-            # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
-            return makespan_cycles(per_tile[tiling.kind], tiles, tiling.heads, tiling.slots, scheduler) + once
+            waves: NDArray[np.float64] = tiling.turns * longest + once
+            return waves
         # Whoever deals the tiles, the last slot is done no sooner than all on average, nor than its longest tile.
-        return max(float(per_tile @ tiling.times) * tiling.share, longest) + once
-
-    def _edges(self, scheduler: str, launch: _Launch, pipeline: Pipeline) -> tuple[float, float]:
-        """Cycles around the loop of every tile, and those of the launch that no loop hides."""
-        machine, tiling = self.machine, launch.tiling
-        start, finish = tile_edges(pipeline, machine)
-        memory = edge_memory_cycles(pipeline, machine, tiling.count, tiling.slots)
-        if scheduler not in PERSISTENT_SCHEDULERS:
-            return start + finish, memory
-        turn = 0.0 if pipeline.tiles_overlap else finish - machine["tma.latency_l2_cycles"]
-        return turn, start + finish + memory
+        floors: NDArray[np.float64] = np.maximum(per_tile @ tiling.times * tiling.share, longest)
+        # Floors that are alike would say nothing about how forecasts that are not fill the last wave.
+        for i in np.flatnonzero(longest - per_tile.min(axis=1) > 1.0) if dealt else ():
+            # Knobs that do not hold the loop up leave its tiles as long as they were.
+            alike = (id(tiling), schedulers[i], per_tile[i].tobytes())
+            if alike not in self._played:
+                listed = per_tile[i, tiling.kind]
+                self._played[alike] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, schedulers[i])
+            floors[i] = self._played[alike]
+        total: NDArray[np.float64] = floors + once
+        return total
 
 
 @lru_cache(maxsize=8)
-def _cycles_of(workload: Workload, machine: Machine) -> _Cycles:
-    return _Cycles(workload, machine)
+def _launches(groups: Groups, workload: Workload, machine: Machine) -> _Launches:
+    """The launches of every demand, whatever the clock: the next clock asks again."""
+    tilings: dict[tuple[int, int, int], _Tiling] = {}
+    numbers, activities, l2, hbm = [], [], [], []
+    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
+    memory = machine["hbm.tbps_achieved"] * 1e12
+    for pipeline in groups.pipelines:
+        pair = pipeline.cta_group
+        slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
+        size = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration, slots
+        tiling = tilings.get(size)
+        if tiling is None:
+            tiling = tilings[size] = _tiling(workload, pipeline, machine, slots)
+        iterations = tiling.tiles.total_iterations * tiling.heads
+        activities.append(launch_activity(workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes))
+        numbers.append(list(tilings).index(size))
+        l2.append(tiling.l2_bytes / port)
+        hbm.append(tiling.hbm_bytes / memory)
+    return _Launches(
+        tuple(tilings.values()), np.array(numbers, dtype=np.int64), _together(activities), np.array(l2), np.array(hbm)
+    )
+
+
+def _tiling(workload: Workload, pipeline: Pipeline, machine: Machine, slots: int) -> _Tiling:
+    pair = pipeline.cta_group
+    tiles = head_tiles(workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
+    blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
+    alike = len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0)
+    heads = workload.batch * workload.heads_q
+    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
+    return _Tiling(tiles, blocks, times, kind, alike, heads, slots, l2, hbm)
 
 
 def _together(activities: Sequence[Activity]) -> Activity:
@@ -267,3 +224,10 @@ def _together(activities: Sequence[Activity]) -> Activity:
         tuple((unit, column(one.get(unit, 0.0) for one in cycles)) for unit in units),
         column(a.l2_bytes for a in activities), column(a.hbm_bytes for a in activities),
     )  # fmt: skip
+
+
+def _of(activity: Activity, index: NDArray[np.int64]) -> Activity:
+    """Some of the launches of `_together`."""
+    many: Any = activity
+    units = tuple((unit, cycles[index]) for unit, cycles in many.unit_cycles)
+    return Activity(many.tensor_flop[index], activity.dtype, units, many.l2_bytes[index], many.hbm_bytes[index])

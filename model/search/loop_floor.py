@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +39,17 @@ class LoopFloor:
     #: The recurrence in full; None where the floor is that of units alone.
     recurrence: RecMii | None = None
 
-    def tile_cycles(self, iterations: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Least cycles of the loops of tiles with so many blocks; 0 for none."""
-        times = np.where(iterations > self.loose, (iterations - self.loose - 1) // self.laps + 1, 0)
-        chain = np.where(iterations > 0, times * self.cycles + self.before + self.after, 0.0)
-        floor: NDArray[np.float64] = np.maximum(chain, iterations * self.unit_cycles)
-        return floor
+    def tile_cycles(self, blocks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Least cycles of the loops of tiles with so many ``blocks``; 0 for none."""
+        return least_cycles(blocks, self.unit_cycles, self.cycles, self.laps, self.loose, self.before + self.after)
+
+
+def least_cycles(blocks: Any, unit_cycles: Any, cycles: Any, laps: Any, loose: Any, around: Any) -> NDArray[np.float64]:
+    """`LoopFloor.tile_cycles` of arrays that broadcast; ``around`` is before + after."""
+    times = np.where(blocks > loose, (blocks - loose - 1) // laps + 1, 0)
+    chain = np.where(blocks > 0, times * cycles + around, 0.0)
+    floor: NDArray[np.float64] = np.maximum(chain, blocks * unit_cycles)
+    return floor
 
 
 def unit_floor(pipeline: Pipeline) -> LoopFloor:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop
 from math import inf
 
 from tilecast.model.chip.evaluate import evaluate_seconds
@@ -25,8 +25,8 @@ from tilecast.model.search.floor import Floors, unmasked_seconds
 
 #: Forecasts are compared to the nanosecond; equal ones keep the order given.
 DIGITS = 9
-#: How far a group of variants has come apart: its members share their demand, their operations, or it is one variant.
-_DEMAND, _OPERATIONS, _SINGLE = range(3)
+#: Groups whose floors lie within this factor come apart together.
+_BAND = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,12 @@ def rank(
     """
     if keep < 1 or per_group < 1:
         raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
+    given = variants if isinstance(variants, tuple) else tuple(variants)
     board = _Board(keep, per_group if group else keep)
     names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
-    for floor, members in _in_order_of_floors(variants, Floors(workload, machine, clock), names, board):
+    for floor, members in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
         first = members[0]
         variant, name = variants[first], names[first]
         if workload.mask != "none" and board.takes(floor, name):
@@ -97,42 +98,51 @@ def rank(
 
 
 def _in_order_of_floors(
-    variants: Sequence[Variant], floors: Floors, names: Sequence[Hashable], board: _Board
+    variants: tuple[Variant, ...], floors: Floors, names: Sequence[Hashable], board: _Board
 ) -> Iterator[tuple[float, list[int]]]:
-    """(floor, order) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
+    """(floor, orders) of every variant, by floor; those that ``board`` will not take come in groups with rough ones.
 
-    Variants wait in groups that share a floor.  The group whose floor is least comes apart into smaller ones with better
-    floors, down to single variants.
+    Variants wait in groups that share a floor.  The groups whose floor is least come apart into smaller ones with better
+    floors, stage by stage, down to single variants with their best floor.
     """
     if not variants:
         return
-    record = family_of(variants[0])
-    by_demand = _groups(
-        range(len(variants)), variants, key_without(record.variant, _but_scheduler(record.alike.same_demand))
+    stages = (
+        (floors.of_demand, _splitter(variants, _but_scheduler(family_of(variants[0]).alike.same_demand))),
+        (floors.of_operations, _splitter(variants, _but_scheduler(family_of(variants[0]).alike.least_waiting))),
+        (floors.own, lambda members: [[order] for order in members]),
+        (floors.dealt, lambda members: [members]),
     )
-    rough = floors.of_demand([variants[members[0]] for members in by_demand])
-    heap = [(floor, members[0], _DEMAND, members) for floor, members in zip(rough, by_demand, strict=True)]
-    heapify(heap)
-    by_operations = key_without(record.variant, _but_scheduler(record.alike.least_waiting))
+    heap: list[tuple[float, int, int, list[int]]] = [(0.0, 0, -1, list(range(len(variants))))]
     while heap:
         floor, _, stage, members = heappop(heap)
-        if stage == _SINGLE or not board.takes_any(floor, members, names):
+        if stage == len(stages) - 1 or not board.takes_any(floor, members, names):
             yield floor, members
-        elif stage == _DEMAND:
-            for group in _groups(members, variants, by_operations):
-                heappush(heap, (max(floor, floors.of_operations(variants[group[0]])), group[0], _OPERATIONS, group))
-        else:
-            for order in members:
-                heappush(heap, (max(floor, floors.own(variants[order])), order, _SINGLE, [order]))
+            continue
+        # Groups that come up soon come apart together: floors are cheaper by the hundred.
+        opened = [(floor, members)]
+        for entry in [e for e in heap if e[2] == stage and e[0] <= floor * _BAND]:
+            if board.takes_any(entry[0], entry[3], names):
+                opened.append((entry[0], entry[3]))
+                heap.remove(entry)
+        better, split = stages[stage + 1]
+        parts = [(before, part) for before, members in opened for part in split(members)]
+        found = better([part[0] for _, part in parts]).tolist()
+        heap += [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
+        heapify(heap)
 
 
-def _groups(
-    orders: Iterable[int], variants: Sequence[Variant], key: Callable[[Variant], Hashable]
-) -> list[list[int]]:  # fmt: skip
-    groups: dict[Hashable, list[int]] = {}
-    for order in orders:
-        groups.setdefault(key(variants[order]), []).append(order)
-    return list(groups.values())
+def _splitter(variants: Sequence[Variant], knobs: set[str]) -> Callable[[list[int]], list[list[int]]]:
+    """The function that takes a group apart into variants that differ in ``knobs`` alone."""
+    key = key_without(type(variants[0]), knobs)
+
+    def split(members: list[int]) -> list[list[int]]:
+        groups: dict[Hashable, list[int]] = {}
+        for order in members:
+            groups.setdefault(key(variants[order]), []).append(order)
+        return list(groups.values())
+
+    return split
 
 
 def _but_scheduler(knobs: Mapping[str, object]) -> set[str]:

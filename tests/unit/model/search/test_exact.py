@@ -64,22 +64,27 @@ def test_each_floor_is_no_higher_than_the_next_and_none_than_the_forecast(questi
     work, machine, clock = question
     space = search_space(work, machine, native_family(machine).name).variants
     variant = space[pick % len(space)]
-    floors = Floors(work, machine, clock)
-    by_demand, by_operations, own = floors.of_demand([variant])[0], floors.of_operations(variant), floors.own(variant)
+    floors = Floors((variant,), work, machine, clock)
+    stages = (floors.of_demand, floors.of_operations, floors.own, floors.dealt)
+    by_demand, by_operations, own, dealt = (stage([0])[0] for stage in stages)
     seconds = evaluate_seconds(work, machine, variant, clock)
     assert by_demand <= by_operations * (1 + 1e-9)
     assert by_operations <= own * (1 + 1e-9)
-    assert own <= seconds
+    assert own <= dealt * (1 + 1e-9)
+    assert dealt <= seconds
 
 
 def test_floors_of_many_variants_at_once_are_those_of_each() -> None:
     work, machine = Workload(2, 8, 4, 1000, 3000, mask="causal"), load_machine("b200")
     space = search_space(work, machine, "fa4").variants[::67]
     for clock in ("sustained", "short", 1300.0):
-        together = Floors(work, machine, clock).of_demand(space)
-        alone = [Floors(work, machine, clock).of_demand([v])[0] for v in space]
-        assert together == pytest.approx(alone, rel=1e-9)
-        assert len(set(together)) > 10
+        together = Floors(space, work, machine, clock)
+        for stage in ("of_demand", "of_operations", "own", "dealt"):
+            # The last first: what is kept for one variant must not be taken for another.
+            backwards = getattr(together, stage)(range(len(space))[::-1])[::-1]
+            alone = [getattr(Floors((v,), work, machine, clock), stage)([0])[0] for v in space]
+            assert backwards.tolist() == pytest.approx(alone, rel=1e-9)
+            assert len(set(alone)) > 10
 
 
 @pytest.mark.parametrize(("machine", "family"), [("h200-sxm", "fa3"), ("b300", "fa4"), ("a100", "fa2")])
