@@ -437,6 +437,8 @@ def attend_again(descs, rings, problem):
                 for block in range(first, end):
                     k.load(n, k_desc, batch, head // problem.group, block * TILE_N)
                     v.load(n, v_desc, batch, head // problem.group, block * TILE_N)
+                    # Without it, descriptors of these products hold uniform registers through consumer 0's loop.
+                    n = own_copy(n)
                     k.wait(n)
                     s = warpgroup_mma_wait(0, deps=[issue_qk(q.tile(tiles), k.tile(n))])
                     k.release(n)

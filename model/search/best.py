@@ -48,8 +48,8 @@ class Space:
 class Best:
     """The variant a search ended on, its time, and how much it looked at.
 
-    ``near`` is, for each knob, the fastest variant with another value of it (fastest first, the best not included):
-    those that a small change of the machine could make the best.
+    ``near`` is, for each knob, the fastest variant with another value of it among those simulated (fastest first, the best
+    not included): those that a small change of the machine could make the best.
     """
 
     variant: Variant

@@ -34,11 +34,13 @@ Orders = Sequence[int] | NDArray[np.int64]
 
 
 def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> float:
-    """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor."""
+    """Seconds if masked blocks cost like plain ones, from the plain simulation; 0 where that is no floor or the forecast."""
     if not family_of(variant).fused:
         return 0.0
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
     tiles = head_tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
+    if not tiles.masked.any():
+        return 0.0
     if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
         return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
     return evaluate_seconds(workload, machine, variant, clock, masks=False)

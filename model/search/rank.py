@@ -76,7 +76,7 @@ def rank(
     for floor, members in _in_order_of_floors(given, Floors(given, workload, machine, clock), names, board):
         first = members[0]
         variant, name = variants[first], names[first]
-        if workload.mask != "none" and board.takes(floor, name):
+        if board.takes(floor, name):
             # Half the simulation already: masked blocks take no less than plain ones.
             floor = max(floor, unmasked_seconds(workload, machine, variant, clock))
         if not board.takes(floor, name):
