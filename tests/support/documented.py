@@ -4,7 +4,7 @@ A block of commands is a fence of the kind `console`: a line with `$` is a comma
 after it are its output.  `$ NAME="words"` sets a shell variable for the later commands of the page.  HTML comments before a fence are its marks, one `<!-- name: value -->` each:
 
     needs: gpu | network | bundle     the command cannot run in the tests, for this reason
-    takes: minutes                    it runs only with --run-minutes
+    takes: minutes | half an hour     it runs only with --run-minutes | never
     exit: 2                           its exit code, where that is not 0; its standard error is shown after its output
     file: NAME                        before any fence: its content is a file that later commands of the page read
     prepare: COMMAND                  before any fence: a shell command that makes what later commands read

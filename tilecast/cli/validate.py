@@ -37,8 +37,9 @@ def _check_regime(clock: str) -> None:
 
 @app.command("published", epilog="Example: tilecast validate published --clock short")
 def validate_published(
-    as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None, clock: _Regime = "sustained"
-) -> None:
+    table: Annotated[str | None, typer.Argument(help="A table of published points (default: ours).")] = None,
+    as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None, clock: _Regime = "sustained",
+) -> None:  # fmt: skip
     """Predicted against published for every forward row, and the cycle-level rows."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
@@ -49,7 +50,9 @@ def validate_published(
     _check_picture(picture)
     with Screen() as screen:
         other = "short" if clock == "sustained" else "sustained"
-        report, *others = run_regimes((clock,) if as_json else (clock, other), progress=screen)
+        report, *others = run_regimes(
+            (clock,) if as_json else (clock, other), progress=screen, table=Path(table) if table else None
+        )
         if picture is not None:
             write_scatter(report, picture)
         text = "" if as_json else report_text(report, rows, *others)

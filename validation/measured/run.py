@@ -7,7 +7,7 @@ to convert what is given in seconds (memory, launch).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,22 +35,20 @@ SUSTAINED = DATA / "h200_sustained.csv"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured point and its forecasts in cycles; 0 and a reason where there is none."""
+    """A measured point and its forecasts in cycles by level; none and a reason where it cannot be forecast."""
 
     point: Measured
-    compiled_cycles: float
-    analytical_cycles: float
+    cycles: Mapping[str, float]
     refused: str = ""
 
     @property
-    def compiled_error(self) -> float:
-        """Signed relative error of the forecast from machine code."""
-        return self.compiled_cycles / self.point.cycles - 1.0
+    def level(self) -> str:
+        """The best level there is: from machine code, where a profile of the kernel is at hand."""
+        return COMPILED if COMPILED in self.cycles else BEFORE
 
-    @property
-    def analytical_error(self) -> float:
-        """Signed relative error of the forecast made before compilation."""
-        return self.analytical_cycles / self.point.cycles - 1.0
+    def error(self, level: str) -> float:
+        """Signed relative error of the cycles."""
+        return self.cycles[level] / self.point.cycles - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +92,15 @@ class MeasuredReport:
     table: str
     rows: tuple[Row, ...]
     refused: tuple[Row, ...]
-    #: level -> role -> summary
+    #: level -> role -> summary, of the rows that have a forecast of that level
     headline: dict[str, dict[str, ErrorSummary]]
-    #: grouping -> group -> summary, of the compiled forecast
+    #: grouping -> group -> summary, each row by its best level
     groups: dict[str, dict[str, ErrorSummary]]
     choices: dict[str, dict[str, Choices]]
     settled: tuple[SettledRow, ...]
 
 
-LEVELS: dict[str, tuple[Callable[[Row], float], Callable[[Row], float]]] = {
-    COMPILED: (lambda r: r.compiled_cycles, lambda r: r.compiled_error),
-    BEFORE: (lambda r: r.analytical_cycles, lambda r: r.analytical_error),
-}
+LEVELS = (COMPILED, BEFORE)
 
 
 def run_measured(
@@ -129,13 +124,17 @@ def run_measured(
     rows = forecast_rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
+    by_role = {
+        level: {role: [r for r in usable if r.point.role == role and level in r.cycles] for role in roles}
+        for level in LEVELS
+    }
     headline = {
-        level: {role: summarise(error(r) for r in usable if r.point.role == role) for role in roles}
-        for level, (_, error) in LEVELS.items()
+        level: {role: summarise(r.error(level) for r in found) for role, found in parts.items() if found}
+        for level, parts in by_role.items()
     }
     choices = {
-        level: {role: _choices([r for r in usable if r.point.role == role], cycles) for role in roles}
-        for level, (cycles, _) in LEVELS.items()
+        level: {role: _choices(found, level) for role, found in parts.items() if found}
+        for level, parts in by_role.items()
     }
     return MeasuredReport(
         str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
@@ -166,18 +165,20 @@ def _kernel_rows(job: tuple[list[Measured], KernelCode | None, str | None]) -> l
 
 def _row(point: Measured, code: KernelCode | None, machine: Machine) -> Row:
     work = point.workload()
-    if code is None:
-        return Row(point, 0.0, 0.0, "no profile of its machine code")
     try:
-        compiled = forecast(code, work, machine, point.effective_mhz).cycles
         answer = predict(work, machine, parse_variant(point.variant), clock=point.effective_mhz, interval=False)
+        cycles = {BEFORE: answer.time_ms * point.effective_mhz * 1e3}
+        if code is not None:
+            cycles[COMPILED] = forecast(code, work, machine, point.effective_mhz).cycles
     except (CodeError, PredictError, VariantError) as error:
-        return Row(point, 0.0, 0.0, str(error))
-    return Row(point, compiled, answer.time_ms * point.effective_mhz * 1e3)
+        return Row(point, {}, str(error))
+    return Row(point, cycles)
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, dict[str, ErrorSummary]]:
-    error = LEVELS[COMPILED][1]
+    def error(row: Row) -> float:
+        return row.error(row.level)
+
     return {
         "kernel": grouped(rows, lambda r: r.point.kernel, error),
         "kernel, head_dim, mask": grouped(rows, lambda r: f"{r.point.kernel} {r.point.head_dim_qk} {r.point.mask}", error),
@@ -195,7 +196,7 @@ def _knob(point: Measured, name: str) -> str:
     return pairs.get(name, "")
 
 
-def _choices(rows: Iterable[Row], cycles: Callable[[Row], float]) -> Choices:
+def _choices(rows: Iterable[Row], level: str) -> Choices:
     """For every shape and family with at least three variants: rank correlation, and what the first pick costs."""
     shapes: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -204,7 +205,7 @@ def _choices(rows: Iterable[Row], cycles: Callable[[Row], float]) -> Choices:
     for (kernel, work), members in shapes.items():
         if len(members) < 3:
             continue
-        forecasts = [cycles(r) for r in members]
+        forecasts = [r.cycles[level] for r in members]
         # Variants of a shape are compared in time at one clock: that they were measured in turns.
         times = [r.point.cycles for r in members]
         pick = times[forecasts.index(min(forecasts))]

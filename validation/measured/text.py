@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.validation.measured import settled
+from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.run import LEVELS, MeasuredReport
 from tilecast.validation.statistics import ErrorSummary, summarise
 
@@ -40,18 +41,29 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
                     f"  {level}, {role}: {len(found.shapes)} shapes, Kendall tau {found.median_tau:.2f} (median); "
                     f"first pick behind the best by {found.median_regret:.1%} (median), {found.worst_regret:.1%} (worst)"
                 )
+    without = sum(row.level == BEFORE for row in report.rows)
+    level = BEFORE if without == len(report.rows) else COMPILED
     for title, groups in report.groups.items():
-        lines += ["", f"By {title} (from machine code, all roles):", _HEAD]
+        lines += ["", f"By {title} ({level}, all roles):", _HEAD]
         lines += [_line(name, summary) for name, summary in groups.items()]
     lines += _settled(report, rows)
+    if without:
+        lines += [
+            "",
+            f"{without} of {len(report.rows)} rows stand on the forecast {BEFORE}: no profile of their machine code is at hand "
+            "(tilecast profile PLAN.toml -o codes.txt makes them, --code codes.txt reads them).",
+        ]
     if report.refused:
         lines += ["", f"{len(report.refused)} rows without a forecast, for example: {report.refused[0].refused}"]
     if rows:
         lines += ["", f"{'measured':>12}{'from code':>11}{'error':>8}{'before':>11}{'error':>8}  kernel, shape"]
-        for row in sorted(report.rows, key=lambda r: -abs(r.compiled_error)):
+        for row in sorted(report.rows, key=lambda r: -abs(r.error(r.level))):
+            told = "".join(
+                f"{row.cycles[level]:>11.0f}{row.error(level):>+8.1%}" if level in row.cycles else f"{'-':>11}{'':>8}"
+                for level in LEVELS
+            )
             lines.append(
-                f"{row.point.cycles:>12.0f}{row.compiled_cycles:>11.0f}{row.compiled_error:>+8.1%}{row.analytical_cycles:>11.0f}"
-                f"{row.analytical_error:>+8.1%}  {row.point.kernel} {row.point.variant} {row.point.workload().label()}"
+                f"{row.point.cycles:>12.0f}{told}  {row.point.kernel} {row.point.variant} {row.point.workload().label()}"
             )
     return "\n".join(lines)
 
@@ -104,8 +116,8 @@ def report_dict(report: MeasuredReport) -> dict[str, Any]:
         "rows": [
             {
                 "kernel": r.point.kernel, "variant": r.point.variant, "workload": r.point.workload().as_dict(),
-                "role": r.point.role, "measured_cycles": r.point.cycles, "compiled_cycles": r.compiled_cycles,
-                "analytical_cycles": r.analytical_cycles,
+                "role": r.point.role, "measured_cycles": r.point.cycles, "level": r.level,
+                "compiled_cycles": r.cycles.get(COMPILED), "analytical_cycles": r.cycles[BEFORE],
             }
             for r in report.rows
         ],
@@ -128,12 +140,13 @@ def write_scatter(report: MeasuredReport, path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
-    for axis, (level, (_, error)) in zip(axes, LEVELS.items(), strict=True):
+    for axis, level in zip(axes, LEVELS, strict=True):
         for kernel, colour in (("hopper_ws", "#0072b2"), ("triton", "#d55e00")):
             for role, marker in (("build", "o"), ("held-out", "^")):
-                mine = [r for r in report.rows if r.point.kernel == kernel and r.point.role == role]
+                known = [r for r in report.rows if level in r.cycles]
+                mine = [r for r in known if r.point.kernel == kernel and r.point.role == role]
                 axis.scatter(
-                    [r.point.cycles for r in mine], [100 * error(r) for r in mine], s=10, marker=marker, color=colour,
+                    [r.point.cycles for r in mine], [100 * r.error(level) for r in mine], s=10, marker=marker, color=colour,
                     alpha=0.6, linewidths=0, label=f"{kernel}, {role}",
                 )  # fmt: skip
         axis.axhspan(-5, 5, color="0.9", zorder=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +96,17 @@ class CyclePoint:
     source: str
 
 
+class PublishedError(ValueError):
+    """A file that is not a table of published points; the message says what is missing."""
+
+
+#: What a row says, as in data/published/points.csv.
+COLUMNS = (
+    "source", "source_ref", "gpu", "kernel", "kernel_version", "dtype", "pass", "causal", "batch", "heads_q", "heads_kv",
+    "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v", "time_ms", "tflops", "precision_note",
+)  # fmt: skip
+
+
 def _machine(gpu: str) -> str:
     return next((name for start, name in _MACHINES if gpu.startswith(start)), "")
 
@@ -120,19 +133,39 @@ def _locked_clock(row: dict[str, str]) -> float | None:
 
 
 def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Excluded]]:
-    """All forward rows of the published table: usable ones, and the others with their reasons."""
+    """All forward rows of a table of published points (default: ours): usable ones, and the others with their reasons.
+
+    PublishedError for a file that is not such a table.
+    """
     points: list[PublishedPoint] = []
     excluded: list[Excluded] = []
-    with (path or _FOLDER / "points.csv").open(newline="", encoding="utf-8") as handle:
-        for number, row in enumerate(csv.DictReader(handle), 2):
-            if row["pass"] != "fwd":
-                continue
-            made = _point(number, row)
-            if isinstance(made, Excluded):
-                excluded.append(made)
-            else:
-                points.append(made)
+    for number, row in enumerate(_table(path or _FOLDER / "points.csv"), 2):
+        if row["pass"] != "fwd":
+            continue
+        made = _point(number, row)
+        if isinstance(made, Excluded):
+            excluded.append(made)
+        else:
+            points.append(made)
     return points, excluded
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv file with the columns of our table, in any order; more columns do no harm."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+    except OSError as error:
+        raise PublishedError(f"{path}: cannot read the points: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise PublishedError(f"{path}: cannot read the points: expected comma-separated text in UTF-8") from None
+    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+    if missing:
+        found = "no rows" if not rows else f"no column {', '.join(missing)}"
+        raise PublishedError(f"{path}: not a table of published points: expected {', '.join(COLUMNS)}; got {found}")
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            raise PublishedError(f"{path}: line {number}: expected {len(rows[0])} fields")
+    return rows
 
 
 def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
@@ -152,11 +185,11 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
         return Excluded(number, f"not a forward workload: {error}")
     convention = _convention(row["precision_note"], row["source_ref"])
     flop = workload.flops_exact if convention == "exact" else workload.flops
-    if row["tflops"]:
-        tflops = float(row["tflops"])
-    elif row["time_ms"]:
-        tflops = flop / float(row["time_ms"]) / 1e9
-    else:
+    try:
+        tflops = float(row["tflops"]) if row["tflops"] else flop / float(row["time_ms"] or "nan") / 1e9
+    except (ValueError, ZeroDivisionError):
+        return Excluded(number, "time or throughput is not a number above 0")
+    if math.isnan(tflops):
         return Excluded(number, "neither time nor throughput")
     family = _FAMILIES.get(row["kernel"], "")
     if family == "own":

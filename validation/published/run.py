@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from tilecast.base.pool import spread
@@ -148,12 +149,16 @@ def run_published(
 
 def run_regimes(
     regimes: tuple[str, ...] = REGIMES, predictor: Predictor = default_predictor,
-    points: list[PublishedPoint] | None = None, progress: Progress = silent,
+    points: list[PublishedPoint] | None = None, progress: Progress = silent, table: Path | None = None,
 ) -> tuple[PublishedReport, ...]:  # fmt: skip
-    """`run_published` at several clocks at once, on all cores where many rows are forecast."""
+    """`run_published` at several clocks at once, on all cores where many rows are forecast.
+
+    The rows are ``points``, else those of ``table``, else ours; the hardware counters stand beside ours alone.
+    """
     excluded: list[Excluded] = []
+    cycles = load_cycles() if table is None else []
     if points is None:
-        points, excluded = load_points()
+        points, excluded = load_points(table)
     # Rows with one machine and one loop go to one process, which learns their loops once.
     groups: dict[object, list[PublishedPoint]] = {}
     for point in points:
@@ -164,13 +169,13 @@ def run_regimes(
     stage = f"forecast, {' and '.join(regimes)} clock"
     by_row = {rows[0].point.row: rows for job in reported(made, stage, len(jobs), progress) for rows in job}
     return tuple(
-        _report(regime, points, excluded, [by_row[point.row][i] for point in points])
+        _report(regime, points, excluded, [by_row[point.row][i] for point in points], cycles)
         for i, regime in enumerate(regimes)
     )
 
 
 def _report(
-    regime: str, points: list[PublishedPoint], excluded: list[Excluded], rows: list[Row]
+    regime: str, points: list[PublishedPoint], excluded: list[Excluded], rows: list[Row], cycles: list[CyclePoint]
 ) -> PublishedReport:  # fmt: skip
     usable = tuple(row for row in rows if not row.refused)
     by_row = {row.point.row: row for row in usable}
@@ -182,7 +187,7 @@ def _report(
         headline=_headline(points, by_row),
         groups=_groups(usable),
         speed_ups=tuple(_speed_ups(points, by_row)),
-        cycles=tuple(_cycle_row(point) for point in load_cycles()),
+        cycles=tuple(_cycle_row(point) for point in cycles),
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )
 

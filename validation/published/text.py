@@ -19,16 +19,18 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
         "",
     ]
     for one in (report, other) if other is not None else (report,):
-        lines += [_header(f"Headline, {one.regime} clock")]
-        lines += [_line(name, summary) for name, summary in one.headline.items()]
-        lines.append("")
+        known = {name: summary for name, summary in one.headline.items() if summary.count}
+        if known:
+            lines += [_header(f"Headline, {one.regime} clock"), *(_line(*entry) for entry in known.items()), ""]
     lines.pop()
     close = share_within(report.speed_ups, 6.0)
-    lines += [
-        "",
-        f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up",
-    ]
-    lines += ["", *_cycles(report)]
+    if report.speed_ups:
+        lines += [
+            "",
+            f"GB300 over GB200, {len(report.speed_ups)} shapes: {close:.0%} within 6 points of the measured speed-up",
+        ]
+    if report.cycles:
+        lines += ["", *_cycles(report)]
     for title, summaries in report.groups.items():
         lines += ["", _header(f"All rows by {title}")]
         lines += [_line(name, summary) for name, summary in summaries.items()]

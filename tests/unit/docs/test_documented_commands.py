@@ -38,7 +38,7 @@ def test_commands_print_what_the_page_shows(
     variables: dict[str, str] = {}
     for block in documented.blocks(page):
         documented.make_files(block, folder)
-        slow = "takes" in block.marks and request.config.getoption("--run-minutes")
+        slow = block.marks.get("takes") == "minutes" and request.config.getoption("--run-minutes")
         if block.skipped and not slow:
             continue
         for command in block.commands:

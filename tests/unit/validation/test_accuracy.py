@@ -36,7 +36,7 @@ def asked_for(request: pytest.FixtureRequest) -> None:
 def test_forecasts_from_machine_code_hold_on_the_820_recorded_runs() -> None:
     report = measured()
     assert len(report.rows) == 820 and not report.refused
-    error = summarise(row.compiled_error for row in report.rows)
+    error = summarise(row.error(COMPILED) for row in report.rows)
     assert error.mean <= 0.045
     assert error.p90 <= 0.095
     assert error.worst <= 0.20
@@ -59,7 +59,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
     sample = set(kernels[5::12])
     rows = forecast_rows([run for run in runs if run.code_key() in sample], read_profiles(CODES), None, silent)
     assert len(sample) == 18 and len(rows) == 68 and not any(row.refused for row in rows)
-    error = summarise(row.compiled_error for row in rows)
+    error = summarise(row.error(COMPILED) for row in rows)
     assert error.mean <= 0.045
     assert error.p90 <= 0.095
     assert error.worst <= 0.20

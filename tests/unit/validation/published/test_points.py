@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from tilecast.base.data import PUBLISHED
+from tilecast.cli import main
 from tilecast.model.machine.machine import machine_names
-from tilecast.validation.published.points import PublishedPoint, best_per_shape, load_cycles, load_points, reasons
+from tilecast.validation.published.points import (
+    PublishedError,
+    PublishedPoint,
+    best_per_shape,
+    load_cycles,
+    load_points,
+    reasons,
+)
 
 TABLE = PUBLISHED / "points.csv"
 POINTS, EXCLUDED = load_points()
@@ -184,6 +192,35 @@ def test_a_row_with_neither_time_nor_throughput_is_excluded(tmp_path: Path) -> N
     points, excluded = load_points(write_table(tmp_path / "t.csv", tflops="", time_ms=""))
     assert points == []
     assert [e.reason for e in excluded] == ["neither time nor throughput"]
+
+
+def test_a_file_that_is_no_such_table_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv")
+    text = path.read_text()
+    cases = {
+        text.replace("heads_kv", "kv_heads"): "expected .*heads_kv.*; got no column heads_kv$",
+        text.splitlines()[0] + "\n": "got no rows$",
+        "": "got no rows$",
+        text + "FA4C,x\n": "line 3: expected 18 fields$",
+    }
+    for content, sentence in cases.items():
+        path.write_text(content)
+        with pytest.raises(PublishedError, match=sentence):
+            load_points(path)
+    with pytest.raises(PublishedError, match="cannot read the points"):
+        load_points(tmp_path)
+    assert [e.reason for e in load_points(write_table(path, tflops="fast"))[1]] == [
+        "time or throughput is not a number above 0"
+    ]
+
+
+def test_the_command_takes_anybodys_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "published", str(write_table(tmp_path / "t.csv")), "--rows"])
+    assert ended.value.code in (0, None)
+    text = capsys.readouterr().out
+    assert text.startswith("Predicted against 1 published forward rows")
+    assert "In cycles" not in text and "GB300 over GB200" not in text
 
 
 def test_backward_rows_are_left_alone(tmp_path: Path) -> None:
