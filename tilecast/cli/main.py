@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -40,10 +41,16 @@ def _root(
     pass
 
 
+@cache
+def _command() -> Any:
+    """The verbs as a command: what Typer makes of their signatures, once and not for every call of `main`."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
     try:
-        code = app(args=arguments, prog_name="tilecast", standalone_mode=False)
+        code = _command()(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:
         # Whoever read the output has enough; the interpreter must not try to flush the rest of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
