@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilecast.codegen.blackwell_order import Phases, Rings
 from tilecast.codegen.exp2 import COEFFICIENTS
+from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 
 #: Q, K, V and O are bf16 or fp16.
@@ -45,7 +47,7 @@ class KvRing:
 
 
 @dataclass(frozen=True, slots=True)
-class BlackwellKernel:
+class BlackwellKernel(GluonKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``; see the template for what each field becomes."""
 
     title: str
@@ -124,47 +126,25 @@ class BlackwellKernel:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @property
-    def _numbers(self) -> tuple[tuple[str, str], ...]:
-        """(name in the kernel, expression in `prepare`) of the sizes that roles copy.
+    def sizes(self) -> tuple[str, ...]:
+        """Numbers that vary from call to call and that roles copy, in the order of the kernel's arguments.
 
         What several roles need is worked out once, on the host: the compiler would otherwise compute it before the
         roles part and hold it in registers, or in local memory, through all of them.
         """
-        out = [
-            ("heads_q", "heads_q"),
-            ("group", "heads_q // heads_kv"),
-            ("seqlen_q", "seqlen_q"),
-            ("seqlen_k", "seqlen_k"),
-        ]
-        if self.mask == "window":
-            out += [("window_left", "window_left"), ("window_right", "window_right")]
-        out.append(("query_blocks", "query_blocks"))
-        if self.scheduler != "grid":
-            name = "programs" if self.persistent else "heads_at_once"
-            out += [("heads", "heads"), (name, name)]
-        return tuple(out)
+        window = ("window_left", "window_right") if self.mask == "window" else ()
+        dealt = () if self.scheduler == "grid" else ("heads", "programs" if self.persistent else "heads_at_once")
+        return ("heads_q", "group", "seqlen_q", "seqlen_k", *window, "query_blocks", *dealt)
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """Integers of `Problem`: strides of the output first."""
-        return ("stride_b", "stride_h", "stride_s", *(name for name, _ in self._numbers))
+    def tile(self) -> str:
+        """Number of the work tile."""
+        return "tile" if self.persistent else "program_number()"
 
     @property
-    def arguments(self) -> str:
-        """Arguments of `Problem`, which the kernel has after its descriptors."""
-        return ", ".join(("out", "lse", *self.numbers, "scale_log2,"))
-
-    @property
-    def unspecialized(self) -> str:
-        """Places of `numbers` among the kernel's arguments, which start with descriptors, ``out`` and ``lse``."""
-        first = len(self.descriptors) + 2
-        return f"range({first}, {first + len(self.numbers)})"
-
-    @property
-    def own_copies(self) -> str:
-        """Arguments of a `Problem` whose sizes are a role's own."""
-        kept = [f"self.{name}" for name in ("out", "lse", "stride_b", "stride_h", "stride_s")]
-        return ", ".join([*kept, *(f"own_copy(self.{name})" for name, _ in self._numbers), "self.scale_log2,"])
+    def steps_text(self) -> str:
+        """What `steps` counts, in words."""
+        return "pairs of blocks" if self.by_keys else "blocks"
 
     @property
     def steps(self) -> str:
@@ -211,7 +191,7 @@ class BlackwellKernel:
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of a tensor as the roles take them."""
         names = [made.name for made in self.descriptors if made.tensor == tensor]
-        return f"({', '.join(names)},)" if self.in_pieces else names[0]
+        return f"({', '.join(names)}{',' * (len(names) == 1)})" if self.in_pieces else names[0]
 
     def bytes_of(self, descriptor: str) -> str:
         """Bytes of a tile that land in one CTA."""
@@ -223,6 +203,21 @@ class BlackwellKernel:
         return self.rings.names
 
     @property
+    def ring_arguments(self) -> str:
+        """The rings as the matrix role gets them: three in a tuple, so that its parameters stay few."""
+        return f"({', '.join(self.ring_names)})" if len(self.ring_names) > 2 else ", ".join(self.ring_names)
+
+    @property
+    def ring_parameters(self) -> str:
+        """What it calls them."""
+        return "rings" if len(self.ring_names) > 2 else ", ".join(self.ring_names)
+
+    @property
+    def ring_unpacking(self) -> str:
+        """The start of a line of its body that names each."""
+        return f"{', '.join(self.ring_names)} = rings\n    " if len(self.ring_names) > 2 else ""
+
+    @property
     def ring_depths(self) -> tuple[str, ...]:
         """Constants of the depths of the K and V rings."""
         return tuple(f"{ring.slots_name} = gl.constexpr({ring.slots})  # {ring.text}" for ring in self.kv_rings)
@@ -231,7 +226,8 @@ class BlackwellKernel:
     def new_rings(self) -> tuple[str, ...]:
         """Statements that make the rings."""
         slots = (str(1 if self.by_keys else self.stages), *(ring.slots_name for ring in self.kv_rings))
-        return tuple(f"{name} = make_ring(descs[{n}], {slots[n]})" for n, name in enumerate(self.ring_names))
+        described = tuple(map(self.descriptors_of, "qkv"))
+        return tuple(f"{name} = make_ring({described[n]}, {slots[n]})" for n, name in enumerate(self.ring_names))
 
     @property
     def first_places(self) -> str:
@@ -241,8 +237,8 @@ class BlackwellKernel:
 
     @property
     def group_names(self) -> str:
-        """The softmax groups as a tuple."""
-        return ", ".join(f"softmax{group}" for group in range(self.stages)) + ("," if self.stages == 1 else "")
+        """The softmax groups."""
+        return ", ".join(f"softmax{group}" for group in range(self.stages))
 
     @property
     def new_groups(self) -> tuple[str, ...]:
@@ -265,19 +261,19 @@ class BlackwellKernel:
         return f"({', '.join(made)})" if len(made) > 1 else made[0]
 
     def o_columns(self, holder: str) -> str:
-        """What is called for some columns of O."""
-        return f"{holder}.o_columns" if self.o_in_pieces else f"{holder}.o.slice"
+        """A call for some columns of O, up to its first number."""
+        return f"o_columns({holder}, " if self.o_in_pieces else f"{holder}.o.slice("
 
     @property
     def pv_statements(self) -> tuple[str, ...]:
         """Products of P and V, in powers of two of keys, with the barriers that they wait for."""
         n, lines = self.tile_n, []
         halves = (("p_ready", 0, n // 2), ("", n // 2, n // 4), ("p_rest", 3 * n // 4, n // 4))
-        v, o = ("v[i]", "self.o[i]") if self.o_in_pieces else ("v[0]" if self.in_pieces else "v", "self.o")
+        v, o = ("v[i]", "softmax.o[i]") if self.o_in_pieces else ("v[0]" if self.in_pieces else "v", "softmax.o")
         for barrier, start, keys in halves if self.split_p else (("p_ready", 0, n),):
             part = f".slice({start}, {keys})" if keys != n else ""
             product = f"tcgen05_mma(p{part}, {v}{part}, {o}, use_acc={'True' if start else 'use_acc'})"
-            lines += [f"mbarrier.wait(self.{barrier}, phase)"] if barrier else []
+            lines += [f"mbarrier.wait(softmax.{barrier}, phase)"] if barrier else []
             lines += ["for i in gl.static_range(len(v)):", "    " + product] if self.o_in_pieces else [product]
         return tuple(lines)
 
@@ -291,6 +287,29 @@ class BlackwellKernel:
         """Where S and O lie."""
         return ", ".join(f"{name} at {start}" for name, start, _ in self.tmem_map)
 
+    @property
+    def softmax_fields(self) -> tuple[str, ...]:
+        """Fields of `Softmax`."""
+        rest = ("p_rest",) if self.split_p else ()
+        others = ("running_max", "max_full") if self.by_keys else ()
+        return ("s", "o", "s_full", "p_ready", *rest, "o_full", "rows", "rows_full", "rows_empty", *others)
+
+    @property
+    def softmax_text(self) -> str:
+        """A comment on these fields."""
+        p = (
+            "three quarters of P stored and O rescaled, last quarter stored"
+            if self.split_p
+            else "P stored and O rescaled"
+        )
+        o = "O with a block taken in" if self.by_keys else "O complete"
+        passed = "; for the group with the next key block: row maxima, written" if self.by_keys else ""
+        text = (
+            f"A softmax group: S and O in tensor memory; barriers: S complete, {p}, {o}; for the correction role: rows "
+            f"(in turn factors of blocks, sums, maxima), written, read{passed}."
+        )
+        return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ")
+
     # -- softmax -------------------------------------------------------------------------------------------------------
 
     @property
@@ -302,6 +321,59 @@ class BlackwellKernel:
     def stats_phase(self) -> str:
         """Phase of that slot's barriers."""
         return "n & 1" if self.stats_slots == 1 else "(n >> 1) & 1"
+
+    @property
+    def wait_for_slot(self) -> str:
+        """Waits until the slot for a softmax group's numbers n is free."""
+        slot, phase = ("0", "n - LAG & 1") if self.stats_slots == 1 else ("n - LAG & 1", "(n - LAG >> 1) & 1")
+        return f"mbarrier.wait(softmax.rows_empty.index({slot}), {phase})"
+
+    def publish(self, values: str) -> tuple[str, ...]:
+        """Statements that hand the correction role a softmax group's numbers n."""
+        slot = self.stats_slot
+        return (f"softmax.rows.index({slot}).store({values})", f"mbarrier.arrive(softmax.rows_full.index({slot}))")
+
+    @property
+    def new_softmax(self) -> str:
+        """Makes a softmax group of what is allocated."""
+        single = ("s_full", "p_ready", "p_rest", "o_full", "max_full")
+        return in_lines(
+            ", ".join(f"{name}.index(0)" if name in single else name for name in self.softmax_fields),
+            "return Softmax(",
+            ")",
+            116,
+        )
+
+    @property
+    def new_rows(self) -> tuple[str, ...]:
+        """Statements that allocate a softmax group's numbers for the correction role, with a layout that others use too."""
+        layout = f"gl.SwizzledSharedLayout(1, 1, 1, [0]{', cga_layout=[[1]]' if self.pair else ''})"
+        short = not (self.pair or self.by_keys)
+        made = f"rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], {layout if short else 'ONE'})"
+        return (made,) if short else (f"ONE: gl.constexpr = {layout}", made)
+
+    @property
+    def first_statements(self) -> tuple[str, ...]:
+        """Statements that say which key the rows of a softmax group end at, and their maximum before any key."""
+        row_max = 'row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)'
+        if self.mask == "none":
+            return (row_max,)
+        diagonal = "diagonal = row + problem.seqlen_k - problem.seqlen_q"
+        return (diagonal, "row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))", row_max)
+
+    @property
+    def mask_statements(self) -> tuple[str, ...]:
+        """Statements that hide keys of the block at hand."""
+        if self.mask == "none":
+            return ("if key + TILE_N > problem.seqlen_k:", "    hide_keys(softmax, problem.seqlen_k - key)")
+        if self.mask == "causal":
+            return ("if key + TILE_N > diagonal + 1:", "    hide_keys(softmax, row_diagonal + 1 - key)")
+        return (
+            "first_row_stop = gl.minimum(diagonal + problem.window_right + 1, problem.seqlen_k)",
+            "if (key + TILE_N > first_row_stop) | (key < diagonal + ROWS - 1 - problem.window_left):",
+            "    stop = gl.minimum(row_diagonal + problem.window_right + 1, problem.seqlen_k)",
+            "    hide_keys(softmax, row_diagonal - problem.window_left - key, stop - key)",
+        )
 
     @property
     def correct_parameters(self) -> str:
@@ -376,12 +448,9 @@ class BlackwellKernel:
                 f"fitting = max({self.l2_megabytes} * 2**20 // ({self.kv_bytes_per_key} * seqlen_k), 1)",
                 "heads_at_once = min(2 ** (fitting.bit_length() - 1) * (heads_q // heads_kv), heads)",
             ]
-        lines += [
-            "strides = (stride // 8 for stride in out.stride()[:3])",
-            f"numbers = (*strides, {', '.join(value for _, value in self._numbers)})",
-        ]
-        described = tuple(made.tensor for made in self.descriptors)
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
+        values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
+        lines += [sizes_statement(values)]
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
 
     # -- launch --------------------------------------------------------------------------------------------------------
 
@@ -396,11 +465,6 @@ class BlackwellKernel:
                 ("a row maximum that comes with the load (tcgen05.ld.red)", "tensor_memory_descriptor", "load_max")
             )
         return tuple(out)
-
-    @property
-    def aggregate(self) -> str:
-        """The decorator of aggregates, which Triton 3.6 has under another name."""
-        return "gluon.aggregate" if self.needs_newest else "aggregate"
 
     @property
     def copy_tile(self) -> str:

@@ -55,11 +55,11 @@ class Order:
     last: tuple[Product, ...]
 
     def text(self) -> str:
-        """ "Before the loop QK0 QK1; in it PV0 QK0 PV1 QK1, QK of the next block; after it PV0 PV1." """
+        """ "First QK0 QK1; in the loop PV0 QK0 PV1 QK1, QK of the next block; then PV0 PV1." """
         first, loop, last = (
             " ".join(f"{p.op}{p.group}" for p in phase) for phase in (self.first, self.loop, self.last)
         )
-        return f"Before the loop {first}; in it {loop}, QK of the next block; after it {last}."
+        return f"First {first}; in the loop {loop}, QK of the next block; then {last}."
 
 
 def matrix_order(pipeline: Pipeline, groups: int, by_keys: bool) -> Order:
@@ -111,12 +111,12 @@ def load_statements(order: Order, rings: Rings, groups: int, by_keys: bool) -> P
             behind = (product.group if by_keys else 0) + ((groups if by_keys else 1) if next_k and what == "k" else 0)
             key = "key" + (f" - {behind} * TILE_N" if behind > 1 else " - TILE_N" if behind else "")
             if product.takes:
-                lines.append(f"{ring}_at = {ring}.load({ring}_at, {what}_desc, batch, head_kv, {key})")
+                lines.append(f"{ring}_at = load({ring}, {ring}_at, {what}_desc, batch, head_kv, {key})")
         return lines
 
     first = copies(order.first, False)
     first[1:1] = [
-        f"q_at = q.load(q_at, q_desc, batch, head, row{rows})"
+        f"q_at = load(q, q_at, q_desc, batch, head, row{rows})"
         for rows in (("",) if by_keys or groups == 1 else ("", " + ROWS"))
     ]
     return Phases(tuple(first), tuple(copies(order.loop, True)), tuple(copies(order.last, False)))
@@ -128,7 +128,7 @@ def matrix_statements(order: Order, rings: Rings, groups: int, by_keys: bool, pe
     last = _issue(order.last, rings, by_keys, "last")
     if persistent:
         slots = range(1 if by_keys else groups)
-        release = [f"q.release(q{slot})" for slot in slots]
+        release = [f"tcgen05_commit(q.empty.index(q{slot}))" for slot in slots]
         comment = "# Every QK of this work tile has been issued: when they are done, Q may be overwritten."
         last = [comment, *release, *last, "p_phase = p_phase ^ 1"]
     return Phases(tuple(first), tuple(loop), tuple(last))
@@ -141,21 +141,21 @@ def _issue(products: tuple[Product, ...], rings: Rings, by_keys: bool, phase: st
         ring, group = (rings.k if what == "k" else rings.v), product.group
         q_slot = 0 if by_keys else group
         while what == "k" and phase == "first" and q_taken <= q_slot:  # tiles of Q land in the order of their slots
-            lines.append(f"q{q_taken}, q_at = q.take(q_at)")
+            lines.append(f"q{q_taken}, q_at = take(q, q_at)")
             q_taken += 1
         if product.takes:
-            lines.append(f"{what}_slot, {ring}_at = {ring}.take({ring}_at)")
+            lines.append(f"{what}_slot, {ring}_at = take({ring}, {ring}_at)")
         if what == "k":
             # By keys, a slot that the compiler does not know: addresses worked out in advance would need registers.
             slot = f"own_copy(q{q_slot})" if by_keys else f"q{q_slot}"
-            lines.append(f"softmax{group}.qk(q.tile({slot}), {ring}.tile(k_slot))")
+            lines.append(f"issue_qk(softmax{group}, tile_at(q, {slot}), tile_at({ring}, k_slot))")
         else:
             fresh = "True" if by_keys and group else "step != 0" if phase == "loop" else "{steps} != 1"
-            lines.append(f"softmax{group}.pv({ring}.tile(v_slot), p_phase, {fresh})")
+            lines.append(f"issue_pv(softmax{group}, tile_at({ring}, v_slot), p_phase, {fresh})")
             if by_keys or phase == "last":
                 lines.append(f"tcgen05_commit(softmax{group}.o_full)")
         if product.releases:
-            lines.append(f"{ring}.release({what}_slot)")
+            lines.append(f"tcgen05_commit({ring}.empty.index({what}_slot))")
     return [line.format(steps="pairs" if by_keys else "blocks") for line in lines]
 
 
@@ -190,20 +190,20 @@ def correction_statements(pipeline: Pipeline, groups: int, by_keys: bool, persis
     for group, other in released:
         later = "True" if by_keys and group else "step != 0"
         before = f", softmax{(group - 1) % groups}.o_full, o_phase{'' if group else ' ^ 1'}" if by_keys else ""
-        loop.append(f"softmax{group}.correct(n, {later}, softmax{other}{before})")
+        loop.append(f"correct(softmax{group}, n, {later}, softmax{other}{before})")
     loop += ["n += 1", *(["o_phase = o_phase ^ 1"] if by_keys else [])]
     for what in ("total", "maximum"):
-        last += [f"{what}{g} = softmax{g}.read(n, softmax{other})" for g, other in released]
+        last += [f"{what}{g} = read(softmax{g}, n, softmax{other})" for g, other in released]
         last += ["n += 1"] if what == "total" or persistent else []
     if by_keys:
         last += [f"mbarrier.wait(softmax{group}.o_full, o_phase ^ 1)" for group in range(groups)]
         total = " + ".join(f"total{group}" for group in range(groups))
-        last.append(f"problem.store_rows(softmax0, {total}, maximum{groups - 1}, batch, head, row)")
+        last.append(f"store_rows(problem, softmax0, {total}, maximum{groups - 1}, batch, head, row)")
     else:
         for group in range(groups):
             rows = " + ROWS" if group else ""
-            last.append(f"mbarrier.wait(softmax{group}.o_full, o_phase)")
-            last.append(f"problem.store_rows(softmax{group}, total{group}, maximum{group}, batch, head, row{rows})")
+            last.append(f"mbarrier.wait(softmax{group}.o_full, {'o_phase' if persistent else 0})")
+            last.append(f"store_rows(problem, softmax{group}, total{group}, maximum{group}, batch, head, row{rows})")
         last += ["o_phase = o_phase ^ 1"] if persistent else []
     return Phases((), tuple(loop), tuple(last))
 

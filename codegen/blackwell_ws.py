@@ -6,6 +6,8 @@ Python decides here, `templates/blackwell_ws.py.j2` only writes.  The order of w
 
 from __future__ import annotations
 
+import textwrap
+
 from tilecast.codegen import blackwell_order
 from tilecast.codegen.blackwell_kernel import ELEMENT_BYTES, BlackwellKernel, KvRing, Piece
 from tilecast.codegen.blackwell_order import Rings
@@ -169,7 +171,7 @@ def _description(variant: Fa4Variant, workload: Workload) -> str:
         "longest-first": "One program a unit, the longest units first.",
     }
     lines.append(order[variant.scheduler])
-    return "\n".join(lines)
+    return textwrap.fill("  ".join(lines), 120)
 
 
 # --- what the hardware decides --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
@@ -15,14 +16,14 @@ _WORK_TILE = {
         "tile = turn * programs + pid",
         "head = tile // query_blocks",
         "block = tile % query_blocks",
-        "exists = tile < query_blocks * self.heads",
+        "exists = tile < query_blocks * problem.heads",
     ),
     "longest-first": (
         "# Programs take turns forwards and backwards, which evens out their loads.",
         "tile = turn * programs + gl.where(turn % 2 == 0, pid, programs - 1 - pid)",
-        "head = tile % self.heads",
-        "block = query_blocks - 1 - tile // self.heads",
-        "exists = tile < query_blocks * self.heads",
+        "head = tile % problem.heads",
+        "block = query_blocks - 1 - tile // problem.heads",
+        "exists = tile < query_blocks * problem.heads",
     ),
     "paired": (
         "# A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.",
@@ -33,7 +34,7 @@ _WORK_TILE = {
         "short = pair % pairs",
         "long = query_blocks - 1 - short",
         "block = gl.where(turn % 2 == 0, long, short)",
-        "exists = (head < self.heads) & ((turn % 2 == 0) | (short != long))",
+        "exists = (head < problem.heads) & ((turn % 2 == 0) | (short != long))",
     ),
 }
 
@@ -68,7 +69,7 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class HopperKernel:
+class HopperKernel(GluonKernel):
     """Everything `TEMPLATE` reads except the header; its ``k``."""
 
     title: str
@@ -113,28 +114,11 @@ class HopperKernel:
         return "gl.static_range(1)" if self.scheduler == "grid" else "range(problem.turns)"
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """Fields of `Problem` that are sizes, in the order of the kernel's arguments."""
+    def sizes(self) -> tuple[str, ...]:
+        """Numbers that vary from call to call, in the order of the kernel's tuple of them."""
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
-        sizes = (
-            "stride_b",
-            "stride_h",
-            "stride_s",
-            "seqlen_q",
-            "seqlen_k",
-            *window,
-            "heads_q",
-            "group",
-            "query_blocks",
-        )
-        return (*sizes, *dealt)
-
-    @property
-    def unspecialized(self) -> str:
-        """Places of `numbers` among the kernel's arguments, which start with descriptors, ``out`` and ``lse``."""
-        first = len(self.descriptors) + 2
-        return f"range({first}, {first + len(self.numbers)})"
+        return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt)
 
     @property
     def wide(self) -> bool:
@@ -176,18 +160,14 @@ class HopperKernel:
                 "programs = min(sms, query_blocks * heads)",
                 "turns = triton.cdiv(query_blocks * heads, programs)",
             ]
-        names = ("heads_q // heads_kv" if name == "group" else name for name in self.numbers[3:])
-        lines += [
-            "strides = (stride // 8 for stride in out.stride()[:3])",
-            f"numbers = (*strides, {', '.join(names)})",
-        ]
-        described = tuple(made.tensor for made in self.descriptors)
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
+        values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
+        lines += [sizes_statement(values)]
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
 
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them: one, or a tuple."""
         names = [made.name for made in self.descriptors if made.tensor == tensor]
-        return f"({', '.join(names)},)" if self.several else names[0]
+        return f"({', '.join(names)}{',' * (len(names) == 1)})" if self.several else names[0]
 
     # -- what follows from mask and variant ----------------------------------------------------------------------------
 
@@ -275,12 +255,12 @@ class HopperKernel:
     @property
     def row_statements(self) -> tuple[str, ...]:
         """The rows of a warpgroup and their key blocks, past those that only later rows need."""
-        own = ("row += g * ROWS", "first, end = problem.key_blocks(row, ROWS)")
+        own = ("row += g * ROWS", "first, end = key_blocks(problem, row, ROWS)")
         if not self.uneven:
             return own
         turns = f", turns, {self.tile_number}" if self.ping_pong else ""
         return (
-            "cta_first, cta_end = problem.key_blocks(row, TILE_M)",
+            "cta_first, cta_end = key_blocks(problem, row, TILE_M)",
             *own,
             f"n = pass_blocks(n, cta_end - end, k, v{turns})",
         )
@@ -297,16 +277,16 @@ class HopperKernel:
     def store_statements(self, wanted: str = "") -> tuple[str, ...]:
         """Stores of O, one to a piece."""
         if self.o_pieces == 1:
-            return (f"problem.store_rows(o, inverse, batch, head, row{wanted})",)
+            return (f"store_rows(problem, o, inverse, batch, head, row{wanted})",)
         return tuple(
-            f"problem.store_rows(o[{i}], inverse, batch, head, row, {piece.offset}{wanted})"
+            f"store_rows(problem, o[{i}], inverse, batch, head, row, {piece.offset}{wanted})"
             for i, piece in enumerate(self.v_pieces)
         )
 
     @property
     def valid_statements(self) -> tuple[str, ...]:
         """Which rows `store_rows` writes."""
-        every = "valid = rows < self.seqlen_q"
+        every = "valid = rows < problem.seqlen_q"
         if not self.anchored:
             return (every,)
         return (every, "if wanted is not None:", "    valid = valid & gl.convert_layout(wanted, rows.type.layout)")
@@ -341,12 +321,16 @@ class HopperKernel:
 
     @property
     def query_tile_fields(self) -> tuple[str, ...]:
-        """Fields of `QueryTile` that not all kernels have."""
-        return (
-            *(("row: gl.tensor", "last: gl.tensor  # number of their last key block") if self.masked else ()),
-            "problem: Problem",
-            *(("turns: Turns", "tiles: gl.tensor  # work tiles before this one") if self.ping_pong else ()),
-        )
+        """Fields of `QueryTile`."""
+        masked = ("row", "last") if self.masked else ()
+        return ("q", "k", "v", "q_number", *masked, "problem", *(("turns", "tiles") if self.ping_pong else ()))
+
+    @property
+    def query_tile_text(self) -> str:
+        """What they are."""
+        masked = ", first row, number of the last key block" if self.masked else ""
+        turns = ", work tiles before" if self.ping_pong else ""
+        return f"ROWS query rows of a work tile: rings, number of Q in its ring{masked}, problem{turns}."
 
     @property
     def zeros(self) -> str:
@@ -385,23 +369,26 @@ class HopperKernel:
     @property
     def _finish_qk(self) -> tuple[str, str]:
         pending = self.o_pieces if self.overlap else 0
-        return f"s = warpgroup_mma_wait({pending}, deps=[s])", "self.k.release(n + 1)"
+        return f"s = warpgroup_mma_wait({pending}, deps=[s])", "release(tile.k, n + 1)"
 
     @property
     def _finish_pv(self) -> tuple[str, str]:
-        return f"o = warpgroup_mma_wait(0, deps={self.o_deps})", "self.v.release(n)"
+        return f"o = warpgroup_mma_wait(0, deps={self.o_deps})", "release(tile.v, n)"
 
     @property
     def product_statements(self) -> tuple[str, ...]:
         """The matrix products of an iteration, in the order of the pipeline, until S is there."""
-        number = "own_copy(self.q_number)" if self.wide else "self.q_number"
-        qk: tuple[str, ...] = ("self.k.wait(n + 1)", f"s = issue_qk(self.q.tile({number}), self.k.tile(n + 1))")
-        pv: tuple[str, ...] = ("self.v.wait(n)", "o = issue_pv(operand, self.v.tile(n), o)")
+        number = "own_copy(tile.q_number)" if self.wide else "tile.q_number"
+        qk: tuple[str, ...] = (
+            "wait(tile.k, n + 1)",
+            f"s = issue_qk(tile_at(tile.q, {number}), tile_at(tile.k, n + 1))",
+        )
+        pv: tuple[str, ...] = ("wait(tile.v, n)", "o = issue_pv(operand, tile_at(tile.v, n), o)")
         if not self.overlap:
             qk, pv = (*qk, *self._finish_qk), (*pv, *self._finish_pv)
         lines = [line for product in self.issue_order for line in (qk if product == "qk" else pv)]
         if self.ping_pong:
-            lines = ["self.turns.take(n - self.tiles)", *lines, "self.turns.pass_on()"]
+            lines = ["take_turn(tile.turns, n - tile.tiles)", *lines, "pass_turn(tile.turns)"]
         return (*lines, *(self._finish_qk if self.overlap else ()))
 
     @property
@@ -420,10 +407,10 @@ o = {self.zeros}""",
     def softmax_statements(self) -> tuple[str, ...]:
         """The softmax of an iteration, and the end of its P V."""
         anchored = (
-            f"p = {self.exp2}(s * self.problem.scale_log2 - statistics.reference[:, None])",
+            f"p = {self.exp2}(s * tile.problem.scale_log2 - statistics.reference[:, None])",
             "statistics = Statistics(statistics.row_max, statistics.row_sums + partial_sums(p), statistics.reference)",
         )
-        online = "p, statistics, factor = online_softmax(s, statistics, self.problem)"
+        online = "p, statistics, factor = online_softmax(s, statistics, tile.problem)"
         rescale = f"o = {self.rescaled_o}"
         finish = self._finish_pv if self.overlap else ()
         if self.both:
@@ -436,9 +423,9 @@ o = {self.zeros}""",
         """The end of the function that says what a row's statistics come to."""
         if not self.masked:
             return ("return row_sum, 1.0 / row_sum, lse",)
-        seen: tuple[str, ...] = ("empty = problem.keys_seen(row) < 0",)
+        seen: tuple[str, ...] = ("empty = keys_seen(problem, row) < 0",)
         if self.mask == "window":
-            seen = ("first, last = problem.keys_seen(row)", "empty = last < first")
+            seen = ("first, last = keys_seen(problem, row)", "empty = last < first")
         sums = "gl.where(empty, 1.0, row_sum), gl.where(empty, 0.0, 1.0 / row_sum)"
         return (*seen, f'return {sums}, gl.where(empty, float("-inf"), lse)')
 
@@ -446,4 +433,4 @@ o = {self.zeros}""",
     def consumer_roles(self) -> tuple[str, ...]:
         """Partitions of the consumers."""
         extra = f"{'again, ' if self.anchored else ''}{'turn_barriers, ' if self.ping_pong else ''}"
-        return tuple(f"(consumer_role, ({g}, {extra}rings, problem))," for g in range(self.warpgroups))
+        return tuple(f"(consumer_role, ({g}, {extra}q, k, v, problem))," for g in range(self.warpgroups))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 #: A window that reaches beyond all keys and queries has no limit: the sizes of the kernel stay small.
@@ -19,15 +19,18 @@ _BAD_LIMITS = 'raise ValueError(f"window: expected limits of at least -1 (none),
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What `prepare` and `launch` of one kernel do."""
+    """What `plan` and `launch` of one kernel do."""
 
     mask: str
     head_dim_qk: int
     head_dim_v: int
-    #: The tensor of each descriptor, in the order of the kernel's arguments; none where it takes pointers.
-    described: tuple[str, ...]
-    #: Statements that make `descriptors` where there are some, then `programs` and `numbers`.
+    #: Statements that make `descriptors` where there are some, `programs`, and what `numbers` needs.
     statements: tuple[str, ...]
+    #: Expressions of the kernel's arguments after the tensors, but the scale.
+    numbers: str
+    #: Whether the kernel takes descriptors in place of pointers, and whether also of `out`.
+    described: bool = True
+    out_described: bool = False
 
     @property
     def refuse_window(self) -> tuple[str, ...]:
@@ -51,53 +54,59 @@ class Host:
         return f'{{"q": (*rows, {qk}), "k": (*keys, {qk}), "v": (*keys, {v}), "out": (*rows, {v})}}'
 
     @property
-    def _results(self) -> str:
-        return "lse" if "out" in self.described else "out, lse"
-
-    @property
-    def prepared(self) -> str:
-        """Tensors as the kernel is compiled for them."""
-        return f"{'*descriptors' if self.described else 'q, k, v'}, {self._results}"
-
-    @property
-    def launched(self) -> str:
-        """Tensors as a launch passes them."""
-        tensors = f"*map(on, descriptors, ({', '.join(self.described)}))" if self.described else "q, k, v"
-        return f"{tensors}, {self._results}"
-
-    @property
-    def kept(self) -> str:
-        """The descriptors without their tensors, which a plan must not keep alive."""
-        return "[on(made, None) for made in descriptors]" if self.described else "()"
+    def arguments(self) -> str:
+        """The kernel's arguments but the scale."""
+        tensors = "*descriptors" if self.described else "q, k, v"
+        return f"({tensors}, {'lse' if self.out_described else 'out, lse'}, {self.numbers})"
 
 
-def box_loops(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[str, ...]:
-    """Heads of loops over ``tensor``, ``row_count`` and ``columns`` of descriptors, without their colons.
+def box_loops(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:
+    """Heads of loops over the boxes of descriptors: ``x``, ``count`` (of rows); and the expression of their columns.
 
     ``boxes`` are (tensor, constant of its rows, columns), a tensor's one after the other; ``splits`` says for each which
     dimension a pair of CTAs divides, as a ``cga_layout``: ``split`` in the loop.  None without pairs.
     """
-    widths: dict[tuple[str, ...], list[int]] = {}
-    for i, (tensor, rows, columns) in enumerate(boxes):
-        widths.setdefault((tensor, rows, *splits[i : i + 1]), []).append(columns)
-    several = any(len(found) > 1 for found in widths.values())
-    names = ["tensor", "row_count", *(["split"] if splits else []), "widths" if several else "columns"]
-    entries = []
-    for key, found in widths.items():
-        listed = ", ".join(map(str, found))
-        entries.append(f"({', '.join(key)}, {f'[{listed}]' if several else listed})")
-    outer = f"for {', '.join(names)} in ({', '.join(entries)})"
-    return (outer, "for columns in widths") if several else (outer,)
+    widths = _widths(boxes, splits)
+    names, common = ["x", "count", *(["split"] if splits else [])], _common(widths)
+    if common:
+        outer = f"for {', '.join(names)} in ({', '.join('(' + ', '.join(key) + ')' for key in widths)})"
+        return ((outer, f"for columns in {common}"), "columns") if len(common) > 1 else ((outer,), str(common[0]))
+    single = all(len(found) == 1 for found in widths.values())
+    entries = (f"({', '.join(key)}, {found[0] if single else found})" for key, found in widths.items())
+    outer = f"for {', '.join(names)}, {'columns' if single else 'widths'} in ({', '.join(entries)})"
+    return (outer,) if single else (outer, "for columns in widths"), "columns"
 
 
 def box_statements(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> tuple[str, ...]:
     """Statements that make Gluon's tensor descriptors; arguments as for `box_loops`."""
-    loops = box_loops(boxes, splits)
-    cga = ", cga_layout=[split]" if splits else ""
+    loops, columns = box_loops(boxes, splits)
+    if not splits and (common := _common(_widths(boxes))):
+        made = (
+            "TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]))"
+        )
+        blocks = (f"({tensor}, [1, 1, {rows}.value, {width}])" for tensor, rows, width in boxes)
+        over: tuple[str, ...] = (f"for x, block in ({', '.join(blocks)})",)
+        if len(common) > 1:
+            over = (loops[0], f"for block in ({', '.join(f'[1, 1, count.value, {width}]' for width in common)})")
+        return ("descriptors = [", f"    {made}", *(f"    {loop}" for loop in over), "]")
     body = (
-        "block = [1, 1, row_count.value, columns]",
-        f"layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]{cga})",
-        "descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))",
+        f"block = [1, 1, count.value, {columns}]",
+        f"layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]{', cga_layout=[split]' if splits else ''})",
+        "descriptors.append(TensorDescriptor.from_tensor(x, block, layout))",
     )
     heads = [f"{'    ' * depth}{loop}:" for depth, loop in enumerate(loops)]
     return ("descriptors = []", *heads, *(f"{'    ' * len(loops)}{line}" for line in body))
+
+
+def _widths(boxes: Sequence[tuple[str, str, int]], splits: Sequence[str] = ()) -> dict[tuple[str, ...], list[int]]:
+    """Columns of the boxes of each tensor, by (tensor, constant of its rows, split if any)."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for i, (tensor, rows, columns) in enumerate(boxes):
+        found.setdefault((tensor, rows, *splits[i : i + 1]), []).append(columns)
+    return found
+
+
+def _common(widths: Mapping[tuple[str, ...], list[int]]) -> list[int]:
+    """What all tensors have; empty where they differ."""
+    first, *others = widths.values()
+    return first if all(found == first for found in others) else []

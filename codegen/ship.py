@@ -126,7 +126,8 @@ def _page(lines: list[str]) -> str:
 Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
 templates instead.  `tilecast.attention` picks among them by device, head_dim, mask and query length
 ([`registry.py`](registry.py)); each file also runs on its own, with triton and torch alone:
-`launch(q, k, v, out, lse, scale)`.
+`launch(q, k, v, out, lse, scale)`, which checks and prepares in every call.  The operator launches through
+[`launching.py`](launching.py), which works that out once for a shape; `launching.launcher(module)` gives you the same.
 
 - `hopper_ws_*`: Gluon for sm_90a, anchored softmax; what `tilecast.attention` runs on H100 and H200.
 - `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.

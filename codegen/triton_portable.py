@@ -5,8 +5,10 @@ Python decides here, `templates/triton.py.j2` only writes.  The kernels run from
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
+from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
 from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
@@ -212,25 +214,21 @@ class TritonKernel:
             lines = [*WINDOW_STATEMENTS, *lines]
             numbers += ", window_left, window_right"
         if self.tma:
-            loops = box_loops([(made.tensor, made.rows, made.columns) for made in self.descriptors])
+            loops, columns = box_loops([(made.tensor, made.rows, made.columns) for made in self.descriptors])
             lines += [
                 "descriptors = [",
-                "    TensorDescriptor.from_tensor(tensor, [1, 1, row_count.value, columns])",
+                f"    TensorDescriptor.from_tensor(x, [1, 1, count.value, {columns}])",
                 *(f"    {loop}" for loop in loops),
                 "]",
-                f"numbers = ({numbers})",
             ]
-        else:
-            lines += [
-                "strides = (stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3])",
-                f"numbers = (*strides, {numbers})",
-            ]
-        described = tuple(made.tensor for made in self.descriptors)
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, described, tuple(lines))
+        if self.mask == "window" or not self.tma:
+            lines += [f"sizes = ({numbers})"]
+            numbers = "*sizes" if self.tma else "*(n for x in (q, k, v, out) for n in x.stride()[:3]), *sizes"
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), numbers, self.tma, self.tma)
 
     @property
-    def arguments(self) -> str:
-        """The kernel's parameters."""
+    def signature(self) -> str:
+        """The head of the kernel."""
         places = [d.name for d in self.descriptors] if self.tma else ["q_ptr", "k_ptr", "v_ptr", "out_ptr"]
         strides = [] if self.tma else [f"stride_{tensor}{axis}" for tensor in "qkvo" for axis in "bhs"]
         sizes = [
@@ -240,7 +238,7 @@ class TritonKernel:
             "seqlen_k",
             *(["window_left", "window_right"] if self.mask == "window" else []),
         ]
-        return ", ".join([*places, "lse_ptr", *strides, *sizes, "scale_log2,"])
+        return in_lines(", ".join([*places, "lse_ptr", *strides, *sizes, "scale_log2"]), "def attention(", "):")
 
 
 def _plus(piece: Piece) -> str:
@@ -304,7 +302,7 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
     if split:
         sums = " + ".join(str(piece.width) for piece in _pieces(split[0]))
         lines.append(f"Triton's blocks are powers of two: head_dim {split[0]} goes as {sums}, nothing is padded.")
-    return "\n".join(lines)
+    return textwrap.fill("  ".join(lines), 120)
 
 
 def _pieces(head_dim: int) -> tuple[Piece, ...]:

@@ -15,7 +15,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "preference": 10}                    higher wins
 
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
-with -1 for no limit; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
+with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a shape; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
 float32 (batch, heads_q, seqlen_q) or None.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
@@ -144,10 +144,16 @@ def select(
     return next((e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max), None)
 
 
+@functools.cache
 def launcher(entry: Entry) -> Callable[..., Any]:
-    """The kernel's ``launch``, importing its module (and with it Triton) on first use; ImportError as Python gives it."""
-    launch: Callable[..., Any] = importlib.import_module(f"{PACKAGE}.{entry.module}").launch
-    return launch
+    """The kernel's ``launch`` with a memory for shapes (`launching.launcher`), one for all who ask.
+
+    Imports the kernel's module (and with it Triton) on first use; ImportError as Python gives it.
+    """
+    module = importlib.import_module(f"{PACKAGE}.{entry.module}")
+    from tilecast.kernels import launching  # loads torch
+
+    return launching.launcher(module)
 
 
 @functools.cache

@@ -66,6 +66,10 @@ def load(path: Path, name: str) -> Any:
         raise ValueError(f"{path}: cannot be imported")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if hasattr(module, "plan"):
+        from tilecast.kernels.launching import launcher
+
+        module.launch = launcher(module)  # type: ignore[attr-defined]  # as the operator launches it
     return module
 
 

@@ -123,6 +123,11 @@ class TensorDescriptor:
         if any(s * base.data.itemsize % 16 for s in self.strides[:-1]) or self.strides[-1] != 1:
             raise LayoutError(f"the copy engine needs a unit last stride and strides of 16 bytes, got {self.strides}")
 
+    @staticmethod
+    def from_tensor(base: Array, block_shape: Sequence[Any], layout: Any) -> TensorDescriptor:
+        """The tensor map of a whole tensor."""
+        return TensorDescriptor(base, base.shape, base.stride(), block_shape, layout)
+
     @property
     def dtype(self) -> dtypes.Dtype:
         """Element type."""

@@ -1,10 +1,9 @@
 """Causal attention forward for head_dim 128 on Blackwell: FlashAttention-4 in Gluon.
 
-Query i sees keys up to i + seqlen_k - seqlen_q.
-A unit of work is two tiles of 128 query rows; each has a softmax group of four warps, and they share K and V.
-One warp loads, one issues matrix products, four warps correct the output and store it.
-S, P and O stay in tensor memory; keys go from the last block to the first, masked blocks first.
-One program a unit, the longest units first.
+Query i sees keys up to i + seqlen_k - seqlen_q.  A unit of work is two tiles of 128 query rows; each has a softmax
+group of four warps, and they share K and V.  One warp loads, one issues matrix products, four warps correct the output
+and store it.  S, P and O stay in tensor memory; keys go from the last block to the first, masked blocks first.  One
+program a unit, the longest units first.
 """
 
 TILECAST = {
@@ -12,6 +11,8 @@ TILECAST = {
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=q,kv_stages=0,cta_group=1,emulated_share=0,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=true,scheduler=longest-first",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
+
+from collections import namedtuple
 
 import triton
 from triton.experimental import gluon
@@ -39,20 +40,14 @@ LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # Every fused multiply-add is written as one; register allocation at level 2, which Triton 3.9 asks for, spills.
 OPTIONS = {"maxnreg": 128, "enable_fp_fusion": False, "ptx_options": "--regAllocOptLevel=4", "num_warps": 4}
-PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
 # -- arithmetic: a thread owns a row and works on two neighbouring columns at a time -----------------------------------
 @gluon.constexpr_function
 def row_per_thread(columns):
     """Register layout of [ROWS, columns]: lane l of warp w owns row 32 w + l, as tcgen05.ld and tcgen05.st have it."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1 << bit] for bit in range(columns.bit_length() - 1)],
-        lane_bases=[[1 << bit, 0] for bit in range(5)],
-        warp_bases=[[32, 0], [64, 0]],
-        block_bases=[],
-        shape=[128, columns],
-    )
+    registers, lanes = [[0, 1 << bit] for bit in range(columns.bit_length() - 1)], [[1 << bit, 0] for bit in range(5)]
+    return gl.DistributedLinearLayout(registers, lanes, [[32, 0], [64, 0]], [], [128, columns])
 
 
 @gluon.constexpr_function
@@ -80,8 +75,9 @@ def packed(OPERATION: gl.constexpr, a, b):
 @gluon.jit
 def max3(a, b, c):
     """The largest of three; NaN if one is NaN, so that a NaN score turns its row, and only its row, into NaN."""
-    MAX3: gl.constexpr = "max.NaN.ftz.f32 $0, $1, $2, $3;"
-    return gl.inline_asm_elementwise(MAX3, "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        "max.NaN.ftz.f32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -113,49 +109,41 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return made
 
 
-@gluon.aggregate
-class Ring:
-    """Tiles on their way through shared memory, in slots that take turns.
+# Tiles on their way through shared memory, in slots that take turns.
+# A place is a slot and the phase of its barriers, which flips when the ring starts over.
+Ring = namedtuple("Ring", "tiles full empty")
 
-    A place is a slot and the phase of its barriers, which flips when the ring starts over.
-    """
 
-    tiles: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
+@gluon.jit
+def after(ring, slot, phase):
+    """The next place."""
+    last = slot == ring.full.shape[0] - 1
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
 
-    @gluon.jit
-    def after(self, slot, phase):
-        """The next place."""
-        last = slot == self.full.shape[0] - 1
-        return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
 
-    @gluon.jit
-    def load(self, place, desc, batch, head, row):
-        """Copy the tile that starts at `row` of a head, once its slot is free; the next place."""
-        slot, phase = place
-        full = self.full.index(slot)
-        mbarrier.wait(self.empty.index(slot), phase ^ 1)
-        mbarrier.expect(full, desc.block_type.nbytes)
-        tma.async_load(desc, [batch, head, row, 0], full, self.tiles.index(slot))
-        return self.after(slot, phase)
+@gluon.jit
+def load(ring, place, desc, batch, head, row):
+    """Copy the tile that starts at `row` of a head, once its slot is free; the next place."""
+    slot, phase = place
+    full = ring.full.index(slot)
+    mbarrier.wait(ring.empty.index(slot), phase ^ 1)
+    mbarrier.expect(full, desc.block_type.nbytes)
+    tma.async_load(desc, [batch, head, row, 0], full, ring.tiles.index(slot))
+    return after(ring, slot, phase)
 
-    @gluon.jit
-    def take(self, place):
-        """Wait until a tile has landed; its slot, and the next place."""
-        slot, phase = place
-        mbarrier.wait(self.full.index(slot), phase)
-        return slot, self.after(slot, phase)
 
-    @gluon.jit
-    def tile(self, slot):
-        """The tile in a slot as a matrix."""
-        return self.tiles.index(slot).reshape([self.tiles.shape[3], self.tiles.shape[4]])
+@gluon.jit
+def take(ring, place):
+    """Wait until a tile has landed; its slot, and the next place."""
+    slot, phase = place
+    mbarrier.wait(ring.full.index(slot), phase)
+    return slot, after(ring, slot, phase)
 
-    @gluon.jit
-    def release(self, slot):
-        """Give a slot back when the matrix products so far are done."""
-        tcgen05_commit(self.empty.index(slot))
+
+@gluon.jit
+def tile_at(ring, slot):
+    """The tile in a slot as a matrix."""
+    return ring.tiles.index(slot).reshape([ring.tiles.shape[3], ring.tiles.shape[4]])
 
 
 @gluon.jit
@@ -175,75 +163,58 @@ def own_copy(x):
 
 @gluon.jit
 def program_number():
-    """Number of this program, read by every role for itself: one read for all would hold a register through all of them."""
-    NUMBER: gl.constexpr = "mov.u32 $0, %ctaid.x;"
-    return gl.inline_asm_elementwise(NUMBER, "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1)
+    """Number of this program, read by every role for itself: one read would hold a register through all of them."""
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, %ctaid.x;", "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1
+    )
 
 
-@gluon.aggregate
-class Problem:
-    """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
+# One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs.
+Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s heads_q group seqlen_q seqlen_k query_blocks heads "
+                     "heads_at_once scale_log2")  # fmt: skip
 
-    out: gl.tensor
-    lse: gl.tensor
-    stride_b: gl.tensor
-    stride_h: gl.tensor
-    stride_s: gl.tensor
-    heads_q: gl.tensor
-    group: gl.tensor
-    seqlen_q: gl.tensor
-    seqlen_k: gl.tensor
-    query_blocks: gl.tensor
-    heads: gl.tensor
-    heads_at_once: gl.tensor
-    scale_log2: gl.tensor
 
-    @gluon.jit
-    def own(self):
-        """A role's own copy of the sizes: work that the roles share, the compiler does before they part, and spills."""
-        return Problem(
-            self.out, self.lse, self.stride_b, self.stride_h, self.stride_s, own_copy(self.heads_q),
-            own_copy(self.group), own_copy(self.seqlen_q), own_copy(self.seqlen_k), own_copy(self.query_blocks),
-            own_copy(self.heads), own_copy(self.heads_at_once), self.scale_log2,
-        )  # fmt: skip
+@gluon.jit
+def own(problem):
+    """A role's own copy of the sizes: work that the roles share, the compiler does before they part, and spills."""
+    return Problem(*problem[:5], *[own_copy(size) for size in problem[5:-1]], problem.scale_log2)
 
-    @gluon.jit
-    def work_tile(self, tile):
-        """Batch, query head and first query row of a work tile."""
-        # Last rows first, because they see the most keys; a few heads at a time, so that their K and V stay in L2.
-        first_head = tile // (self.heads_at_once * self.query_blocks) * self.heads_at_once
-        heads_here = gl.minimum(self.heads_at_once, self.heads - first_head)
-        tile = tile - first_head * self.query_blocks
-        head = first_head + tile % heads_here
-        row = (self.query_blocks - 1 - tile // heads_here) * TILE_M
-        return head // self.heads_q, head % self.heads_q, row
 
-    @gluon.jit
-    def key_blocks(self, row):
-        """First key of the last key block that a work tile sees, and how many blocks there are."""
-        # The last row sees the most keys.  A tile that sees none still takes one block, all of it masked.
-        stop = gl.minimum(row + TILE_M, self.seqlen_q) + self.seqlen_k - self.seqlen_q
-        blocks = gl.maximum(gl.cdiv(stop, TILE_N), 1)
-        return (blocks - 1) * TILE_N, blocks
+@gluon.jit
+def work_tile(problem, tile):
+    """Batch, query head, key/value head, first row, first key of the last key block, number of blocks."""
+    # Last rows first, because they see the most keys; a few heads at a time, so that their K and V stay in L2.
+    first_head = tile // (problem.heads_at_once * problem.query_blocks) * problem.heads_at_once
+    heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)
+    tile = tile - first_head * problem.query_blocks
+    head = first_head + tile % heads_here
+    row = (problem.query_blocks - 1 - tile // heads_here) * TILE_M
+    batch, head = head // problem.heads_q, head % problem.heads_q
+    head_kv = head // problem.group
+    # The last row sees the most keys.  A tile that sees none still takes one block, all of it masked.
+    stop = gl.minimum(row + TILE_M, problem.seqlen_q) + problem.seqlen_k - problem.seqlen_q
+    blocks = gl.maximum(gl.cdiv(stop, TILE_N), 1)
+    return batch, head, head_kv, row, (blocks - 1) * TILE_N, blocks
 
-    @gluon.jit
-    def store_rows(self, softmax, total, maximum, batch, head, row):
-        """Write the logarithms of the row sums, then O over these; each thread writes its row."""
-        # Own copies: what the stores of two groups have in common would hold registers through the first of them.
-        batch, head, row = own_copy(batch), own_copy(head), own_copy(row)
-        rows = row + gl.arange(0, ROWS, total.type.layout)
-        empty = total == 0.0
-        valid = rows < self.seqlen_q
-        lse = gl.where(empty, float("-inf"), (maximum * self.scale_log2 + gl.log2(total)) * LN2)
-        gl.store(self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q + rows, lse, mask=valid)
-        inverse = gl.where(empty, 0.0, 1.0 / total)
-        head_start = batch.to(gl.int64) * self.stride_b + head.to(gl.int64) * self.stride_h
-        out = (self.out + 8 * (head_start + rows.to(gl.int64) * self.stride_s))[:, None]
-        columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
-        for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
-            o = softmax.o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
-            o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
-            gl.store(out + (start + columns), o, mask=valid[:, None])
+
+@gluon.jit
+def store_rows(problem, softmax, total, maximum, batch, head, row):
+    """Write the logarithms of the row sums, then O over these; each thread writes its row."""
+    # Own copies: what the stores of two groups have in common would hold registers through the first of them.
+    batch, head, row = own_copy(batch), own_copy(head), own_copy(row)
+    rows = row + gl.arange(0, ROWS, total.type.layout)
+    empty = total == 0.0
+    valid = rows < problem.seqlen_q
+    lse = gl.where(empty, float("-inf"), (maximum * problem.scale_log2 + gl.log2(total)) * LN2)
+    gl.store(problem.lse + (batch * problem.heads_q + head).to(gl.int64) * problem.seqlen_q + rows, lse, mask=valid)
+    inverse = gl.where(empty, 0.0, 1.0 / total)
+    head_start = batch.to(gl.int64) * problem.stride_b + head.to(gl.int64) * problem.stride_h
+    out = (problem.out + 8 * (head_start + rows.to(gl.int64) * problem.stride_s))[:, None]
+    columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
+    for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
+        o = softmax.o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
+        o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
+        gl.store(out + (start + columns), o, mask=valid[:, None])
 
 
 @gluon.constexpr_function
@@ -252,85 +223,68 @@ def accumulator(columns):
     return TensorMemoryLayout((128, columns), col_stride=1)
 
 
-@gluon.aggregate
-class Softmax:
-    """What a softmax group works on, and its barriers with the matrix role and the correction role."""
+# A softmax group: S and O in tensor memory; barriers: S complete, three quarters of P stored and O rescaled, last
+# quarter stored, O complete; for the correction role: rows (in turn factors of blocks, sums, maxima), written, read.
+Softmax = namedtuple("Softmax", "s o s_full p_ready p_rest o_full rows rows_full rows_empty")
 
-    s: tensor_memory_descriptor
-    o: tensor_memory_descriptor
-    s_full: gl.shared_memory_descriptor  # S is complete
-    p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
-    p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
-    o_full: gl.shared_memory_descriptor  # O is complete
-    rows: gl.shared_memory_descriptor  # for the correction role: in turn factors of blocks, row sums, row maxima
-    stats_full: gl.shared_memory_descriptor
-    stats_empty: gl.shared_memory_descriptor
 
-    @gluon.jit
-    def p(self, dtype: gl.constexpr):
-        """P in tensor memory: the right half of the columns of S, which are free once S is in registers."""
-        right = self.s.slice(TILE_N // 2, TILE_N // 2)
-        return right.reinterpret(dtype, [ROWS, TILE_N], accumulator(TILE_N))
+@gluon.jit
+def p_of(softmax, dtype: gl.constexpr):
+    """P in tensor memory: the right half of the columns of S, which are free once S is in registers."""
+    right = softmax.s.slice(TILE_N // 2, TILE_N // 2)
+    return right.reinterpret(dtype, [ROWS, TILE_N], accumulator(TILE_N))
 
-    @gluon.jit
-    def qk(self, q, k):
-        """S = Q K^T."""
-        tcgen05_mma(q, k.permute((1, 0)), self.s, use_acc=False)
-        tcgen05_commit(self.s_full)
 
-    @gluon.jit
-    def pv(self, v, phase, use_acc):
-        """O += P V, on three quarters of P while the softmax group works on the last one."""
-        p = self.p(v.dtype)
-        mbarrier.wait(self.p_ready, phase)
-        tcgen05_mma(p.slice(0, 64), v.slice(0, 64), self.o, use_acc=use_acc)
-        tcgen05_mma(p.slice(64, 32), v.slice(64, 32), self.o, use_acc=True)
-        mbarrier.wait(self.p_rest, phase)
-        tcgen05_mma(p.slice(96, 32), v.slice(96, 32), self.o, use_acc=True)
+@gluon.jit
+def issue_qk(softmax, q, k):
+    """S = Q K^T."""
+    tcgen05_mma(q, k.permute((1, 0)), softmax.s, use_acc=False)
+    tcgen05_commit(softmax.s_full)
 
-    @gluon.jit
-    def hide_keys(self, stop):
-        """Scores of keys outside [0, stop), counted from the start of the block, become -inf.
 
-        In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
-        """
-        for start in gl.static_range(0, TILE_N, QUARTER):
-            columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
-            # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
-            chunk = columns & -16
-            seen = (1 << gl.minimum(gl.maximum(stop[:, None] - chunk, 0), 16)) - 1
-            s = self.s.slice(start, QUARTER).load(row_per_thread(QUARTER))
-            self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
+@gluon.jit
+def issue_pv(softmax, v, phase, use_acc):
+    """O += P V, on three quarters of P while the softmax group works on the last one."""
+    p = p_of(softmax, v.dtype)
+    mbarrier.wait(softmax.p_ready, phase)
+    tcgen05_mma(p.slice(0, 64), v.slice(0, 64), softmax.o, use_acc=use_acc)
+    tcgen05_mma(p.slice(64, 32), v.slice(64, 32), softmax.o, use_acc=True)
+    mbarrier.wait(softmax.p_rest, phase)
+    tcgen05_mma(p.slice(96, 32), v.slice(96, 32), softmax.o, use_acc=True)
 
-    @gluon.jit
-    def wait_empty(self, n):
-        """Until release number n of a slot for numbers of rows has happened."""
-        mbarrier.wait(self.stats_empty.index(0), n & 1)
 
-    @gluon.jit
-    def publish(self, n, values):
-        """Write numbers of rows, the n-th ones."""
-        self.rows.index(0).store(values)
-        mbarrier.arrive(self.stats_full.index(0))
+@gluon.jit
+def hide_keys(softmax, stop):
+    """Scores of keys outside [0, stop), counted from the start of the block, become -inf."""
+    # In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
+    for start in gl.static_range(0, TILE_N, QUARTER):
+        columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
+        # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
+        chunk = columns & -16
+        seen = (1 << gl.minimum(gl.maximum(stop[:, None] - chunk, 0), 16)) - 1
+        s = softmax.s.slice(start, QUARTER).load(row_per_thread(QUARTER))
+        softmax.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
 
-    @gluon.jit
-    def read(self, n, released):
-        """The n-th numbers of rows; a slot of the `released` group is free then."""
-        mbarrier.wait(self.stats_full.index(0), n & 1)
-        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
-        mbarrier.arrive(released.stats_empty.index(0))
-        return values
 
-    @gluon.jit
-    def correct(self, n, later, released):
-        """Take in the row factors of a block: rescale O, unless this is its first block or no maximum has moved."""
-        factor = self.read(n, released)
-        if later & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
-            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
-            for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
-                o = self.o.slice(start, RESCALE_COLUMNS)
-                o.store(packed("mul", o.load(row_per_thread(RESCALE_COLUMNS)), factors))
-        mbarrier.arrive(self.p_ready)
+@gluon.jit
+def read(softmax, n, released):
+    """The n-th numbers of rows; a slot of the `released` group is free then."""
+    mbarrier.wait(softmax.rows_full.index(0), n & 1)
+    values = softmax.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+    mbarrier.arrive(released.rows_empty.index(0))
+    return values
+
+
+@gluon.jit
+def correct(softmax, n, later, released):
+    """Take in the row factors of a block: rescale O, unless this is its first block or no maximum has moved."""
+    factor = read(softmax, n, released)
+    if later & (gl.max((factor != 1.0).to(gl.int32), 0) != 0):
+        factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
+        for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
+            o = softmax.o.slice(start, RESCALE_COLUMNS)
+            o.store(packed("mul", o.load(row_per_thread(RESCALE_COLUMNS)), factors))
+    mbarrier.arrive(softmax.p_ready)
 
 
 @gluon.jit
@@ -338,109 +292,91 @@ def make_softmax():
     """Memory and barriers of a softmax group."""
     s = allocate_tensor_memory(gl.float32, [ROWS, TILE_N], accumulator(TILE_N))
     o = allocate_tensor_memory(gl.float32, [ROWS, 128], accumulator(128))
-    ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
-    stats_full = barriers(STATS_SLOTS, 1)
-    stats_empty = barriers(STATS_SLOTS, 1)
+    rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    rows_full = barriers(STATS_SLOTS, 1)
+    rows_empty = barriers(STATS_SLOTS, 1)
     s_full = barriers(1, 1)
     o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
-    return Softmax(
-        s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, stats_full, stats_empty,
-    )  # fmt: skip
+    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows,
+                   rows_full, rows_empty)  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_role(descs, rings, problem):
+def load_role(descs, q, kv, problem):
     """One warp: copies Q, K and V into shared memory, in the order in which the tensor core wants them."""
     q_desc, k_desc, v_desc = descs
-    q, kv = rings
-    problem = problem.own()
+    problem = own(problem)
     zero = gl.to_tensor(0)
     q_at, kv_at = (zero, zero), (zero, zero)
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    head_kv = head // problem.group
-    key, blocks = problem.key_blocks(row)
-    kv_at = kv.load(kv_at, k_desc, batch, head_kv, key)
-    q_at = q.load(q_at, q_desc, batch, head, row)
-    q_at = q.load(q_at, q_desc, batch, head, row + ROWS)
+    batch, head, head_kv, row, key, blocks = work_tile(problem, program_number())
+    kv_at = load(kv, kv_at, k_desc, batch, head_kv, key)
+    q_at = load(q, q_at, q_desc, batch, head, row)
+    q_at = load(q, q_at, q_desc, batch, head, row + ROWS)
     for _ in range(blocks - 1):
-        kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)
-        kv_at = kv.load(kv_at, k_desc, batch, head_kv, key - TILE_N)
+        kv_at = load(kv, kv_at, v_desc, batch, head_kv, key)
+        kv_at = load(kv, kv_at, k_desc, batch, head_kv, key - TILE_N)
         key -= TILE_N
-    kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)
+    kv_at = load(kv, kv_at, v_desc, batch, head_kv, key)
 
 
 @gluon.jit
-def mma_role(rings, softmaxes, problem):
-    """One warp: issues the matrix products; the tensor core runs them in this order.
-
-    Before the loop QK0 QK1; in it PV0 QK0 PV1 QK1, QK of the next block; after it PV0 PV1.
-    """
-    q, kv = rings
-    softmax0, softmax1 = softmaxes
-    problem = problem.own()
+def mma_role(q, kv, softmax0, softmax1, problem):
+    """One warp: matrix products.  First QK0 QK1; in the loop PV0 QK0 PV1 QK1, QK of the next block; then PV0 PV1."""
+    problem = own(problem)
     zero = gl.to_tensor(0)
     q_at, kv_at = (zero, zero), (zero, zero)
     p_phase = 0
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, blocks = problem.key_blocks(row)
-    q0, q_at = q.take(q_at)
-    k_slot, kv_at = kv.take(kv_at)
-    softmax0.qk(q.tile(q0), kv.tile(k_slot))
-    q1, q_at = q.take(q_at)
-    softmax1.qk(q.tile(q1), kv.tile(k_slot))
-    kv.release(k_slot)
+    batch, head, head_kv, row, key, blocks = work_tile(problem, program_number())
+    q0, q_at = take(q, q_at)
+    k_slot, kv_at = take(kv, kv_at)
+    issue_qk(softmax0, tile_at(q, q0), tile_at(kv, k_slot))
+    q1, q_at = take(q, q_at)
+    issue_qk(softmax1, tile_at(q, q1), tile_at(kv, k_slot))
+    tcgen05_commit(kv.empty.index(k_slot))
     for step in range(blocks - 1):
-        v_slot, kv_at = kv.take(kv_at)
-        softmax0.pv(kv.tile(v_slot), p_phase, step != 0)
-        k_slot, kv_at = kv.take(kv_at)
-        softmax0.qk(q.tile(q0), kv.tile(k_slot))
-        softmax1.pv(kv.tile(v_slot), p_phase, step != 0)
-        kv.release(v_slot)
-        softmax1.qk(q.tile(q1), kv.tile(k_slot))
-        kv.release(k_slot)
+        v_slot, kv_at = take(kv, kv_at)
+        issue_pv(softmax0, tile_at(kv, v_slot), p_phase, step != 0)
+        k_slot, kv_at = take(kv, kv_at)
+        issue_qk(softmax0, tile_at(q, q0), tile_at(kv, k_slot))
+        issue_pv(softmax1, tile_at(kv, v_slot), p_phase, step != 0)
+        tcgen05_commit(kv.empty.index(v_slot))
+        issue_qk(softmax1, tile_at(q, q1), tile_at(kv, k_slot))
+        tcgen05_commit(kv.empty.index(k_slot))
         p_phase = p_phase ^ 1
-    v_slot, kv_at = kv.take(kv_at)
-    softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)
+    v_slot, kv_at = take(kv, kv_at)
+    issue_pv(softmax0, tile_at(kv, v_slot), p_phase, blocks != 1)
     tcgen05_commit(softmax0.o_full)
-    softmax1.pv(kv.tile(v_slot), p_phase, blocks != 1)
+    issue_pv(softmax1, tile_at(kv, v_slot), p_phase, blocks != 1)
     tcgen05_commit(softmax1.o_full)
-    kv.release(v_slot)
+    tcgen05_commit(kv.empty.index(v_slot))
 
 
 @gluon.jit
 def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
-    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum.
-
-    Row statistics number n wait for release number n - LAG, which the correction role makes while it serves the other group:
-    that keeps the groups apart.
-    """
+    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum."""
     ROW: gl.constexpr = one_per_thread(QUARTER)
     dtype: gl.constexpr = problem.out.dtype.element_ty
-    problem = problem.own()
+    problem = own(problem)
     scale_log2 = problem.scale_log2
-    p = softmax.p(dtype)
+    p = p_of(softmax, dtype)
+    # Numbers n wait for release n - LAG, made while the other group is served: that keeps the groups apart.
     s_phase = 0
     n = 0  # numbers of a row published so far
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, blocks = problem.key_blocks(row)
+    batch, head, head_kv, row, key, blocks = work_tile(problem, program_number())
     row += GROUP * ROWS
     diagonal = row + problem.seqlen_k - problem.seqlen_q
     row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
-    softmax.wait_empty(n - LAG)
+    mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
     for _ in range(blocks):
         mbarrier.wait(softmax.s_full, s_phase)
         s_phase = s_phase ^ 1
         if key + TILE_N > diagonal + 1:
-            softmax.hide_keys(row_diagonal + 1 - key)
+            hide_keys(softmax, row_diagonal + 1 - key)
         s, block_max = softmax.s.load_max(row_per_thread(TILE_N), propagate_nan=triton.language.PropagateNan.ALL)
         left, right = halves(s)
         a, b = halves(left)
@@ -453,7 +389,8 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         base = gl.where(next_max == float("-inf"), 0.0, next_max)  # no visible key yet: any finite base will do
         factor = gl.exp2((row_max - base) * scale_log2)
         row_max = next_max
-        softmax.publish(n, factor)
+        softmax.rows.index(0).store(factor)
+        mbarrier.arrive(softmax.rows_full.index(0))
         n += 1
 
         minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
@@ -469,113 +406,90 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, problem):
         mbarrier.arrive(softmax.p_rest)
 
         # The rest is off the path from S to P.
-        softmax.wait_empty(n - LAG)
+        mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
         rescale = gl.convert_layout(factor, one_per_thread(2), assert_trivial=True)
         row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
     even, odd = row_sum.split()
-    softmax.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+    total = gl.convert_layout(even + odd, ROW, assert_trivial=True)
+    softmax.rows.index(0).store(total)
+    mbarrier.arrive(softmax.rows_full.index(0))
     n += 1
-    softmax.wait_empty(n - LAG)
-    softmax.publish(n, row_max)
+    mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
+    softmax.rows.index(0).store(row_max)
+    mbarrier.arrive(softmax.rows_full.index(0))
 
 
 @gluon.jit
-def correction_role(softmaxes, problem):
+def correction_role(softmax0, softmax1, problem):
     """Four warps: rescale O when a row maximum has moved; at the end divide by the row sums and store."""
-    softmax0, softmax1 = softmaxes
-    problem = problem.own()
+    problem = own(problem)
     n = 0  # numbers of a row read so far, from each group
-    o_phase = 0
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, blocks = problem.key_blocks(row)
+    batch, head, head_kv, row, key, blocks = work_tile(problem, program_number())
     for step in range(blocks):
-        softmax0.correct(n, step != 0, softmax1)
-        softmax1.correct(n, step != 0, softmax0)
+        correct(softmax0, n, step != 0, softmax1)
+        correct(softmax1, n, step != 0, softmax0)
         n += 1
-    total0 = softmax0.read(n, softmax1)
-    total1 = softmax1.read(n, softmax0)
+    total0 = read(softmax0, n, softmax1)
+    total1 = read(softmax1, n, softmax0)
     n += 1
-    maximum0 = softmax0.read(n, softmax1)
-    maximum1 = softmax1.read(n, softmax0)
-    mbarrier.wait(softmax0.o_full, o_phase)
-    problem.store_rows(softmax0, total0, maximum0, batch, head, row)
-    mbarrier.wait(softmax1.o_full, o_phase)
-    problem.store_rows(softmax1, total1, maximum1, batch, head, row + ROWS)
+    maximum0 = read(softmax0, n, softmax1)
+    maximum1 = read(softmax1, n, softmax0)
+    mbarrier.wait(softmax0.o_full, 0)
+    store_rows(problem, softmax0, total0, maximum0, batch, head, row)
+    mbarrier.wait(softmax1.o_full, 0)
+    store_rows(problem, softmax1, total1, maximum1, batch, head, row + ROWS)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(5, 15))
-def attention(
-    q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, query_blocks,
-    heads, heads_at_once, scale_log2,
-):  # fmt: skip
+def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q,
+              seqlen_k, query_blocks, heads, heads_at_once, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(
-        out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, query_blocks, heads,
-        heads_at_once, scale_log2,
-    )  # fmt: skip
-    descs = (q_desc, k_desc, v_desc)
-    q = make_ring(descs[0], 2)
-    kv = make_ring(descs[1], KV_STAGES)
-    rings = (q, kv)
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k,
+                      query_blocks, heads, heads_at_once, scale_log2)  # fmt: skip
+    q = make_ring(q_desc, 2)
+    kv = make_ring(k_desc, KV_STAGES)
     # Tensor memory, 512 of 512 columns: S0 at 0, O0 at 128, S1 at 256, O1 at 384.
     softmax0 = make_softmax()
     softmax1 = make_softmax()
     gl.warp_specialize([
-        (correction_role, ((softmax0, softmax1), problem)),
+        (correction_role, (softmax0, softmax1, problem)),
         (softmax_role, (0, 1, softmax0, problem)),
         (softmax_role, (1, 0, softmax1, problem)),
-        (mma_role, (rings, (softmax0, softmax1), problem)),
-        (load_role, (descs, rings, problem)),
+        (mma_role, (q, kv, softmax0, softmax1, problem)),
+        (load_role, ((q_desc, k_desc, v_desc), q, kv, problem)),
     ], [4, 4, 1, 1], [176, 176, 96, 96])  # fmt: skip
 
 
-# -- host --------------------------------------------------------------------------------------------------------------
-def on(descriptor, tensor):
-    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
-    copy = object.__new__(TensorDescriptor)
-    copy.__dict__.update(descriptor.__dict__, base=tensor)
-    return copy
-
-
-def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
+def plan(q, k, v, out, lse, window_left, window_right):
+    """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if (window_left, window_right) not in ((-1, -1), (-1, 0)):
         raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
     shapes = {"q": (*rows, 128), "k": (*keys, 128), "v": (*keys, 128), "out": (*rows, 128)}
-    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
-    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    for x, (name, shape) in zip((q, k, v, out), shapes.items()):
+        want = shape, str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    if (tuple(lse.shape), str(lse.dtype), lse.device) != (rows, "torch.float32", q.device) or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)} on {lse.device}")
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
-    descriptors = []
-    for tensor, row_count, columns in ((q, ROWS, 128), (k, TILE_N, 128), (v, TILE_N, 128)):
-        block = [1, 1, row_count.value, columns]
-        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
-        descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
+    descriptors = [
+        TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)]))
+        for x, block in ((q, [1, 1, ROWS.value, 128]), (k, [1, 1, TILE_N.value, 128]), (v, [1, 1, TILE_N.value, 128]))
+    ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     programs = query_blocks * heads
     # As many heads at a time as have their K and V in 50 MB of L2.
     fitting = max(50 * 2**20 // (512 * seqlen_k), 1)
     heads_at_once = min(2 ** (fitting.bit_length() - 1) * (heads_q // heads_kv), heads)
-    strides = (stride // 8 for stride in out.stride()[:3])
-    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, query_blocks, heads, heads_at_once)
-    # An interpreter compiles nothing.
-    kernel = attention.warmup(*descriptors, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
-    return kernel, (programs, 1, 1), [on(made, None) for made in descriptors], numbers
+    sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, query_blocks, heads, heads_at_once)
+    return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -586,22 +500,13 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     """
     if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
-    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
-    key = (q.device, *tensors, window_left, window_right)
-    plan = PLANS.get(key)
-    if plan is None:
-        if len(PLANS) >= 256:
-            PLANS.clear()
-        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
-    if plan:
-        kernel, grid, descriptors, numbers = plan
-        kernel[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
+    if planned := plan(q, k, v, out, lse, window_left, window_right):
+        grid, arguments = planned
+        attention[grid](*arguments, max(scale * LOG2E, 1e-37), **OPTIONS)  # a hidden score, -inf, times 0 would be NaN
     else:
         out.zero_()
         lse.fill_(float("-inf"))

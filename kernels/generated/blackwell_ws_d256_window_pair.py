@@ -1,10 +1,10 @@
 """Sliding-window attention forward for head_dim 256 on Blackwell: FlashAttention-4 in Gluon.
 
-Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.
-A unit of work is 256 query rows (128 in each of two CTAs that multiply together) of one head; two softmax groups of four warps take turns at its key blocks.
-One warp loads, one issues matrix products, four warps correct the output and store it.
-S, P and O stay in tensor memory; keys go from the last block to the first, masked blocks first.
-One program a unit, the longest units first.
+Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.  A unit of work is 256
+query rows (128 in each of two CTAs that multiply together) of one head; two softmax groups of four warps take turns at
+its key blocks.  One warp loads, one issues matrix products, four warps correct the output and store it.  S, P and O
+stay in tensor memory; keys go from the last block to the first, masked blocks first.  One program a unit, the longest
+units first.
 """
 
 TILECAST = {
@@ -12,6 +12,8 @@ TILECAST = {
     "variant": "family=fa4,tile_m=128,tile_n=128,stages=2,split=k,kv_stages=0,cta_group=2,emulated_share=0,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=longest-first",
     "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
+
+from collections import namedtuple
 
 import triton
 from triton.experimental import gluon
@@ -40,20 +42,14 @@ LOG2E = 1.4426950408889634
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 # Every fused multiply-add is written as one; register allocation at level 2, which Triton 3.9 asks for, spills.
 OPTIONS = {"maxnreg": 128, "enable_fp_fusion": False, "ptx_options": "--regAllocOptLevel=4", "num_warps": 4, "num_ctas": 2}  # fmt: skip
-PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
 # -- arithmetic: a thread owns a row and works on two neighbouring columns at a time -----------------------------------
 @gluon.constexpr_function
 def row_per_thread(columns):
     """Register layout of [ROWS, columns]: lane l of warp w owns row 32 w + l, as tcgen05.ld and tcgen05.st have it."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1 << bit] for bit in range(columns.bit_length() - 1)],
-        lane_bases=[[1 << bit, 0] for bit in range(5)],
-        warp_bases=[[32, 0], [64, 0]],
-        block_bases=[[128, 0]],
-        shape=[256, columns],
-    )
+    registers, lanes = [[0, 1 << bit] for bit in range(columns.bit_length() - 1)], [[1 << bit, 0] for bit in range(5)]
+    return gl.DistributedLinearLayout(registers, lanes, [[32, 0], [64, 0]], [[128, 0]], [256, columns])
 
 
 @gluon.constexpr_function
@@ -81,8 +77,9 @@ def packed(OPERATION: gl.constexpr, a, b):
 @gluon.jit
 def max3(a, b, c):
     """The largest of three; NaN if one is NaN, so that a NaN score turns its row, and only its row, into NaN."""
-    MAX3: gl.constexpr = "max.NaN.ftz.f32 $0, $1, $2, $3;"
-    return gl.inline_asm_elementwise(MAX3, "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        "max.NaN.ftz.f32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -95,10 +92,9 @@ def halves(x):
 
 
 @gluon.jit
-def row_maximum(a, b, c, d, start):
+def row_maximum(a, b, c, rest, start):
     """The largest of `start` and the four quarters of a row."""
     most = max3(a, b, c)
-    rest = d
     for _ in gl.static_range(5):
         most_left, most_right = halves(most)
         rest_left, rest = halves(rest)
@@ -127,49 +123,41 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr, BY_PAIR: gl.constexpr)
     return made
 
 
-@gluon.aggregate
-class Ring:
-    """Tiles on their way through shared memory, in slots that take turns.
+# Tiles on their way through shared memory, in slots that take turns.
+# A place is a slot and the phase of its barriers, which flips when the ring starts over.
+Ring = namedtuple("Ring", "tiles full empty")
 
-    A place is a slot and the phase of its barriers, which flips when the ring starts over.
-    """
 
-    tiles: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
+@gluon.jit
+def after(ring, slot, phase):
+    """The next place."""
+    last = slot == ring.full.shape[0] - 1
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
 
-    @gluon.jit
-    def after(self, slot, phase):
-        """The next place."""
-        last = slot == self.full.shape[0] - 1
-        return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
 
-    @gluon.jit
-    def load(self, place, desc, batch, head, row):
-        """Copy the tile that starts at `row` of a head, once its slot is free; the next place."""
-        slot, phase = place
-        full = self.full.index(slot)
-        mbarrier.wait(self.empty.index(slot), phase ^ 1)
-        mbarrier.expect(full, desc.nbytes_per_cta)
-        tma.async_load(desc, [batch, head, row, 0], full, self.tiles.index(slot))
-        return self.after(slot, phase)
+@gluon.jit
+def load(ring, place, desc, batch, head, row):
+    """Copy the tile that starts at `row` of a head, once its slot is free; the next place."""
+    slot, phase = place
+    full = ring.full.index(slot)
+    mbarrier.wait(ring.empty.index(slot), phase ^ 1)
+    mbarrier.expect(full, desc.nbytes_per_cta)
+    tma.async_load(desc, [batch, head, row, 0], full, ring.tiles.index(slot))
+    return after(ring, slot, phase)
 
-    @gluon.jit
-    def take(self, place):
-        """Wait until a tile has landed; its slot, and the next place."""
-        slot, phase = place
-        mbarrier.wait(self.full.index(slot), phase)
-        return slot, self.after(slot, phase)
 
-    @gluon.jit
-    def tile(self, slot):
-        """The tile in a slot as a matrix."""
-        return self.tiles.index(slot).reshape([self.tiles.shape[3], self.tiles.shape[4]])
+@gluon.jit
+def take(ring, place):
+    """Wait until a tile has landed; its slot, and the next place."""
+    slot, phase = place
+    mbarrier.wait(ring.full.index(slot), phase)
+    return slot, after(ring, slot, phase)
 
-    @gluon.jit
-    def release(self, slot):
-        """Give a slot back when the matrix products so far are done."""
-        tcgen05_commit(self.empty.index(slot))
+
+@gluon.jit
+def tile_at(ring, slot):
+    """The tile in a slot as a matrix."""
+    return ring.tiles.index(slot).reshape([ring.tiles.shape[3], ring.tiles.shape[4]])
 
 
 @gluon.jit
@@ -189,81 +177,61 @@ def own_copy(x):
 
 @gluon.jit
 def program_number():
-    """Number of this program, read by every role for itself: one read for all would hold a register through all of them."""
-    NUMBER: gl.constexpr = "mov.u32 $0, %clusterid.x;"
-    return gl.inline_asm_elementwise(NUMBER, "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1)
+    """Number of this program, read by every role for itself: one read would hold a register through all of them."""
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, %clusterid.x;", "=r,r", [gl.to_tensor(0)], gl.int32, is_pure=False, pack=1
+    )
 
 
-@gluon.aggregate
-class Problem:
-    """One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs."""
+# One launch: outputs (strides in units of 8 elements), sizes, and how work is dealt to programs.
+Problem = namedtuple("Problem", "out lse stride_b stride_h stride_s heads_q group seqlen_q seqlen_k window_left "
+                     "window_right query_blocks heads heads_at_once scale_log2")  # fmt: skip
 
-    out: gl.tensor
-    lse: gl.tensor
-    stride_b: gl.tensor
-    stride_h: gl.tensor
-    stride_s: gl.tensor
-    heads_q: gl.tensor
-    group: gl.tensor
-    seqlen_q: gl.tensor
-    seqlen_k: gl.tensor
-    window_left: gl.tensor
-    window_right: gl.tensor
-    query_blocks: gl.tensor
-    heads: gl.tensor
-    heads_at_once: gl.tensor
-    scale_log2: gl.tensor
 
-    @gluon.jit
-    def own(self):
-        """A role's own copy of the sizes: work that the roles share, the compiler does before they part, and spills."""
-        return Problem(
-            self.out, self.lse, self.stride_b, self.stride_h, self.stride_s, own_copy(self.heads_q),
-            own_copy(self.group), own_copy(self.seqlen_q), own_copy(self.seqlen_k), own_copy(self.window_left),
-            own_copy(self.window_right), own_copy(self.query_blocks), own_copy(self.heads),
-            own_copy(self.heads_at_once), self.scale_log2,
-        )  # fmt: skip
+@gluon.jit
+def own(problem):
+    """A role's own copy of the sizes: work that the roles share, the compiler does before they part, and spills."""
+    return Problem(*problem[:5], *[own_copy(size) for size in problem[5:-1]], problem.scale_log2)
 
-    @gluon.jit
-    def work_tile(self, tile):
-        """Batch, query head and first query row of a work tile."""
-        # Last rows first, because they see the most keys; a few heads at a time, so that their K and V stay in L2.
-        first_head = tile // (self.heads_at_once * self.query_blocks) * self.heads_at_once
-        heads_here = gl.minimum(self.heads_at_once, self.heads - first_head)
-        tile = tile - first_head * self.query_blocks
-        head = first_head + tile % heads_here
-        row = (self.query_blocks - 1 - tile // heads_here) * TILE_M
-        return head // self.heads_q, head % self.heads_q, row
 
-    @gluon.jit
-    def key_blocks(self, row):
-        """First key of the last key block that a work tile sees, and how many pairs of blocks there are."""
-        # The first row sees the first key, the last row the last one.  A tile that sees none still takes a masked block.
-        diagonal = row + self.seqlen_k - self.seqlen_q
-        first = gl.maximum(diagonal - self.window_left, 0) // TILE_N
-        stop = gl.minimum(diagonal + gl.minimum(TILE_M, self.seqlen_q - row) + self.window_right, self.seqlen_k)
-        blocks = gl.maximum(gl.cdiv(stop, TILE_N) - first, 1)
-        pairs = (blocks + 1) // 2
-        return (first + 2 * pairs - 1) * TILE_N, pairs
+@gluon.jit
+def work_tile(problem, tile):
+    """Batch, query head, key/value head, first row, first key of the last key block, number of pairs of blocks."""
+    # Last rows first, because they see the most keys; a few heads at a time, so that their K and V stay in L2.
+    first_head = tile // (problem.heads_at_once * problem.query_blocks) * problem.heads_at_once
+    heads_here = gl.minimum(problem.heads_at_once, problem.heads - first_head)
+    tile = tile - first_head * problem.query_blocks
+    head = first_head + tile % heads_here
+    row = (problem.query_blocks - 1 - tile // heads_here) * TILE_M
+    batch, head = head // problem.heads_q, head % problem.heads_q
+    head_kv = head // problem.group
+    # The first row sees the first key, the last row the last one.  A tile that sees none still takes a masked block.
+    diagonal = row + problem.seqlen_k - problem.seqlen_q
+    first = gl.maximum(diagonal - problem.window_left, 0) // TILE_N
+    stop = gl.minimum(diagonal + gl.minimum(TILE_M, problem.seqlen_q - row) + problem.window_right, problem.seqlen_k)
+    blocks = gl.maximum(gl.cdiv(stop, TILE_N) - first, 1)
+    pairs = (blocks + 1) // 2
+    return batch, head, head_kv, row, (first + 2 * pairs - 1) * TILE_N, pairs
 
-    @gluon.jit
-    def store_rows(self, softmax, total, maximum, batch, head, row):
-        """Write the logarithms of the row sums, then O over these; each thread writes its row."""
-        # Own copies: what the stores of two groups have in common would hold registers through the first of them.
-        batch, head, row = own_copy(batch), own_copy(head), own_copy(row)
-        rows = row + gl.arange(0, ROWS, total.type.layout)
-        empty = total == 0.0
-        valid = rows < self.seqlen_q
-        lse = gl.where(empty, float("-inf"), (maximum * self.scale_log2 + gl.log2(total)) * LN2)
-        gl.store(self.lse + (batch * self.heads_q + head).to(gl.int64) * self.seqlen_q + rows, lse, mask=valid)
-        inverse = gl.where(empty, 0.0, 1.0 / total)
-        head_start = batch.to(gl.int64) * self.stride_b + head.to(gl.int64) * self.stride_h
-        out = (self.out + 8 * (head_start + rows.to(gl.int64) * self.stride_s))[:, None]
-        columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
-        for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
-            o = softmax.o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
-            o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
-            gl.store(out + (start + columns), o, mask=valid[:, None])
+
+@gluon.jit
+def store_rows(problem, softmax, total, maximum, batch, head, row):
+    """Write the logarithms of the row sums, then O over these; each thread writes its row."""
+    # Own copies: what the stores of two groups have in common would hold registers through the first of them.
+    batch, head, row = own_copy(batch), own_copy(head), own_copy(row)
+    rows = row + gl.arange(0, ROWS, total.type.layout)
+    empty = total == 0.0
+    valid = rows < problem.seqlen_q
+    lse = gl.where(empty, float("-inf"), (maximum * problem.scale_log2 + gl.log2(total)) * LN2)
+    gl.store(problem.lse + (batch * problem.heads_q + head).to(gl.int64) * problem.seqlen_q + rows, lse, mask=valid)
+    inverse = gl.where(empty, 0.0, 1.0 / total)
+    head_start = batch.to(gl.int64) * problem.stride_b + head.to(gl.int64) * problem.stride_h
+    out = (problem.out + 8 * (head_start + rows.to(gl.int64) * problem.stride_s))[:, None]
+    columns = gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, row_per_thread(STORE_COLUMNS)))[None, :]
+    for start in gl.static_range(0, HEAD_DIM_V, STORE_COLUMNS):
+        o = softmax.o.slice(start, STORE_COLUMNS).load(row_per_thread(STORE_COLUMNS))
+        o = gl.where(empty[:, None], 0.0, packed("mul", o, inverse[:, None])).to(out.dtype.element_ty)
+        gl.store(out + (start + columns), o, mask=valid[:, None])
 
 
 @gluon.constexpr_function
@@ -272,89 +240,71 @@ def accumulator(columns):
     return TensorMemoryLayout((128, columns), col_stride=1, cga_layout=[[1, 0]], two_ctas=True)
 
 
-@gluon.aggregate
-class Softmax:
-    """What a softmax group works on, and its barriers with the matrix role and the correction role."""
+# A softmax group: S and O in tensor memory; barriers: S complete, three quarters of P stored and O rescaled, last
+# quarter stored, O with a block taken in; for the correction role: rows (in turn factors of blocks, sums, maxima),
+# written, read; for the group with the next key block: row maxima, written.
+Softmax = namedtuple("Softmax", "s o s_full p_ready p_rest o_full rows rows_full rows_empty running_max max_full")
 
-    s: tensor_memory_descriptor
-    o: tensor_memory_descriptor
-    s_full: gl.shared_memory_descriptor  # S is complete
-    p_ready: gl.shared_memory_descriptor  # three quarters of P are stored, and O is rescaled
-    p_rest: gl.shared_memory_descriptor  # the last quarter of P is stored
-    o_full: gl.shared_memory_descriptor  # O has taken in a block
-    rows: gl.shared_memory_descriptor  # for the correction role: in turn factors of blocks, row sums, row maxima
-    stats_full: gl.shared_memory_descriptor
-    stats_empty: gl.shared_memory_descriptor
-    running_max: gl.shared_memory_descriptor  # row maxima, for the group with the next key block
-    max_full: gl.shared_memory_descriptor  # they are there
 
-    @gluon.jit
-    def p(self, dtype: gl.constexpr):
-        """P in tensor memory: the right half of the columns of S, which are free once S is in registers."""
-        right = self.s.slice(TILE_N // 2, TILE_N // 2)
-        return right.reinterpret(dtype, [ROWS, TILE_N], accumulator(TILE_N))
+@gluon.jit
+def p_of(softmax, dtype: gl.constexpr):
+    """P in tensor memory: the right half of the columns of S, which are free once S is in registers."""
+    right = softmax.s.slice(TILE_N // 2, TILE_N // 2)
+    return right.reinterpret(dtype, [ROWS, TILE_N], accumulator(TILE_N))
 
-    @gluon.jit
-    def qk(self, q, k):
-        """S = Q K^T."""
-        tcgen05_mma(q, k.permute((1, 0)), self.s, use_acc=False)
-        tcgen05_commit(self.s_full)
 
-    @gluon.jit
-    def pv(self, v, phase, use_acc):
-        """O += P V, on three quarters of P while the softmax group works on the last one."""
-        p = self.p(v.dtype)
-        mbarrier.wait(self.p_ready, phase)
-        tcgen05_mma(p.slice(0, 64), v.slice(0, 64), self.o, use_acc=use_acc)
-        tcgen05_mma(p.slice(64, 32), v.slice(64, 32), self.o, use_acc=True)
-        mbarrier.wait(self.p_rest, phase)
-        tcgen05_mma(p.slice(96, 32), v.slice(96, 32), self.o, use_acc=True)
+@gluon.jit
+def issue_qk(softmax, q, k):
+    """S = Q K^T."""
+    tcgen05_mma(q, k.permute((1, 0)), softmax.s, use_acc=False)
+    tcgen05_commit(softmax.s_full)
 
-    @gluon.jit
-    def hide_keys(self, first, stop):
-        """Scores of keys outside [first, stop), counted from the start of the block, become -inf.
 
-        In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
-        """
-        for start in gl.static_range(0, TILE_N, QUARTER):
-            columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
-            # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
-            chunk = columns & -16
-            seen = (1 << gl.minimum(gl.maximum(stop[:, None] - chunk, 0), 16)) - 1
-            seen = seen & -(1 << gl.minimum(gl.maximum(first[:, None] - chunk, 0), 16))
-            s = self.s.slice(start, QUARTER).load(row_per_thread(QUARTER))
-            self.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
+@gluon.jit
+def issue_pv(softmax, v, phase, use_acc):
+    """O += P V, on three quarters of P while the softmax group works on the last one."""
+    p = p_of(softmax, v.dtype)
+    mbarrier.wait(softmax.p_ready, phase)
+    tcgen05_mma(p.slice(0, 64), v.slice(0, 64), softmax.o, use_acc=use_acc)
+    tcgen05_mma(p.slice(64, 32), v.slice(64, 32), softmax.o, use_acc=True)
+    mbarrier.wait(softmax.p_rest, phase)
+    tcgen05_mma(p.slice(96, 32), v.slice(96, 32), softmax.o, use_acc=True)
 
-    @gluon.jit
-    def wait_empty(self, n):
-        """Until release number n of a slot for numbers of rows has happened."""
-        mbarrier.wait(self.stats_empty.index(0), n & 1)
 
-    @gluon.jit
-    def publish(self, n, values):
-        """Write numbers of rows, the n-th ones."""
-        self.rows.index(0).store(values)
-        mbarrier.arrive(self.stats_full.index(0))
+@gluon.jit
+def hide_keys(softmax, first, stop):
+    """Scores of keys outside [first, stop), counted from the start of the block, become -inf."""
+    # In tensor memory: few blocks need it, and this way the code of all the others stays as it is.
+    for start in gl.static_range(0, TILE_N, QUARTER):
+        columns = start + gl.arange(0, QUARTER, gl.SliceLayout(0, row_per_thread(QUARTER)))[None, :]
+        # One bit a column, made for 16 columns at a time: cheaper than a comparison for each.
+        chunk = columns & -16
+        seen = (1 << gl.minimum(gl.maximum(stop[:, None] - chunk, 0), 16)) - 1
+        seen = seen & -(1 << gl.minimum(gl.maximum(first[:, None] - chunk, 0), 16))
+        s = softmax.s.slice(start, QUARTER).load(row_per_thread(QUARTER))
+        softmax.s.slice(start, QUARTER).store(gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf")))
 
-    @gluon.jit
-    def read(self, n, released):
-        """The n-th numbers of rows; a slot of the `released` group is free then."""
-        mbarrier.wait(self.stats_full.index(0), n & 1)
-        values = self.rows.index(0).load(one_per_thread(STORE_COLUMNS))
-        mbarrier.arrive(released.stats_empty.index(0))
-        return values
 
-    @gluon.jit
-    def correct(self, n, later, released, o_full, o_phase):
-        """Take in the row factors of a block: rescale O, unless this is its first block."""
-        factor = self.read(n, released)
-        if later:
-            mbarrier.wait(o_full, o_phase)  # O has taken in the block before this one
-            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
-            for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
-                o = self.o.slice(start, RESCALE_COLUMNS)
-                o.store(packed("mul", o.load(row_per_thread(RESCALE_COLUMNS)), factors))
-        mbarrier.arrive(self.p_ready)
+@gluon.jit
+def read(softmax, n, released):
+    """The n-th numbers of rows; a slot of the `released` group is free then."""
+    mbarrier.wait(softmax.rows_full.index(0), n & 1)
+    values = softmax.rows.index(0).load(one_per_thread(STORE_COLUMNS))
+    mbarrier.arrive(released.rows_empty.index(0))
+    return values
+
+
+@gluon.jit
+def correct(softmax, n, later, released, o_full, o_phase):
+    """Take in the row factors of a block: rescale O, unless this is its first block."""
+    factor = read(softmax, n, released)
+    if later:
+        mbarrier.wait(o_full, o_phase)  # O has taken in the block before this one
+        factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS), assert_trivial=True)[:, None]
+        for start in gl.static_range(0, HEAD_DIM_V, RESCALE_COLUMNS):
+            o = softmax.o.slice(start, RESCALE_COLUMNS)
+            o.store(packed("mul", o.load(row_per_thread(RESCALE_COLUMNS)), factors))
+    mbarrier.arrive(softmax.p_ready)
 
 
 @gluon.jit
@@ -363,125 +313,109 @@ def make_softmax(o):
     s = allocate_tensor_memory(gl.float32, [ROWS, TILE_N], accumulator(TILE_N))
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], cga_layout=[[1]])
     rows = gl.allocate_shared_memory(gl.float32, [STATS_SLOTS, ROWS], ONE)
-    stats_full = barriers(STATS_SLOTS, 1, False)
-    stats_empty = barriers(STATS_SLOTS, 1, False)
+    rows_full = barriers(STATS_SLOTS, 1, False)
+    rows_empty = barriers(STATS_SLOTS, 1, False)
     running_max = gl.allocate_shared_memory(gl.float32, [ROWS], ONE)
     max_full = barriers(1, 1, False)
     s_full = barriers(1, 1, False)
     o_full = barriers(1, 1, False)
     p_ready = barriers(1, 2, True)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1, True)
-    return Softmax(
-        s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, stats_full, stats_empty, running_max, max_full.index(0),
-    )  # fmt: skip
+    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows,
+                   rows_full, rows_empty, running_max, max_full.index(0))  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_role(descs, rings, problem):
+def load_role(descs, q, k, v, problem):
     """One warp: copies Q, K and V into shared memory, in the order in which the tensor core wants them."""
     q_desc, k_desc, v_desc = descs
-    q, k, v = rings
-    problem = problem.own()
+    problem = own(problem)
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    head_kv = head // problem.group
-    key, pairs = problem.key_blocks(row)
-    k_at = k.load(k_at, k_desc, batch, head_kv, key)
-    q_at = q.load(q_at, q_desc, batch, head, row)
-    k_at = k.load(k_at, k_desc, batch, head_kv, key - TILE_N)
+    batch, head, head_kv, row, key, pairs = work_tile(problem, program_number())
+    k_at = load(k, k_at, k_desc, batch, head_kv, key)
+    q_at = load(q, q_at, q_desc, batch, head, row)
+    k_at = load(k, k_at, k_desc, batch, head_kv, key - TILE_N)
     for _ in range(pairs - 1):
-        v_at = v.load(v_at, v_desc, batch, head_kv, key)
-        k_at = k.load(k_at, k_desc, batch, head_kv, key - 2 * TILE_N)
-        v_at = v.load(v_at, v_desc, batch, head_kv, key - TILE_N)
-        k_at = k.load(k_at, k_desc, batch, head_kv, key - 3 * TILE_N)
+        v_at = load(v, v_at, v_desc, batch, head_kv, key)
+        k_at = load(k, k_at, k_desc, batch, head_kv, key - 2 * TILE_N)
+        v_at = load(v, v_at, v_desc, batch, head_kv, key - TILE_N)
+        k_at = load(k, k_at, k_desc, batch, head_kv, key - 3 * TILE_N)
         key -= 2 * TILE_N
-    v_at = v.load(v_at, v_desc, batch, head_kv, key)
-    v_at = v.load(v_at, v_desc, batch, head_kv, key - TILE_N)
+    v_at = load(v, v_at, v_desc, batch, head_kv, key)
+    v_at = load(v, v_at, v_desc, batch, head_kv, key - TILE_N)
 
 
 @gluon.jit
-def mma_role(rings, softmaxes, problem):
-    """One warp: issues the matrix products; the tensor core runs them in this order.
-
-    Before the loop QK0 QK1; in it PV0 QK0 PV1 QK1, QK of the next block; after it PV0 PV1.
-    """
+def mma_role(rings, softmax0, softmax1, problem):
+    """One warp: matrix products.  First QK0 QK1; in the loop PV0 QK0 PV1 QK1, QK of the next block; then PV0 PV1."""
     q, k, v = rings
-    softmax0, softmax1 = softmaxes
-    problem = problem.own()
+    problem = own(problem)
     zero = gl.to_tensor(0)
     q_at, k_at, v_at = (zero, zero), (zero, zero), (zero, zero)
     p_phase = 0
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, pairs = problem.key_blocks(row)
-    q0, q_at = q.take(q_at)
-    k_slot, k_at = k.take(k_at)
-    softmax0.qk(q.tile(own_copy(q0)), k.tile(k_slot))
-    k.release(k_slot)
-    k_slot, k_at = k.take(k_at)
-    softmax1.qk(q.tile(own_copy(q0)), k.tile(k_slot))
-    k.release(k_slot)
+    batch, head, head_kv, row, key, pairs = work_tile(problem, program_number())
+    q0, q_at = take(q, q_at)
+    k_slot, k_at = take(k, k_at)
+    issue_qk(softmax0, tile_at(q, own_copy(q0)), tile_at(k, k_slot))
+    tcgen05_commit(k.empty.index(k_slot))
+    k_slot, k_at = take(k, k_at)
+    issue_qk(softmax1, tile_at(q, own_copy(q0)), tile_at(k, k_slot))
+    tcgen05_commit(k.empty.index(k_slot))
     for step in range(pairs - 1):
-        v_slot, v_at = v.take(v_at)
-        softmax0.pv(v.tile(v_slot), p_phase, step != 0)
+        v_slot, v_at = take(v, v_at)
+        issue_pv(softmax0, tile_at(v, v_slot), p_phase, step != 0)
         tcgen05_commit(softmax0.o_full)
-        v.release(v_slot)
-        k_slot, k_at = k.take(k_at)
-        softmax0.qk(q.tile(own_copy(q0)), k.tile(k_slot))
-        k.release(k_slot)
-        v_slot, v_at = v.take(v_at)
-        softmax1.pv(v.tile(v_slot), p_phase, True)
+        tcgen05_commit(v.empty.index(v_slot))
+        k_slot, k_at = take(k, k_at)
+        issue_qk(softmax0, tile_at(q, own_copy(q0)), tile_at(k, k_slot))
+        tcgen05_commit(k.empty.index(k_slot))
+        v_slot, v_at = take(v, v_at)
+        issue_pv(softmax1, tile_at(v, v_slot), p_phase, True)
         tcgen05_commit(softmax1.o_full)
-        v.release(v_slot)
-        k_slot, k_at = k.take(k_at)
-        softmax1.qk(q.tile(own_copy(q0)), k.tile(k_slot))
-        k.release(k_slot)
+        tcgen05_commit(v.empty.index(v_slot))
+        k_slot, k_at = take(k, k_at)
+        issue_qk(softmax1, tile_at(q, own_copy(q0)), tile_at(k, k_slot))
+        tcgen05_commit(k.empty.index(k_slot))
         p_phase = p_phase ^ 1
-    v_slot, v_at = v.take(v_at)
-    softmax0.pv(v.tile(v_slot), p_phase, pairs != 1)
+    v_slot, v_at = take(v, v_at)
+    issue_pv(softmax0, tile_at(v, v_slot), p_phase, pairs != 1)
     tcgen05_commit(softmax0.o_full)
-    v.release(v_slot)
-    v_slot, v_at = v.take(v_at)
-    softmax1.pv(v.tile(v_slot), p_phase, True)
+    tcgen05_commit(v.empty.index(v_slot))
+    v_slot, v_at = take(v, v_at)
+    issue_pv(softmax1, tile_at(v, v_slot), p_phase, True)
     tcgen05_commit(softmax1.o_full)
-    v.release(v_slot)
+    tcgen05_commit(v.empty.index(v_slot))
 
 
 @gluon.jit
 def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem):
-    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum.
-
-    Row statistics number n wait for release number n - LAG, which the correction role makes while it serves the other group:
-    that keeps the groups apart.
-    """
+    """Four warps, one row to a thread: P = 2^(scale S - max), the row maximum and the row sum."""
     ROW: gl.constexpr = one_per_thread(QUARTER)
     dtype: gl.constexpr = problem.out.dtype.element_ty
-    problem = problem.own()
+    problem = own(problem)
     scale_log2 = problem.scale_log2
-    p = softmax.p(dtype)
+    p = p_of(softmax, dtype)
+    # Numbers n wait for release n - LAG, made while the other group is served: that keeps the groups apart.
     s_phase = 0
     n = 0  # numbers of a row published so far
     max_phase = 0
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, pairs = problem.key_blocks(row)
+    batch, head, head_kv, row, key, pairs = work_tile(problem, program_number())
     key -= GROUP * TILE_N
     own_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     diagonal = row + problem.seqlen_k - problem.seqlen_q
     row_diagonal = diagonal + own_copy(gl.arange(0, ROWS, ROW))
     row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     row_sum = gl.full([ROWS, 2], 0.0, gl.float32, row_per_thread(2))
-    softmax.wait_empty(n - LAG)
+    mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
     for step in range(pairs):
         mbarrier.wait(softmax.s_full, s_phase)
         s_phase = s_phase ^ 1
         first_row_stop = gl.minimum(diagonal + problem.window_right + 1, problem.seqlen_k)
         if (key + TILE_N > first_row_stop) | (key < diagonal + ROWS - 1 - problem.window_left):
             stop = gl.minimum(row_diagonal + problem.window_right + 1, problem.seqlen_k)
-            softmax.hide_keys(row_diagonal - problem.window_left - key, stop - key)
+            hide_keys(softmax, row_diagonal - problem.window_left - key, stop - key)
         left, right = halves(softmax.s.load(row_per_thread(TILE_N)))
         a, b = halves(left)
         c, d = halves(right)
@@ -501,7 +435,8 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         own_factor = gl.exp2((own_max - base) * scale_log2)
         own_max = next_max
         row_max = next_max
-        softmax.publish(n, factor)
+        softmax.rows.index(0).store(factor)
+        mbarrier.arrive(softmax.rows_full.index(0))
         n += 1
 
         minus_base = ((base - base) - base * scale_log2)[:, None]  # base - base is NaN for an infinite score
@@ -517,7 +452,7 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         mbarrier.arrive(softmax.p_rest)
 
         # The rest is off the path from S to P.
-        softmax.wait_empty(n - LAG)
+        mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
         rescale = gl.convert_layout(own_factor, one_per_thread(2), assert_trivial=True)
         row_sum = fma2(row_sum, rescale[:, None], row_total(a, b, c, d))
     if GROUP == 0:
@@ -529,105 +464,83 @@ def softmax_role(GROUP: gl.constexpr, LAG: gl.constexpr, softmax, other, problem
         rescale = gl.convert_layout(gl.exp2((own_max - base) * scale_log2), one_per_thread(2), assert_trivial=True)
         row_sum = packed("mul", row_sum, rescale[:, None])
     even, odd = row_sum.split()
-    softmax.publish(n, gl.convert_layout(even + odd, ROW, assert_trivial=True))
+    total = gl.convert_layout(even + odd, ROW, assert_trivial=True)
+    softmax.rows.index(0).store(total)
+    mbarrier.arrive(softmax.rows_full.index(0))
     n += 1
-    softmax.wait_empty(n - LAG)
-    softmax.publish(n, row_max)
+    mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)
+    softmax.rows.index(0).store(row_max)
+    mbarrier.arrive(softmax.rows_full.index(0))
 
 
 @gluon.jit
-def correction_role(softmaxes, problem):
+def correction_role(softmax0, softmax1, problem):
     """Four warps: rescale O when a row maximum has moved; at the end divide by the row sums and store."""
-    softmax0, softmax1 = softmaxes
-    problem = problem.own()
+    problem = own(problem)
     n = 0  # numbers of a row read so far, from each group
     o_phase = 0
-    tile = program_number()
-    batch, head, row = problem.work_tile(tile)
-    key, pairs = problem.key_blocks(row)
+    batch, head, head_kv, row, key, pairs = work_tile(problem, program_number())
     for step in range(pairs):
-        softmax0.correct(n, step != 0, softmax1, softmax1.o_full, o_phase ^ 1)
-        softmax1.correct(n, True, softmax0, softmax0.o_full, o_phase)
+        correct(softmax0, n, step != 0, softmax1, softmax1.o_full, o_phase ^ 1)
+        correct(softmax1, n, True, softmax0, softmax0.o_full, o_phase)
         n += 1
         o_phase = o_phase ^ 1
-    total0 = softmax0.read(n, softmax1)
-    total1 = softmax1.read(n, softmax0)
+    total0 = read(softmax0, n, softmax1)
+    total1 = read(softmax1, n, softmax0)
     n += 1
-    maximum0 = softmax0.read(n, softmax1)
-    maximum1 = softmax1.read(n, softmax0)
+    maximum0 = read(softmax0, n, softmax1)
+    maximum1 = read(softmax1, n, softmax0)
     mbarrier.wait(softmax0.o_full, o_phase ^ 1)
     mbarrier.wait(softmax1.o_full, o_phase ^ 1)
-    problem.store_rows(softmax0, total0 + total1, maximum1, batch, head, row)
+    store_rows(problem, softmax0, total0 + total1, maximum1, batch, head, row)
 
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(5, 17))
-def attention(
-    q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, window_left,
-    window_right, query_blocks, heads, heads_at_once, scale_log2,
-):  # fmt: skip
+def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q,
+              seqlen_k, window_left, window_right, query_blocks, heads, heads_at_once, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(
-        out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, window_left, window_right,
-        query_blocks, heads, heads_at_once, scale_log2,
-    )  # fmt: skip
-    descs = (q_desc, k_desc, v_desc)
-    q = make_ring(descs[0], 1)
-    k = make_ring(descs[1], K_STAGES)
-    v = make_ring(descs[2], V_STAGES)
-    rings = (q, k, v)
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k,
+                      window_left, window_right, query_blocks, heads, heads_at_once, scale_log2)  # fmt: skip
+    q = make_ring(q_desc, 1)
+    k = make_ring(k_desc, K_STAGES)
+    v = make_ring(v_desc, V_STAGES)
     # Tensor memory, 512 of 512 columns: O at 0, S0 at 256, S1 at 384.
     o = allocate_tensor_memory(gl.float32, [ROWS, 256], accumulator(256))
     softmax0 = make_softmax(o)
     softmax1 = make_softmax(o)
     gl.warp_specialize([
-        (correction_role, ((softmax0, softmax1), problem)),
+        (correction_role, (softmax0, softmax1, problem)),
         (softmax_role, (0, 1, softmax0, softmax1, problem)),
         (softmax_role, (1, 0, softmax1, softmax0, problem)),
-        (mma_role, (rings, (softmax0, softmax1), problem)),
-        (load_role, (descs, rings, problem)),
+        (mma_role, ((q, k, v), softmax0, softmax1, problem)),
+        (load_role, ((q_desc, k_desc, v_desc), q, k, v, problem)),
     ], [4, 4, 1, 1], [184, 184, 72, 72])  # fmt: skip
 
 
-# -- host --------------------------------------------------------------------------------------------------------------
-def on(descriptor, tensor):
-    """The descriptor of another tensor with the same shape, strides and alignment, which are all that is checked."""
-    copy = object.__new__(TensorDescriptor)
-    copy.__dict__.update(descriptor.__dict__, base=tensor)
-    return copy
-
-
-def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
+def plan(q, k, v, out, lse, window_left, window_right):
+    """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
     shapes = {"q": (*rows, 256), "k": (*keys, 256), "v": (*keys, 256), "out": (*rows, 256)}
-    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
-    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    for x, (name, shape) in zip((q, k, v, out), shapes.items()):
+        want = shape, str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    if (tuple(lse.shape), str(lse.dtype), lse.device) != (rows, "torch.float32", q.device) or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)} on {lse.device}")
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     descriptors = []
-    for tensor, row_count, split, columns in (
-        (q, ROWS, [0, 0, 1, 0], 256),
-        (k, TILE_N, [0, 0, 1, 0], 256),
-        (v, TILE_N, [0, 0, 0, 1], 256),
-    ):
-        block = [1, 1, row_count.value, columns]
+    for x, count, split in ((q, ROWS, [0, 0, 1, 0]), (k, TILE_N, [0, 0, 1, 0]), (v, TILE_N, [0, 0, 0, 1])):
+        block = [1, 1, count.value, 256]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)], cga_layout=[split])
-        descriptors.append(TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout))
+        descriptors.append(TensorDescriptor.from_tensor(x, block, layout))
     no_limit = seqlen_q + seqlen_k
     window_left = no_limit if window_left < 0 else min(window_left, no_limit)
     window_right = no_limit if window_right < 0 else min(window_right, no_limit)
@@ -636,22 +549,9 @@ def prepare(q, k, v, out, lse, window_left, window_right):
     # As many heads at a time as have their K and V in 50 MB of L2.
     fitting = max(50 * 2**20 // (1024 * seqlen_k), 1)
     heads_at_once = min(2 ** (fitting.bit_length() - 1) * (heads_q // heads_kv), heads)
-    strides = (stride // 8 for stride in out.stride()[:3])
-    numbers = (
-        *strides,
-        heads_q,
-        heads_q // heads_kv,
-        seqlen_q,
-        seqlen_k,
-        window_left,
-        window_right,
-        query_blocks,
-        heads,
-        heads_at_once,
-    )
-    # An interpreter compiles nothing.
-    kernel = attention.warmup(*descriptors, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
-    return kernel, (programs, 1, 1), [on(made, None) for made in descriptors], numbers
+    sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right, query_blocks,
+             heads, heads_at_once)  # fmt: skip
+    return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -663,22 +563,13 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     """
     if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
-    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
-    key = (q.device, *tensors, window_left, window_right)
-    plan = PLANS.get(key)
-    if plan is None:
-        if len(PLANS) >= 256:
-            PLANS.clear()
-        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
-    if plan:
-        kernel, grid, descriptors, numbers = plan
-        kernel[grid](*map(on, descriptors, (q, k, v)), out, lse, *numbers, scale_log2)
+    if planned := plan(q, k, v, out, lse, window_left, window_right):
+        grid, arguments = planned
+        attention[grid](*arguments, max(scale * LOG2E, 1e-37), **OPTIONS)  # a hidden score, -inf, times 0 would be NaN
     else:
         out.zero_()
         lse.fill_(float("-inf"))

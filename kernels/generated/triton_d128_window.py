@@ -1,9 +1,8 @@
 """Sliding-window attention forward for head_dim 128: FlashAttention-2 in plain Triton.
 
-Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.
-A program owns 64 query rows of one head and takes in 64 keys at a time.
-Only blocks on the two edges of that band are masked.
-Programs of a head start with its last rows, which see the most keys.
+Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q.  A program owns 64
+query rows of one head and takes in 64 keys at a time.  Only blocks on the two edges of that band are masked.  Programs
+of a head start with its last rows, which see the most keys.
 """
 
 TILECAST = {
@@ -22,7 +21,6 @@ LN2 = tl.constexpr(0.6931471805599453)
 LOG2E = 1.4426950408889634
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
-PLANS = {}  # what a launch works out for a shape: the second one of that shape takes half the time on the host
 
 
 @triton.jit
@@ -57,11 +55,9 @@ def attend(q, kv, key, first_key, last_key, seqlen_k, scale_log2, state, MASKED:
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
-def attention(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
-    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, heads_q, group, seqlen_q, seqlen_k, window_left,
-    window_right, scale_log2,
-):  # fmt: skip
+def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb,
+              stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+              heads_q, group, seqlen_q, seqlen_k, window_left, window_right, scale_log2):  # fmt: skip
     """TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, TILE_M)
     batch_head = tl.program_id(0) // query_blocks
@@ -107,37 +103,30 @@ def attention(
     tl.store(lse_ptr + batch_head.to(tl.int64) * seqlen_q + rows, lse, mask=valid)
 
 
-def prepare(q, k, v, out, lse, window_left, window_right):
-    """What launches of one shape share, or () for empty tensors; ValueError for what this kernel does not take."""
+def plan(q, k, v, out, lse, window_left, window_right):
+    """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if min(window_left, window_right) < -1:
         raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q, k: expected (batch, heads, seqlen, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
     (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    if heads_q != heads_q // max(heads_kv, 1) * heads_kv:
-        raise ValueError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
     rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
     shapes = {"q": (*rows, 128), "k": (*keys, 128), "v": (*keys, 128), "out": (*rows, 128)}
-    for tensor, (name, shape) in zip((q, k, v, out), shapes.items()):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if str(tensor.dtype) not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ValueError(f"{name}: expected bf16 or fp16 on one device as q, got {tensor.dtype} on {tensor.device}")
-        if tensor.stride(3) != 1 or any(s % 8 for s in tensor.stride()[:3]) or tensor.data_ptr() % 16:
-            raise ValueError(f"{name}: expected gapless rows that start at 16 bytes, got strides {tensor.stride()}")
-    if tuple(lse.shape) != rows or str(lse.dtype) != "torch.float32" or not lse.is_contiguous():
-        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)}")
+    for x, (name, shape) in zip((q, k, v, out), shapes.items()):
+        want = shape, str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    if (tuple(lse.shape), str(lse.dtype), lse.device) != (rows, "torch.float32", q.device) or not lse.is_contiguous():
+        raise ValueError(f"lse: expected contiguous float32 {rows}, got {lse.dtype} {tuple(lse.shape)} on {lse.device}")
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     no_limit = seqlen_q + seqlen_k
     window_left = no_limit if window_left < 0 else min(window_left, no_limit)
     window_right = no_limit if window_right < 0 else min(window_right, no_limit)
     programs = triton.cdiv(seqlen_q, TILE_M.value) * batch * heads_q
-    strides = (stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3])
-    numbers = (*strides, heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right)
-    # An interpreter compiles nothing.
-    kernel = attention.warmup(q, k, v, out, lse, *numbers, 1.0, grid=(programs,), **OPTIONS) or attention
-    return kernel, (programs, 1, 1), (), numbers
+    sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, window_left, window_right)
+    return (programs, 1, 1), (q, k, v, out, lse, *(n for x in (q, k, v, out) for n in x.stride()[:3]), *sizes)
 
 
 def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
@@ -149,22 +138,13 @@ def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
     """
     if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
-    scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
     if lse is None:
         import torch
 
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    # All that compiled code, its arguments and the checks depend on, but addresses and scale.
-    tensors = [(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v, out, lse)]
-    key = (q.device, *tensors, window_left, window_right)
-    plan = PLANS.get(key)
-    if plan is None:
-        if len(PLANS) >= 256:
-            PLANS.clear()
-        plan = PLANS[key] = prepare(q, k, v, out, lse, window_left, window_right)
-    if plan:
-        kernel, grid, descriptors, numbers = plan
-        kernel[grid](q, k, v, out, lse, *numbers, scale_log2)
+    if planned := plan(q, k, v, out, lse, window_left, window_right):
+        grid, arguments = planned
+        attention[grid](*arguments, max(scale * LOG2E, 1e-37), **OPTIONS)  # a hidden score, -inf, times 0 would be NaN
     else:
         out.zero_()
         lse.fill_(float("-inf"))

@@ -89,18 +89,18 @@ def test_statements_follow_the_order() -> None:
     changed = with_matrix_program(pipeline, ("pv1a", "pv1b", "pv0a", "pv0b", "qk1", "qk0"))
     kernel = blackwell_ws.context(Fa4Variant(), heads(128), load_machine("b200"), changed)
     assert kernel.mma.loop == (
-        "v_slot, kv_at = kv.take(kv_at)",
-        "softmax1.pv(kv.tile(v_slot), p_phase, step != 0)",
-        "softmax0.pv(kv.tile(v_slot), p_phase, step != 0)",
-        "kv.release(v_slot)",
-        "k_slot, kv_at = kv.take(kv_at)",
-        "softmax1.qk(q.tile(q1), kv.tile(k_slot))",
-        "softmax0.qk(q.tile(q0), kv.tile(k_slot))",
-        "kv.release(k_slot)",
+        "v_slot, kv_at = take(kv, kv_at)",
+        "issue_pv(softmax1, tile_at(kv, v_slot), p_phase, step != 0)",
+        "issue_pv(softmax0, tile_at(kv, v_slot), p_phase, step != 0)",
+        "tcgen05_commit(kv.empty.index(v_slot))",
+        "k_slot, kv_at = take(kv, kv_at)",
+        "issue_qk(softmax1, tile_at(q, q1), tile_at(kv, k_slot))",
+        "issue_qk(softmax0, tile_at(q, q0), tile_at(kv, k_slot))",
+        "tcgen05_commit(kv.empty.index(k_slot))",
     )
     assert kernel.load.loop == (
-        "kv_at = kv.load(kv_at, v_desc, batch, head_kv, key)",
-        "kv_at = kv.load(kv_at, k_desc, batch, head_kv, key - TILE_N)",
+        "kv_at = load(kv, kv_at, v_desc, batch, head_kv, key)",
+        "kv_at = load(kv, kv_at, k_desc, batch, head_kv, key - TILE_N)",
     )
 
 
@@ -239,11 +239,11 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "mbarrier.wait(self.p_rest, phase)",
-        "mbarrier.wait(self.p_ready, phase)",
+        "mbarrier.wait(softmax.p_rest, phase)",
+        "mbarrier.wait(softmax.p_ready, phase)",
         "mbarrier.wait(softmax.s_full, s_phase)",
-        "mbarrier.wait(self.empty.index(slot), phase ^ 1)",
-        "kv.release(v_slot)",
+        "mbarrier.wait(ring.empty.index(slot), phase ^ 1)",
+        "tcgen05_commit(kv.empty.index(v_slot))",
     ],
 )
 def test_a_missing_barrier_is_an_error(line: str) -> None:

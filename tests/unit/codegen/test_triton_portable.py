@@ -375,15 +375,32 @@ REFUSED = {
     "scale: expected a number above 0 and at most 2e+38, got nan": {"scale": math.nan},
     "scale: expected a number above 0 and at most 2e+38, got inf": {"scale": math.inf},
     "window: this kernel has no window, got (128, 0)": {"window_left": 128, "window_right": 0},
-    "q, k: expected (batch, heads, seqlen, head_dim), got (2, 8, 64), (1, 2, 8, 64)": {"q": (2, 8, 64)},
-    "q: expected shape (1, 2, 8, 64), got (1, 2, 8, 32)": {"q": (1, 2, 8, 32)},
-    "q: expected heads a multiple of the 2 key/value heads, got 3": {"q": (1, 3, 8, 64)},
-    "v: expected shape (1, 2, 8, 64), got (1, 2, 9, 64)": {"v": (1, 2, 9, 64)},
-    "out: expected shape (1, 2, 8, 64), got (1, 2, 7, 64)": {"out": (1, 2, 7, 64)},
-    "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 9)": {"lse": (1, 2, 9)},
-    "k: expected bf16 or fp16 on one device as q, got torch.float32 on cpu": {"k": "float32"},
-    "k: expected gapless rows that start at 16 bytes, got strides (1024, 512, 1, 8)": {"k": "transposed"},
-}
+    "q, k: expected 4 extents, heads of q a multiple of k's, got [2, 8, 64], [1, 2, 8, 64]": {"q": (2, 8, 64)},
+    "q, k: expected 4 extents, heads of q a multiple of k's, got [1, 3, 8, 64], [1, 2, 8, 64]": {"q": (1, 3, 8, 64)},
+    "q, k: expected 4 extents, heads of q a multiple of k's, got [1, 2, 8, 64], [1, 0, 8, 64]": {"k": (1, 0, 8, 64)},
+    "q: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 32), 'torch.float16', D, "
+    "[0, 0, 0], (1,), 0): shape, dtype, device, strides % 8, last, start % 16": {"q": (1, 2, 8, 32)},
+    "v: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 9, 64)": {"v": (1, 2, 9, 64)},
+    "v: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((2, 9, 64)": {"v": (2, 9, 64)},
+    "out: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 7, 64)": {"out": (1, 2, 7, 64)},
+    "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 9) on cpu": {"lse": (1, 2, 9)},
+    "lse: expected contiguous float32 (1, 2, 8), got torch.float16 (1, 2, 8) on cpu": {"lse": "half"},
+    "lse: expected contiguous float32 (1, 2, 8), got torch.float32 (1, 2, 8) on meta": {"lse": "elsewhere"},
+    "k: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float32', D,": {
+        "k": "float32"
+    },
+    "q: expected ((1, 2, 8, 64), 'bf16 or fp16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float32', D,": {
+        "q": "float32"
+    },
+    "v: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', "
+    "device(type='meta')": {"v": "elsewhere"},
+    "k: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', D, "
+    "[0, 0, 1], (8,), 0)": {"k": "transposed"},
+    "out: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', D, "
+    "[0, 0, 4], (1,), 0)": {"out": "narrow"},
+    "k: expected ((1, 2, 8, 64), 'torch.float16', D, [0, 0, 0], (1,), 0), got ((1, 2, 8, 64), 'torch.float16', D, "
+    "[0, 0, 0], (1,), 2)": {"k": "shifted"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
@@ -391,6 +408,8 @@ REFUSED = {
 def test_launch_refuses_what_the_operator_refuses(sentence: str, loads: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
+    from tilecast.kernels.launching import launcher
+
     path = tmp_path / "kernel.py"
     path.write_text(source((64, 64), mask="causal", loads=loads))
     call = {name: torch.zeros(1, 2, 8, 64, dtype=torch.float16) for name in ("q", "k", "v", "out")}
@@ -398,13 +417,24 @@ def test_launch_refuses_what_the_operator_refuses(sentence: str, loads: str, tmp
     for name, change in REFUSED[sentence].items():
         if change == "float32":
             change = call[name].float()
+        elif change == "half":
+            change = call[name].half()
+        elif change == "elsewhere":
+            change = call[name].to("meta")
+        elif change == "narrow":
+            change = torch.zeros(1, 2, 8, 68, dtype=torch.float16)[..., :64]
+        elif change == "shifted":
+            change = torch.zeros(1025, dtype=torch.float16)[1:].view(1, 2, 8, 64)
         elif change == "transposed":
             change = torch.zeros(1, 2, 64, 8, dtype=torch.float16).transpose(2, 3)
         elif isinstance(change, tuple):
             change = torch.zeros(change, dtype=call[name].dtype)
         call[name] = change
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    told = sentence.replace("D,", "device(type='cpu'),")
+    with pytest.raises(ValueError, match=re.escape(told)):
         load(path).launch(**call)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        launcher(load(path))(**call)
 
 
 if __name__ == "__main__":

@@ -43,29 +43,29 @@ class Bug:
 
 BUGS = {
     "dropped wait for V": Bug(
-        HOPPER, "        self.v.wait(n)\n        o = issue_pv", "        o = issue_pv",
+        HOPPER, "    wait(tile.v, n)\n    o = issue_pv", "    o = issue_pv",
         (RaceError, UninitializedError), "return warpgroup_mma(gl.convert_layout(p, operand), v, o",
     ),
     "wrong phase of K": Bug(
-        HOPPER, "self.k.wait(n + 1)", "self.k.wait(n + 1 + KV_STAGES)",
+        HOPPER, "wait(tile.k, n + 1)", "wait(tile.k, n + 1 + KV_STAGES)",
         (RaceError, BarrierError, UninitializedError), "return warpgroup_mma(q, k.permute((1, 0)), zero",
     ),
     "wrong stage index": Bug(
-        HOPPER, "self.k.tile(n + 1))", "self.k.tile(n + 2))",
+        HOPPER, "tile_at(tile.k, n + 1))", "tile_at(tile.k, n + 2))",
         (RaceError, UninitializedError), "return warpgroup_mma(q, k.permute((1, 0)), zero",
     ),
     "S used before its product is done": Bug(
         HOPPER, "s = warpgroup_mma_wait(1, deps=[s])", "s = warpgroup_mma_wait(2, deps=[s])",
-        UninitializedError, "p = mufu_exp2(s * self.problem.scale_log2 - statistics.reference[:, None])",
+        UninitializedError, "p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])",
     ),
     "V stage released early": Bug(
-        HOPPER, "        o = warpgroup_mma_wait(0, deps=[o])\n        self.v.release(n)\n",
-        "        self.v.release(n)\n        o = warpgroup_mma_wait(0, deps=[o])\n",
+        HOPPER, "    o = warpgroup_mma_wait(0, deps=[o])\n    release(tile.v, n)\n",
+        "    release(tile.v, n)\n    o = warpgroup_mma_wait(0, deps=[o])\n",
         RaceError, "copy_tile(desc, [batch, head, row, 0]",
     ),
     "Q stage released before its last product": Bug(
-        HOPPER, "            k.wait(n)\n            s = warpgroup_mma_wait",
-        "            k.wait(n)\n            q.release(q_number)\n            s = warpgroup_mma_wait",
+        HOPPER, "            wait(k, n)\n            s = warpgroup_mma_wait",
+        "            wait(k, n)\n            release(q, q_number)\n            s = warpgroup_mma_wait",
         (RaceError, BarrierError, DeadlockError), "(q.empty[0] has completed phase 1",
     ),
     "too few bytes expected": Bug(
@@ -77,27 +77,27 @@ BUGS = {
         BarrierError, "mbarrier.expect(full, desc.block_type.nbytes * 2)",
     ),
     "one arrival too many counted": Bug(
-        HOPPER, "k = make_ring(descs[1], KV_STAGES, WARPGROUPS)", "k = make_ring(descs[1], KV_STAGES, WARPGROUPS + 1)",
+        HOPPER, "k = make_ring(k_desc, KV_STAGES, WARPGROUPS)", "k = make_ring(k_desc, KV_STAGES, WARPGROUPS + 1)",
         DeadlockError, "waits for k.empty[0]",
     ),
     "one arrival too few counted": Bug(
-        HOPPER, "v = make_ring(descs[2], KV_STAGES, WARPGROUPS)", "v = make_ring(descs[2], KV_STAGES, WARPGROUPS - 1)",
+        HOPPER, "v = make_ring(v_desc, KV_STAGES, WARPGROUPS)", "v = make_ring(v_desc, KV_STAGES, WARPGROUPS - 1)",
         (RaceError, BarrierError, DeadlockError), "(v.empty[0] has completed phase 1",
     ),
     "causal mask off by one": Bug(
-        HOPPER_CAUSAL, "keys[None, :] <= self.keys_seen(row)[:, None]", "keys[None, :] < self.keys_seen(row)[:, None]",
-        WrongResultError, 'gl.where(keys[None, :] < self.keys_seen(row)[:, None], s, float("-inf"))',
+        HOPPER_CAUSAL, "keys[None, :] <= keys_seen(problem, row)[:, None]", "keys[None, :] < keys_seen(problem, row)[:, None]",
+        WrongResultError, 'gl.where(keys[None, :] < keys_seen(problem, row)[:, None], s, float("-inf"))',
     ),
     "last key masked off by one": Bug(
-        HOPPER, "(keys < self.seqlen_k)[None, :]", "(keys <= self.seqlen_k)[None, :]",
-        WrongResultError, 'gl.where((keys <= self.seqlen_k)[None, :], s, float("-inf"))',
+        HOPPER, "(keys < problem.seqlen_k)[None, :]", "(keys <= problem.seqlen_k)[None, :]",
+        WrongResultError, 'gl.where((keys <= problem.seqlen_k)[None, :], s, float("-inf"))',
     ),
     "row stored past the tensor": Bug(
-        HOPPER, "        valid = rows < self.seqlen_q\n", "        valid = rows <= self.seqlen_q\n",
+        HOPPER, "    valid = rows < problem.seqlen_q\n", "    valid = rows <= problem.seqlen_q\n",
         (BoundsError, RaceError), "gl.store(pointers",
     ),
     "P read before its last quarter is stored": Bug(
-        BLACKWELL, "        mbarrier.wait(self.p_rest, phase)\n", "", RaceError, "tcgen05_mma(p.slice(96, 32)",
+        BLACKWELL, "    mbarrier.wait(softmax.p_rest, phase)\n", "", RaceError, "tcgen05_mma(p.slice(96, 32)",
     ),
     "P announced before it is stored": Bug(
         BLACKWELL, "            p.slice(64, QUARTER).store(c.to(dtype))\n            mbarrier.arrive(softmax.p_ready)",
@@ -105,60 +105,60 @@ BUGS = {
         RaceError, "p.slice(64, QUARTER).store(c.to(dtype))",
     ),
     "O rescaled late": Bug(
-        BLACKWELL, "            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
-        "            mbarrier.arrive(self.p_ready)\n            factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
+        BLACKWELL, "        factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
+        "        mbarrier.arrive(softmax.p_ready)\n        factors = gl.convert_layout(factor, one_per_thread(RESCALE_COLUMNS)",
         RaceError, 'o.store(packed("mul", o.load',
     ),
     "S read before it is complete": Bug(
-        BLACKWELL, "            mbarrier.wait(softmax.s_full, s_phase)\n", "", (RaceError, UninitializedError), "self.s.slice(start, QUARTER).load(row_per_thread(QUARTER))",
+        BLACKWELL, "            mbarrier.wait(softmax.s_full, s_phase)\n", "", (RaceError, UninitializedError), "softmax.s.slice(start, QUARTER).load(row_per_thread(QUARTER))",
     ),
     "ring slot of K never released": Bug(
-        BLACKWELL, "            kv.release(k_slot)\n            p_phase", "            p_phase", (DeadlockError, RaceError), "kv.empty",
+        BLACKWELL, "            tcgen05_commit(kv.empty.index(k_slot))\n            p_phase", "            p_phase", (DeadlockError, RaceError), "kv.empty",
     ),
     "ring slot of V released before its products": Bug(
-        BLACKWELL, "            softmax1.pv(kv.tile(v_slot), p_phase, step != 0)\n            kv.release(v_slot)",
-        "            kv.release(v_slot)\n            softmax1.pv(kv.tile(v_slot), p_phase, step != 0)",
-        (RaceError, BarrierError), "v.slice(0, 64), self.o",
+        BLACKWELL, "            issue_pv(softmax1, tile_at(kv, v_slot), p_phase, step != 0)\n            tcgen05_commit(kv.empty.index(v_slot))",
+        "            tcgen05_commit(kv.empty.index(v_slot))\n            issue_pv(softmax1, tile_at(kv, v_slot), p_phase, step != 0)",
+        (RaceError, BarrierError), "v.slice(0, 64), softmax.o",
     ),
     "statistics overwritten before they are read": Bug(
-        BLACKWELL, "            softmax.wait_empty(n - LAG)\n            rescale", "            rescale",
-        (RaceError, BarrierError), "mbarrier.wait(self.stats_full.index(0), n & 1)",
+        BLACKWELL, "            mbarrier.wait(softmax.rows_empty.index(0), n - LAG & 1)\n            rescale", "            rescale",
+        (RaceError, BarrierError), "mbarrier.wait(softmax.rows_full.index(0), n & 1)",
     ),
     "statistics slot of the wrong group released": Bug(
-        BLACKWELL, "softmax0.correct(n, step != 0, softmax1)", "softmax0.correct(n, step != 0, softmax0)",
-        (RaceError, BarrierError, DeadlockError), "stats_empty",
+        BLACKWELL, "correct(softmax0, n, step != 0, softmax1)", "correct(softmax0, n, step != 0, softmax0)",
+        (RaceError, BarrierError, DeadlockError), "rows_empty",
     ),
     "arrive count of P one too small": Bug(
         BLACKWELL, "p_ready = barriers(1, 2)", "p_ready = barriers(1, 1)",
-        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(self.p_ready, phase) (softmax0.p_ready[0] has completed phase 1",
+        (RaceError, BarrierError, DeadlockError), "mbarrier.wait(softmax.p_ready, phase) (softmax0.p_ready[0] has completed phase 1",
     ),
     "arrive count of P one too large": Bug(
-        BLACKWELL, "p_ready = barriers(1, 2)", "p_ready = barriers(1, 3)", DeadlockError, "mbarrier.wait(self.p_ready, phase)",
+        BLACKWELL, "p_ready = barriers(1, 2)", "p_ready = barriers(1, 3)", DeadlockError, "mbarrier.wait(softmax.p_ready, phase)",
     ),
     "two tiles in the same tensor memory": Bug(
         BLACKWELL, "    softmax1 = make_softmax()\n",
-        "    other = make_softmax()\n    softmax1 = Softmax(softmax0.s, other.o, other.s_full, other.p_ready, other.p_rest, other.o_full, other.rows, other.stats_full, other.stats_empty)\n",
+        "    other = make_softmax()\n    softmax1 = Softmax(softmax0.s, other.o, other.s_full, other.p_ready, other.p_rest, other.o_full, other.rows, other.rows_full, other.rows_empty)\n",
         RaceError, "softmax0.s",
     ),
     "P beyond the columns of S": Bug(
-        BLACKWELL, "right = self.s.slice(TILE_N // 2, TILE_N // 2)", "right = self.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
-        BoundsError, "right = self.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+        BLACKWELL, "right = softmax.s.slice(TILE_N // 2, TILE_N // 2)", "right = softmax.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
+        BoundsError, "right = softmax.s.slice(TILE_N // 2 + 32, TILE_N // 2)",
     ),
     "P over the wrong columns": Bug(
-        BLACKWELL, "tcgen05_mma(p.slice(96, 32), v", "tcgen05_mma(self.s.reinterpret(v.dtype, [ROWS, 256], None).slice(32, 32), v",
-        (UninitializedError, RaceError), "self.s.reinterpret",
+        BLACKWELL, "tcgen05_mma(p.slice(96, 32), v", "tcgen05_mma(softmax.s.reinterpret(v.dtype, [ROWS, 256], None).slice(32, 32), v",
+        (UninitializedError, RaceError), "softmax.s.reinterpret",
     ),
     "O accumulates onto nothing": Bug(
-        BLACKWELL, "softmax0.pv(kv.tile(v_slot), p_phase, step != 0)", "softmax0.pv(kv.tile(v_slot), p_phase, True)",
-        UninitializedError, "self.o, use_acc=use_acc)",
+        BLACKWELL, "issue_pv(softmax0, tile_at(kv, v_slot), p_phase, step != 0)", "issue_pv(softmax0, tile_at(kv, v_slot), p_phase, True)",
+        UninitializedError, "softmax.o, use_acc=use_acc)",
     ),
     "O announced before its last product": Bug(
-        BLACKWELL, "        softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)\n        tcgen05_commit(softmax0.o_full)",
-        "        tcgen05_commit(softmax0.o_full)\n        softmax0.pv(kv.tile(v_slot), p_phase, blocks != 1)",
+        BLACKWELL, "        issue_pv(softmax0, tile_at(kv, v_slot), p_phase, blocks != 1)\n        tcgen05_commit(softmax0.o_full)",
+        "        tcgen05_commit(softmax0.o_full)\n        issue_pv(softmax0, tile_at(kv, v_slot), p_phase, blocks != 1)",
         RaceError, "softmax.o.slice(start, STORE_COLUMNS).load",
     ),
     "Q overwritten while in use": Bug(
-        BLACKWELL, "        kv.release(k_slot)\n        for step", "        kv.release(k_slot)\n        q.release(q0)\n        for step",
+        BLACKWELL, "        tcgen05_commit(kv.empty.index(k_slot))\n        for step", "        tcgen05_commit(kv.empty.index(k_slot))\n        tcgen05_commit(q.empty.index(q0))\n        for step",
         RaceError, "copy_tile(desc, [batch, head, row, 0]",
     ),
     "too many columns": Bug(
@@ -173,7 +173,7 @@ BUGS = {
         BarrierError, "mbarrier.init(made.index(0), count=ARRIVALS)",
     ),
     "causal mask of the last row off by one": Bug(
-        BLACKWELL_CAUSAL, "softmax.hide_keys(row_diagonal + 1 - key)", "softmax.hide_keys(row_diagonal + 2 - key)",
+        BLACKWELL_CAUSAL, "hide_keys(softmax, row_diagonal + 1 - key)", "hide_keys(softmax, row_diagonal + 2 - key)",
         WrongResultError, 'gl.where((seen & (1 << (columns & 15))) != 0, s, float("-inf"))',
     ),
     "P of the other CTA is not waited for": Bug(
@@ -266,9 +266,9 @@ def test_planted_bug_is_caught_at_random_moments_too(name: str, seed: int) -> No
 
 
 SYNCHRONISING = re.compile(
-    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|copy_tile\(|\w+\.(wait_empty|release)\("
-    r"|softmax\d\.(qk|pv|correct)\(|softmax\.publish\("
-    r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)|(self\.)?[qkv]\.(wait|release|load)\("
+    r"mbarrier\.(wait|arrive|expect)\(|tcgen05_(commit|mma)\(|copy_tile\(|issue_(qk|pv)\(|correct\("
+    r"|softmax\.rows\.index\(0\)\.store\("
+    r"|(\w+) = warpgroup_mma_wait\(\d, deps=\[\w+\]\)|(wait|release|load)\("
 )
 
 
@@ -295,9 +295,9 @@ def test_every_line_that_synchronises_is_needed(kernel: str) -> None:
 
 def test_what_is_superfluous_for_long_tiles_is_needed_for_short_ones() -> None:
     text = kernel_path(HOPPER).read_text(encoding="utf-8")
-    wait = "        mbarrier.wait(self.empty.index(n % slots), n // slots & 1 ^ 1)\n"
+    wait = "    mbarrier.wait(ring.empty.index(n % slots), n // slots & 1 ^ 1)\n"
     assert wait in text
-    for_all_but_q = "        if slots != Q_STAGES * WARPGROUPS:\n    " + wait
+    for_all_but_q = "    if slots != Q_STAGES * WARPGROUPS:\n    " + wait
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, heads, length, 128)).astype(np.float16) for heads, length in ((2, 700), (1, 64)))
     emulate(HOPPER, q, k, k, sms=1)

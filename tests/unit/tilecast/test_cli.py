@@ -133,10 +133,10 @@ def test_emulate_reports_a_bug_with_its_line_and_fails(tmp_path: Path) -> None:
     from tilecast.emulator.run import kernel_path
 
     text = kernel_path("hopper_ws_d64_full").read_text(encoding="utf-8")
-    wait = "        self.v.wait(n)\n        o = issue_pv"
+    wait = "    wait(tile.v, n)\n    o = issue_pv"
     assert wait in text
     broken = tmp_path / "broken.py"
-    broken.write_text(text.replace(wait, "        o = issue_pv"))
+    broken.write_text(text.replace(wait, "    o = issue_pv"))
     done = tilecast("emulate", str(broken), "--mode", "random", "--seed", "2")
     assert done.returncode == 1
     assert "line " in done.stdout and "copy_tile(desc" in done.stdout and "not ordered" in done.stdout

@@ -1,0 +1,88 @@
+"""What the kernels of both Gluon families share: how they are handed their outputs and sizes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+#: What a kernel gets before its sizes, strides in units of 8 elements, which keep addresses small.
+OUTPUTS = ("out", "lse", "stride_b", "stride_h", "stride_s")
+#: Strides and sizes as the host passes them.
+OUTPUT_ARGUMENTS = "*(n // 8 for n in out.stride()[:3]), *sizes"
+#: Columns of a line; what keeps ruff from putting arguments one to a line.
+_WIDTH, _SKIP = 120, "  # fmt: skip"
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class GluonKernel:
+    """Text that follows from the tensor descriptors and the sizes of a kernel."""
+
+    __slots__ = ()
+
+    @property
+    def descriptors(self) -> Sequence[_Named]:
+        """All tensor descriptors, in the order of the kernel's arguments."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Numbers that vary from call to call, in the order of the kernel's arguments."""
+        raise NotImplementedError
+
+    def descriptors_of(self, tensor: str) -> str:
+        """The descriptors of q, k or v as the roles take them."""
+        raise NotImplementedError
+
+    @property
+    def descriptors_as_arguments(self) -> str:
+        """All descriptors as the roles take them."""
+        return ", ".join(map(self.descriptors_of, "qkv"))
+
+    @property
+    def problem(self) -> str:
+        """The type of what the roles know of a launch."""
+        return problem_statement(self.sizes)
+
+    @property
+    def new_problem(self) -> str:
+        """The statement that makes one."""
+        return in_lines(", ".join((*OUTPUTS, *self.sizes, "scale_log2")), "problem = Problem(", ")", _WIDTH - 4)
+
+    @property
+    def signature(self) -> str:
+        """The head of the kernel."""
+        names = (made.name for made in self.descriptors)
+        return in_lines(", ".join((*names, *OUTPUTS, *self.sizes, "scale_log2")), "def attention(", "):")
+
+    @property
+    def unspecialized(self) -> str:
+        """Places of strides and sizes among the kernel's arguments."""
+        first = len(self.descriptors)
+        return f"range({first + 2}, {first + len(OUTPUTS) + len(self.sizes)})"
+
+
+def in_lines(text: str, first: str, last: str, width: int = _WIDTH) -> str:
+    """``first``, arguments and ``last``, in lines that begin below the first argument."""
+    if len(first + text + last) <= width:
+        return first + text + last
+    lines = textwrap.wrap(text, width - len(first) - len(last + _SKIP))
+    return first + f"\n{' ' * len(first)}".join(lines) + last + _SKIP
+
+
+def sizes_statement(values: Iterable[str]) -> str:
+    """The statement that collects the sizes on the host."""
+    return in_lines(", ".join(values), "sizes = (", ")", _WIDTH - 4)
+
+
+def problem_statement(sizes: Sequence[str]) -> str:
+    """The type of what the roles know of a launch: outputs, ``sizes`` and the scale."""
+    head, fields = 'Problem = namedtuple("Problem", ', " ".join((*OUTPUTS, *sizes, "scale_log2"))
+    if len(head) + len(fields) + 3 <= _WIDTH:
+        return f'{head}"{fields}")'
+    cut = fields.rindex(" ", 0, _WIDTH - len(head) - 2) + 1
+    return f'{head}"{fields[:cut]}"\n{" " * len("Problem = namedtuple(")}"{fields[cut:]}"){_SKIP}'

@@ -1,0 +1,114 @@
+"""Launches of generated kernels that cost little on the host: what a launch works out for a shape is kept.
+
+A generated file's own ``launch`` checks its tensors, makes their descriptors and asks Triton for compiled code in every
+call.  `launcher` of the file, imported as a module, is the same function with a memory:
+
+    launch = launcher(kernel)
+    launch(q, k, v, out, lse, scale)
+
+The second launch of a shape only looks it up, gives the descriptors their tensors and starts the compiled kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Shapes that a launcher remembers; when there are more, it forgets them all.
+MOST_PLANS = 256
+LOG2E = 1.4426950408889634
+
+
+def launcher(module: Any) -> Callable[..., None]:
+    """``launch`` of a generated file, which remembers what it works out for a shape.
+
+    ``module`` is the file as a module: its ``plan``, its kernel ``attention`` and its ``OPTIONS``.  The result has the
+    signature, the shapes and the refusals of the file's ``launch``: launch(q, k, v, out, lse, scale, window_left=-1,
+    window_right=-1).  It keeps up to `MOST_PLANS` shapes and no tensor.
+    """
+    plans: dict[Any, Any] = {}
+
+    def launch(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
+    ) -> None:
+        if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+        scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
+        if lse is None:
+            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        tensors = (q, k, v, out, lse)
+        # All that compiled code, its arguments and the checks depend on, but addresses and scale.
+        key = (
+            q.device,
+            *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
+            window_left,
+            window_right,
+        )
+        plan = plans.get(key)
+        if plan is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            plan = plans[key] = _plan(module, tensors, window_left, window_right)
+        if plan:
+            start, descriptors, described, pointers, numbers = plan
+            if descriptors:
+                start(*map(_on, descriptors, described(tensors)), *pointers(tensors), *numbers, scale_log2)
+            else:
+                start(*tensors, *numbers, scale_log2)
+        else:
+            out.zero_()
+            lse.fill_(float("-inf"))
+
+    return launch
+
+
+def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> tuple[Any, ...]:
+    """What launches of one shape share, without their tensors; () for empty tensors, ValueError for what is not taken.
+
+    (compiled kernel on its grid, descriptors, what picks their tensors, what picks the tensors passed as they are,
+    numbers).  Picks are from (q, k, v, out, lse); a kernel takes descriptors, tensors and numbers in this order, then
+    the scale, and one without descriptors takes all five tensors.
+    """
+    # One tensor may be given twice, and still every argument must tell which one it is of.
+    apart = [t[...] if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+    planned = module.plan(*apart, window_left, window_right)
+    if not planned:
+        return ()
+    grid, arguments = planned
+    # An interpreter compiles nothing.
+    kernel = module.attention.warmup(*arguments, 1.0, grid=grid, **module.OPTIONS) or module.attention
+    place = {id(tensor): i for i, tensor in enumerate(apart)}
+    made = [argument for argument in arguments if id(getattr(argument, "base", None)) in place]
+    pointers = [place[id(argument)] for argument in arguments if id(argument) in place]
+    numbers = arguments[len(made) + len(pointers) :]
+    if not made:
+        return kernel[grid], (), None, None, numbers
+    described = _picker([place[id(descriptor.base)] for descriptor in made])
+    return (
+        kernel[grid],
+        [(type(one), {**vars(one), "base": None}) for one in made],
+        described,
+        _picker(pointers),
+        numbers,
+    )
+
+
+def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Takes the items at ``places``, at least one, out of a tuple."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1))
+
+
+def _on(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
+    """The descriptor of a tensor: the type and the fields of one with the same shape, strides and alignment, which are
+    all that is checked when a descriptor is made."""
+    kind, fields = descriptor
+    made = object.__new__(kind)
+    fields = fields.copy()
+    fields["base"] = tensor
+    made.__dict__ = fields
+    return made
