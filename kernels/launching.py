@@ -107,7 +107,7 @@ def _on(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
     """The descriptor of a tensor: the type and the fields of one with the same shape, strides and alignment, which are
     all that is checked when a descriptor is made."""
     kind, fields = descriptor
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     fields = fields.copy()
     fields["base"] = tensor
     made.__dict__ = fields
