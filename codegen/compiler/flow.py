@@ -101,6 +101,15 @@ class Flow:
         """Blocks that can follow one: the next in address order before the target of its branch."""
         return list(self._graph.successors(begin))
 
+    def before(self, begin: int) -> list[int]:
+        """Blocks that can come before one."""
+        return [one for one in self._graph.predecessors(begin) if one != _ENTRY]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Blocks, each before those that can follow it but for ways back."""
+        return tuple(reversed([one for one in nx.dfs_postorder_nodes(self._graph, _ENTRY) if one != _ENTRY]))
+
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """Natural loops by header; branches back to one header make one loop."""

@@ -10,12 +10,17 @@ from pathlib import Path
 
 from tilecast.codegen.compiler.compile import Compiled, CompileError, compile_kernel, tool
 
+#: An instruction, and the first half of its encoding where the disassembler was asked for it.
 _FIRST = re.compile(
-    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/"
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;\s*(/\* 0x[0-9a-f]{16} \*/)?\s*$"
 )
 _SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _TARGET = re.compile(r"\.L_x_\d+")
+#: cuobjdump -sass writes addresses where nvdisasm writes labels.
+_PLACE = re.compile(r"\b0x([0-9a-f]+)$")
+_SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)|^\s*Function : (\S+)")
+_ARCH = re.compile(r"^\s*\.target\s+(sm_\w+)|EF_CUDA_SM(\d+)\b")
 _GUARD = re.compile(r"^!?U?P\d\b")
 #: nvdisasm's remarks inside an instruction, such as the targets of an indirect branch.
 _REMARK = re.compile(r'\s*\(\*".*?"\*\)')
@@ -84,22 +89,56 @@ def compile_and_read(path: str | Path, target: str, dtype: str = "bf16") -> Mach
     return MachineCode(compiled, resources(compiled.cubin))
 
 
-def resources(cubin: bytes) -> Resources:
-    """Registers and stack of the one kernel in ``cubin``; CompileError where the tool reports none."""
+def resources(cubin: bytes, kernel: str = "") -> Resources:
+    """Registers and stack of ``kernel`` (default: the one kernel) in ``cubin``; CompileError where the tool reports none."""
     text = _run("cuobjdump", "--dump-resource-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    found = re.search(rf"Function {re.escape(kernel)}:\s+REG:(\d+) STACK:(\d+)" if kernel else r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
         raise CompileError("cuobjdump reports no resources of the compiled kernel")
     return Resources(int(found.group(1)), int(found.group(2)))
 
 
-def disassemble(cubin: bytes) -> tuple[Instruction, ...]:
-    """Instructions of the one kernel in ``cubin``, in address order; CompileError when there are none."""
-    return parse_listing(_run("nvdisasm", "-c", cubin, "-hex"))
+def disassemble(cubin: bytes, kernel: str = "") -> tuple[Instruction, ...]:
+    """Instructions of ``kernel`` (default: the one kernel) in ``cubin``, in address order; CompileError when there are none."""
+    text = _run("nvdisasm", "-c", cubin, "-hex")
+    if kernel:
+        text = next((part.text for part in split_listing(text) if part.kernel == kernel), "")
+    return parse_listing(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A kernel's part of a listing; ``target`` as the disassembler names it, "" where it does not."""
+
+    kernel: str
+    target: str
+    text: str
+
+
+def split_listing(text: str) -> tuple[Listing, ...]:
+    """The kernels of a listing of ``nvdisasm -c`` or ``cuobjdump -sass``; one without a name where no header says more."""
+    target, name, begun = "", "", False
+    parts: list[tuple[str, str, list[str]]] = [("", "", [])]
+    for line in text.splitlines():
+        arch, section = _ARCH.search(line), _SECTION.match(line)
+        if arch:
+            plain = "" if not arch.group(2) else f"sm_{arch.group(2)}"
+            target = arch.group(1) or (target if target.startswith(plain) else plain)
+            parts[-1] = (parts[-1][0], target if begun else "", parts[-1][2])
+        if section:
+            name, begun = section.group(1) or section.group(2), True
+            parts.append((name, target, []))
+        parts[-1][2].append(line)
+    whole = parts if len(parts) == 1 else parts[1:]
+    return tuple(Listing(kernel, known or target, "\n".join(lines)) for kernel, known, lines in whole)
 
 
 def parse_listing(text: str) -> tuple[Instruction, ...]:
-    """Instructions of a listing of ``nvdisasm -c -hex``; CompileError when there are none."""
+    """Instructions of a kernel's listing; CompileError when there are none.
+
+    ``nvdisasm -c -hex`` writes encodings and labels; without ``-hex`` control words are 0, and ``cuobjdump -sass`` names
+    addresses in place of labels, and none for indirect branches.
+    """
     rows: list[tuple[re.Match[str], int, list[str]]] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []
@@ -111,9 +150,11 @@ def parse_listing(text: str) -> tuple[Instruction, ...]:
             continue
         found = _FIRST.match(line)
         if found:
-            first = found
             labels.update(dict.fromkeys(waiting, int(found.group(1), 16)))
             waiting.clear()
+            first = found if found.group(6) else None
+            if first is None:
+                rows.append((found, 0, _TARGET.findall(found.group(5))))
             continue
         second = _SECOND.match(line)
         if second and first:
@@ -124,10 +165,16 @@ def parse_listing(text: str) -> tuple[Instruction, ...]:
     return tuple(
         Instruction(
             int(found.group(1), 16), found.group(3), found.group(4), _REMARK.sub("", found.group(5)), found.group(2) or "",
-            control, tuple(labels[name] for name in named if name in labels),
+            control, tuple(labels[name] for name in named if name in labels) or _places(found),
         )
         for found, control, named in rows
     )  # fmt: skip
+
+
+def _places(found: re.Match[str]) -> tuple[int, ...]:
+    """Address that a branch names where there are no labels."""
+    place = _PLACE.search(found.group(5)) if found.group(3) in ("BRA", "BSSY") else None
+    return (int(place.group(1), 16),) if place else ()
 
 
 def _run(program: str, option: str, cubin: bytes, *more: str) -> str:
@@ -138,6 +185,7 @@ def _run(program: str, option: str, cubin: bytes, *more: str) -> str:
             [str(tool(program)), option, *more, str(file)], capture_output=True, text=True, check=False
         )
     if done.returncode:
-        reason = done.stderr.strip().splitlines()
+        said = done.stderr.strip().splitlines()
+        reason = [line for line in said if "error" in line or "fatal" in line] or said
         raise CompileError(f"{program}: {reason[0] if reason else 'failed'}")
     return done.stdout
