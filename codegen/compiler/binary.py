@@ -45,6 +45,8 @@ class Binary:
     #: A CTA's: bytes with what the launch adds, columns.
     shared_bytes: int | None = None
     tmem_columns: int | None = None
+    #: Where branches through tables lead, entry by entry; empty where the file does not have them.
+    table: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class _Candidate:
     text: str = ""
     threads: int = 0
     cluster: int = 1
+    table: tuple[int, ...] = ()
     beside: tuple[tuple[str, Any], ...] = ()
 
 
@@ -77,7 +80,7 @@ def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = 
 def from_cubin(cubin: bytes, file: str, target: str, kernel: str) -> Binary:
     """The kernel of a cubin that was compiled here."""
     entry = next(entry for entry in read_cubin(cubin).entries if entry.name == kernel)
-    return _load(_Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster))
+    return _load(_Candidate(file, kernel, target, cubin, "", entry.threads, entry.cluster, entry.table))
 
 
 def _candidates(file: Path) -> Iterable[_Candidate]:
@@ -123,7 +126,7 @@ def _of_cubin(file: str, data: bytes, beside: dict[str, Any] | None = None) -> l
         )
     facts = tuple((beside or {}).items())
     return [
-        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, facts)
+        _Candidate(file, entry.name, target, data, "", entry.threads, entry.cluster, entry.table, facts)
         for entry in cubin.entries
         if entry.has_code
     ]
@@ -213,5 +216,5 @@ def _load(one: _Candidate) -> Binary:
     return Binary(
         one.file, one.kernel, one.target, instructions, one.threads // 32 or None, one.cluster,
         used.registers if used else None, used.stack_bytes if used else None,
-        None if shared is None else int(shared), None if tmem is None else int(tmem),
+        None if shared is None else int(shared), None if tmem is None else int(tmem), one.table,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MAGIC = b"\x7fELF"
 _EM_CUDA = 190
-_CODE, _INFO = ".text.", ".nv.info."
+_CODE, _INFO, _TABLE = ".text.", ".nv.info.", ".nv.constant2."
 #: Attributes of `.nv.info`: threads of a CTA as the launch must have them, as it may have at most; CTAs of a cluster.
 _REQUIRED_THREADS, _MAX_THREADS, _CLUSTER = 0x10, 0x05, 0x3D
 #: Format of an attribute whose value follows in as many bytes as its header says.
@@ -33,6 +33,8 @@ class Entry:
     cluster: int
     #: Whether its code section holds anything.
     has_code: bool
+    #: Words of its own constant bank (c[0x2]): where branches through tables lead, from the kernel's begin.
+    table: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,8 @@ def read_cubin(data: bytes) -> Cubin:
     abi, flags = data[8], struct.unpack_from("<I", data, 48)[0]
     capability = flags >> 8 & 0xFF if abi >= 8 else flags & 0xFF
     sections = _sections(data)
-    entries = tuple(
-        _entry(name.removeprefix(_CODE), code, sections.get(_INFO + name.removeprefix(_CODE), b""))
-        for name, code in sections.items()
-        if name.startswith(_CODE)
-    )
-    return Cubin(capability, entries)
+    names = [name.removeprefix(_CODE) for name in sections if name.startswith(_CODE)]
+    return Cubin(capability, tuple(_entry(name, sections) for name in names))
 
 
 def _sections(data: bytes) -> dict[str, bytes]:
@@ -90,8 +88,9 @@ def _sections(data: bytes) -> dict[str, bytes]:
         raise ElfError("its table of sections is cut off or damaged") from None
 
 
-def _entry(name: str, code: bytes, info: bytes) -> Entry:
-    found = _attributes(info)
+def _entry(name: str, sections: dict[str, bytes]) -> Entry:
+    found = _attributes(sections.get(_INFO + name, b""))
+    words = sections.get(_TABLE + name, b"")
 
     def volume(attribute: int) -> int:
         payload = found.get(attribute, b"")
@@ -101,7 +100,8 @@ def _entry(name: str, code: bytes, info: bytes) -> Entry:
         return int(x * y * z)
 
     threads = volume(_REQUIRED_THREADS) or volume(_MAX_THREADS)
-    return Entry(name, threads, max(1, volume(_CLUSTER)), any(code))
+    table = struct.unpack(f"<{len(words) // 4}I", words[: len(words) // 4 * 4])
+    return Entry(name, threads, max(1, volume(_CLUSTER)), any(sections[_CODE + name]), table)
 
 
 def _attributes(info: bytes) -> dict[int, bytes]:

@@ -146,6 +146,22 @@ def leaves(values: Values, value: int | None) -> frozenset[int]:
     return frozenset(found)
 
 
+def frontier(values: Values, value: int) -> frozenset[int]:
+    """The phis that ``value`` is made of directly, without those behind them."""
+    found, seen, todo = set(), set(), [value]
+    while todo:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        kind, *rest = values.graph.nodes[one]
+        if kind == "phi":
+            found.add(one)
+        elif kind in ("f", "choose"):
+            todo += [int(part) for part in rest[0 if kind == "choose" else 2 :]]
+    return frozenset(found)
+
+
 def loaded_bytes(mode: str) -> int:
     """Bytes that a load with such modifiers moves."""
     return 8 if ".64" in mode else 16 if ".128" in mode else _LOADED.get(mode, 4)

@@ -57,7 +57,7 @@ class Reader:
             "ULOP3": self._lop3, "ISETP": self._setp, "UISETP": self._setp, "SEL": self._sel, "USEL": self._sel,
             "PLOP3": self._plop3, "UPLOP3": self._plop3, "PRMT": self._prmt, "UPRMT": self._prmt, "SGXT": self._sgxt,
             "USGXT": self._sgxt, "HFMA2": self._halves, "VIMNMX": self._minmax, "UVIMNMX": self._minmax,
-            "SHFL": self._shuffle,
+            "SHFL": self._shuffle, "VOTE": self._vote, "VOTEU": self._vote,
         }  # fmt: skip
 
     def step(self, index: int, code: Instruction, state: State) -> None:
@@ -220,6 +220,15 @@ class Reader:
         if "RELU" in code.modifiers:
             return None
         return self._apply(operands[0], "minmax", code.modifiers, *self._sources(operands, state)[:3])
+
+    def _vote(self, code: Instruction, operands: list[str], state: State) -> dict[str, int] | None:
+        # Each vote on a predicate has one outcome: a copy's operands and the copy often ask again.
+        held = self.value(operands[-1], state)
+        if held is None:
+            return None
+        found = self.graph.of("vote", code.modifiers, held)
+        names = registers_from(operands[0], 1)
+        return {names[0] if names else operands[0]: found}
 
     def _shuffle(self, code: Instruction, operands: list[str], state: State) -> dict[str, int] | None:
         # Lane 0's value for all is how a kernel tells the compiler that a value is the warp's.

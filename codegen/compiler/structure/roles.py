@@ -7,7 +7,7 @@ for each warp, as Triton's) are followed through the constants that they store t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecast.codegen.compiler.flow import Flow, Loop
@@ -63,8 +63,8 @@ def waits_only(flow: Flow, loop: Loop) -> bool:
 class Dispatch:
     """The ways of each warp through a listing."""
 
-    def __init__(self, flow: Flow, values: Values) -> None:
-        self.flow, self.values = flow, values
+    def __init__(self, flow: Flow, values: Values, table: Sequence[int] = ()) -> None:
+        self.flow, self.values, self._table = flow, values, table
         self._stored = self._stores()
         #: Block -> guards under which a warp ends inside it.
         self._exits = {block: self._guards(range(block, end)) for block, end in flow.ends.items()}
@@ -155,21 +155,24 @@ class Dispatch:
         return [one for one in leaves(self.values, value) if self.values.graph.nodes[one][0] == "load"]
 
     def _indirect(self, last: int, after: list[int], warp: int, edges: frozenset[Edge] | None) -> list[int]:
-        """Where a branch through a table leads: the table's entries stand in the order of its targets."""
+        """Where a branch through a table leads.
+
+        Without the table, the disassembler names its targets in their order, but each only once: they are the table where
+        the last number that the kernel stores (which ends its roles) is the last entry.
+        """
         code = self.flow.instructions[last]
         held = self.values.of(last, operands_of(code.operands)[0].split(" ")[0])
         loads = self._loads(held)
         node = () if held is None else self.values.graph.nodes[held]
         if len(loads) != 1 or not node or node[0] != "const" or len(node) < 3:
             return after
-        places = []
-        for state in self.loaded(loads[0], warp, edges):
-            at = Thread(self.values, special_registers(warp), {loads[0]: state}, edges).number(int(node[2]))
-            if at is None or at // 4 >= len(code.targets):
-                return after
-            places.append(code.targets[at // 4])
-        found = [one for one in after if self.flow.instructions[one].address in places]
-        return found or after
+        states = self.loaded(loads[0], warp, edges)
+        entries = [Thread(self.values, special_registers(warp), {loads[0]: one}, edges).number(int(node[2])) for one in states]
+        known = [one // 4 for one in entries if one is not None]
+        table = self._table or (code.targets if max(known, default=-1) == len(code.targets) - 1 else ())
+        if len(known) < len(entries) or not known or max(known) >= len(table):
+            return after
+        return [one for one in after if self.flow.instructions[one].address in {table[i] for i in known}] or after
 
     def loaded(self, load: int, warp: int, edges: frozenset[Edge] | None = None) -> tuple[int, ...]:
         """Every number that the kernel itself stores where ``load`` reads; none where one of them is unknown."""

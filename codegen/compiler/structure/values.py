@@ -6,13 +6,16 @@ value is a new one that remembers both (a phi).  `evaluate.py` asks such express
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tilecast.codegen.compiler.flow import Flow
 from tilecast.codegen.compiler.sass import Instruction
 from tilecast.codegen.compiler.structure.expressions import Graph, Reader, State
-from tilecast.codegen.compiler.structure.operands import named
+from tilecast.codegen.compiler.structure.operands import named, results
 
-#: Rounds until values settle: as many as loops are nested, and a few.  What has not settled by then stays unknown.
-_ROUNDS = 24
+#: Rounds until values settle: as many as loops are nested, and a few.  From the second number on a value that was taken for
+#: a meeting of several stays one, so that they do settle.
+_ROUNDS, _PATIENCE = 24, 12
 #: Opcodes whose operands nobody asks for.
 _UNASKED = frozenset("FFMA FADD FMUL FFMA2 FADD2 FMUL2 FMNMX FMNMX3 FSEL MUFU F2FP HMMA HGMMA NOP".split())
 
@@ -24,6 +27,11 @@ def _wanted(code: Instruction) -> tuple[str, ...]:
     if code.opcode == "STS":
         near += [f"R{int(name[1:]) + i}" for name in names if name[0] == "R" for i in (1, 2, 3)]
     return (*names, *near)
+
+
+def _written(codes: Iterable[Instruction]) -> frozenset[str]:
+    """Every register and predicate that some instruction writes."""
+    return frozenset(name for code in codes for names in results(code) for name in names)
 
 
 class Values:
@@ -39,15 +47,17 @@ class Values:
         self._phis: dict[tuple[int, str], int] = {}
         #: Instruction -> what the registers that it names hold before it.
         self.before: list[State] = [{} for _ in flow.instructions]
+        #: Header -> (blocks of the loop, what the loop writes): all else is what it was before.
+        self._loops = {loop.header: (loop.blocks, _written(flow.code(loop.blocks))) for loop in flow.loops}
         self._settle()
 
     def _settle(self) -> None:
         order = list(self.flow.order)
         outs: dict[int, State] = {}
-        for _ in range(_ROUNDS):
+        for turn in range(_ROUNDS):
             changed = False
             for block in order:
-                state = self._meet(block, outs)
+                state = self._meet(block, outs, turn >= _PATIENCE)
                 for index in range(block, self.flow.ends[block]):
                     code = self.flow.instructions[index]
                     if code.opcode not in _UNASKED or code.predicate:
@@ -59,16 +69,21 @@ class Values:
             if not changed:
                 return
 
-    def _meet(self, block: int, outs: dict[int, State]) -> State:
+    def _meet(self, block: int, outs: dict[int, State], final: bool) -> State:
         ways = [one for one in self.flow.before(block) if one in outs]
         if len(ways) == 1 and len(self.flow.before(block)) == 1:
             return dict(outs[ways[0]])
         out: State = {}
+        inside, written = self._loops.get(block, (frozenset(), frozenset()))
+        outside = [one for one in ways if one not in inside] or ways
         for name in dict.fromkeys(name for way in ways for name in outs[way]):
-            held = {way: outs[way][name] if name in outs[way] else self.graph.of("undef", name) for way in ways}
+            if name not in written and inside and len(outside) == 1:
+                out[name] = outs[outside[0]].get(name, self.graph.of("undef", name))
+                continue
+            held = {way: outs[way][name] if name in outs[way] else self.graph.of("undef", name) for way in (ways if name in written or not inside else outside)}
             phi = self._phis.get((block, name))
             different = set(held.values()) - ({phi} if phi is not None else set())
-            if phi is None and len(different) == 1:
+            if len(different) == 1 and not (final and phi in self.inputs):
                 out[name] = different.pop()
                 continue
             if phi is None:

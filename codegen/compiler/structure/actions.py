@@ -1,0 +1,141 @@
+"""What one instruction waits for, arrives at, copies or multiplies: from its modifiers and the values it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast.codegen.compiler.flow import Loop
+from tilecast.codegen.compiler.opcodes import MMA_SYNC, TCGEN05, WGMMA
+from tilecast.codegen.compiler.sass import Instruction
+from tilecast.codegen.compiler.structure.barriers import Places, Sites
+from tilecast.codegen.compiler.structure.operands import operands_of
+from tilecast.codegen.compiler.structure.shape import Step
+from tilecast.codegen.compiler.structure.values import Values
+
+_MMA_SYNC = re.compile(r"\.(8|16)(8)(\d+)\b")
+_WGMMA = re.compile(r"\.(\d+)x(\d+)x(\d+)")
+_COLUMNS = re.compile(r"\.x(\d+)\b")
+_DESCRIPTOR = re.compile(r"idesc\[(UR\d+)\]")
+_NUMBER = re.compile(r"0x[0-9a-f]+$")
+#: A phase's arrivals as `mbarrier.init` packs them into the low word.
+_PHASE = 0x100000
+#: K of a tcgen05 product by kind; tf32's is half of the 16-bit types'.
+_K = {"UTCHMMA": 16, "UTCQMMA": 32, "UTCIMMA": 32}
+_TF32 = 2
+_PLAIN = {
+    "FENCE": "fence", "ELECT": "elect", "R2UR": "to_uniform", "LDGDEPBAR": "group", "UTMACMDFLUSH": "group",
+    "UCGABAR_ARV": "cluster_arrive", "UCGABAR_WAIT": "cluster_wait",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Steps of the instructions of a listing, for one group of warps."""
+
+    values: Values
+    places: Places
+
+    def step(self, index: int, around: Sequence[Loop]) -> Step:
+        """What instruction ``index`` does inside the loops ``around`` it, outermost first."""
+        code = self.values.flow.instructions[index]
+        opcode, forms = code.opcode, code.modifiers
+        if opcode == "SYNCS":
+            return self._sync(index, code, around)
+        if opcode == "BAR":
+            return self._named(index, code, around)
+        if opcode in WGMMA or opcode in MMA_SYNC or opcode in TCGEN05:
+            return self._product(index, code)
+        if opcode in ("UTMALDG", "UBLKCP", "UTMASTG", "UTMAREDG", "LDGSTS", "UTCCP"):
+            return self._copy(index, code, around)
+        if opcode == "UTCBAR":
+            sites = self.places.barrier(self.values.address(index, code.operands), around)
+            return Step(code, "commit", sites, pair=".2CTA" in forms, multicast="MULTICAST" in forms)
+        if opcode == "ARRIVES":
+            return Step(code, "arrive", self.places.barrier(self.values.address(index, code.operands), around))
+        if opcode in ("LDTM", "STTM"):
+            found = _COLUMNS.search(forms)
+            return Step(code, "tensor_load" if opcode == "LDTM" else "tensor_store", amount=int(found.group(1)) if found else 1)
+        if opcode == "WARPGROUP" and "DEPBAR" in forms or opcode == "DEPBAR" and ".LE" in forms:
+            return Step(code, "matrix_wait" if opcode == "WARPGROUP" else "group_wait", amount=_last(code))
+        if opcode == "USETMAXREG":
+            return Step(code, "registers", amount=_last(code))
+        return Step(code, _PLAIN.get(opcode, "plain"))
+
+    def _sync(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
+        operands, forms = operands_of(code.operands), code.modifiers.split(".")
+        at = next((one for one in operands if "[" in one), "")
+        sites = self.places.barrier(self.values.address(index, at), around) if at else ()
+        last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
+        if "PHASECHK" in forms:
+            return Step(code, "wait", sites)
+        if "EXCH" in forms:
+            return Step(code, "init", sites, -1 if last is None else _PHASE - (last >> 1))
+        if "ARRIVE" in forms:
+            if "A1T0" in forms or "ART0" in forms:
+                return Step(code, "arrive", sites, 1 if "A1T0" in forms else -1 if last is None else last)
+            # With a number of bytes that copies have yet to bring.
+            return Step(code, "expect", sites, -1 if last is None else last)
+        return Step(code, "plain")
+
+    def _named(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
+        operands = operands_of(code.operands)
+        if not operands or "RED" in code.modifiers:
+            return Step(code, "plain")
+        sites = self.places.barrier(self.values.of(index, operands[0]), around, named=True)
+        count = self.places.number(self.values.of(index, operands[1])) if len(operands) > 1 else None
+        kind = "named_arrive" if "ARV" in code.modifiers else "named_wait"
+        return Step(code, kind, sites, -1 if count is None else count)
+
+    def _product(self, index: int, code: Instruction) -> Step:
+        operands = operands_of(code.operands)
+        if code.opcode in MMA_SYNC:
+            found = _MMA_SYNC.search(code.modifiers)
+            shape = tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
+            return Step(code, "matrix", shape=(shape[0], shape[1], shape[2]), source="registers")
+        if code.opcode in WGMMA:
+            found = _WGMMA.search(code.modifiers)
+            m, n, k = (int(part) for part in found.groups()) if found else (0, 0, 0)
+            source = "shared" if operands[1].startswith("gdesc") else "registers"
+            return Step(code, "matrix", shape=(m, n, k), source=source, note="commits" if "gsb0" in operands else "")
+        source = "shared" if operands[0].startswith("gdesc") else "tensor"
+        return Step(code, "matrix", shape=self._tcgen05(index, code), source=source, pair=".2CTA" in code.modifiers)
+
+    def _tcgen05(self, index: int, code: Instruction) -> tuple[int, int, int]:
+        """m, n, k by the instruction descriptor (PTX ISA, "Instruction descriptor"); zeros where its value is not known."""
+        named, depth = _DESCRIPTOR.search(code.operands), _K.get(code.opcode)
+        held = self.places.number(self.values.of(index, named.group(1))) if named else None
+        if held is None or depth is None:
+            return (0, 0, 0)
+        half = code.opcode == "UTCHMMA" and held >> 7 & 7 == _TF32
+        return (held >> 24 & 31) << 4, (held >> 17 & 63) << 3, depth // 2 if half else depth
+
+    def _copy(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
+        opcode, forms = code.opcode, code.modifiers
+        if opcode == "LDGSTS":
+            return Step(code, "copy_in", amount=16 if ".128" in forms else 8 if ".64" in forms else 4)
+        pair, multicast = ".2CTA" in forms, "MULTICAST" in forms
+        if opcode == "UTCCP":
+            return Step(code, "copy_in", pair=pair, multicast=multicast)
+        if opcode in ("UTMASTG", "UTMAREDG") or opcode == "UBLKCP" and ".G.S" in forms:
+            return Step(code, "copy_out")
+        return Step(code, "copy_in", self._beside(index, code, around), pair=pair, multicast=multicast)
+
+    def _beside(self, index: int, code: Instruction, around: Sequence[Loop]) -> Sites:
+        """The barrier of a copy lies in the register after the one with its place in shared memory."""
+        found = re.search(r"\[UR(\d+)\]", code.operands)
+        value = self.values.of(index, f"UR{int(found.group(1)) + 1}") if found else None
+        return self.places.barrier(self._under(index, value), around)
+
+    def _under(self, index: int, value: int | None) -> int | None:
+        """What is written under the same predicate as instruction ``index`` is what it reads."""
+        guard = self.values.guard(index)
+        while value is not None and guard is not None and self.values.graph.nodes[value][:2] == ("choose", guard):
+            value = int(self.values.graph.nodes[value][2])
+        return value
+
+
+def _last(code: Instruction) -> int:
+    found = _NUMBER.search(code.operands)
+    return int(found.group(0), 16) if found else 0
