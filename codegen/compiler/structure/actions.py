@@ -65,6 +65,8 @@ class Actions:
 
     def _sync(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
         operands, forms = operands_of(code.operands), code.modifiers.split(".")
+        if not operands:
+            return Step(code, "plain")
         at = next((one for one in operands if "[" in one), "")
         sites = self.places.barrier(self.values.address(index, at), around) if at else ()
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))

@@ -49,7 +49,7 @@ def shift(modifiers: str, low: int, amount: int, high: int) -> int | None:
         return high >> by
     if modifiers == ".R.S32.HI":
         return signed(high) >> by & MASK
-    if modifiers == ".L.U64.HI":
+    if modifiers in (".L.U64.HI", ".L.U32.HI"):
         return (low | high << 32) << by >> 32 & MASK
     if modifiers in (".R.U64", ".R.S64"):
         return (low | (signed(high) if "S" in modifiers else high) << 32) >> by & MASK

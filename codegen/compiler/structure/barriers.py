@@ -43,7 +43,7 @@ class Places:
         """The one number that a value is for the group's first warp, where ``guard`` holds."""
         given = {} if guard is None else {guard: 1}
         specials = special_registers(self._group.warps[0])
-        return Thread(self._values, specials, given, self._group.reached.edges).number(value)
+        return Thread(self._values, specials, given, self._group.reached.edges, trusting=True).number(value)
 
     def _rests_on(self, value: int) -> frozenset[int]:
         if value not in self._leaves:

@@ -32,7 +32,7 @@ class Counters:
         self._frontiers: dict[int, tuple[int, ...]] = {}
 
     def _thread(self, given: Mapping[int, int]) -> Thread:
-        return Thread(self._values, self._specials, given, self._edges)
+        return Thread(self._values, self._specials, given, self._edges, trusting=True)
 
     def number(self, value: int) -> int | None:
         """The number that does not depend on any counter."""

@@ -46,8 +46,10 @@ def _minmax(mode: str, a: Args) -> int:
 class Thread:
     """Values as one thread sees them; unknown ones are None.
 
-    ``specials`` are its special registers by name, ``given`` numbers for phis and loads (a loop counter, a word of shared memory), and
-    only values that came along ``edges`` count, where they are given.
+    ``specials`` are its special registers by name, ``given`` numbers for phis and loads (a loop counter, a word of shared
+    memory), and only values that came along ``edges`` count, where they are given.  A ``trusting`` one believes that what
+    was written under a predicate nobody can know (an election, a vote) is what is read: compilers compute the address of an
+    elected thread's copy under the election as well.
     """
 
     def __init__(
@@ -56,8 +58,9 @@ class Thread:
         specials: Mapping[str, int],
         given: Mapping[int, int] | None = None,
         edges: Collection[tuple[int, int]] | None = None,
+        trusting: bool = False,
     ) -> None:
-        self._values, self._specials, self._edges = values, specials, edges
+        self._values, self._specials, self._edges, self._trusting = values, specials, edges, trusting
         self._known: dict[int, int | None] = dict(given or {})
         self._under_way: set[int] = set()
 
@@ -90,7 +93,8 @@ class Thread:
             if way is not None:
                 return self.number(new if way else old)
             first = self.number(new)
-            return first if first is not None and first == self.number(old) else None
+            believed = self._trusting and self._unknowable(taken)
+            return first if believed or (first is not None and first == self.number(old)) else None
         if kind == "f":
             name, mode, *args = rest
             held = [self.number(int(one)) for one in args]
@@ -101,6 +105,10 @@ class Thread:
             plain = _PLAIN.get(str(name))
             return plain(known) if plain else _MODED[str(name)](str(mode), known) if name in _MODED else None
         return None
+
+    def _unknowable(self, predicate: int) -> bool:
+        """Whether a predicate that is not known does not depend on any counter, which would decide it in time."""
+        return not frontier(self._values, predicate)
 
     def _agreed(self, phi: int) -> int | None:
         """What all the ways into a phi bring, other phis of the same web seen through; None where they differ."""

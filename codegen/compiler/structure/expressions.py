@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilecast.codegen.compiler.sass import Instruction
 from tilecast.codegen.compiler.structure.arithmetic import MASK, halves
-from tilecast.codegen.compiler.structure.operands import named, operands_of, registers_from, results
+from tilecast.codegen.compiler.structure.operands import named, operands_of, registers_from, results, slots, width_of
 
 #: A node of the graph of values: what it is, then numbers, texts and the indices of other nodes.
 Node = tuple[str | int, ...]
@@ -57,6 +57,7 @@ class Reader:
             "ULOP3": self._lop3, "ISETP": self._setp, "UISETP": self._setp, "SEL": self._sel, "USEL": self._sel,
             "PLOP3": self._plop3, "UPLOP3": self._plop3, "PRMT": self._prmt, "UPRMT": self._prmt, "SGXT": self._sgxt,
             "USGXT": self._sgxt, "HFMA2": self._halves, "VIMNMX": self._minmax, "UVIMNMX": self._minmax,
+            "VIADDMNMX": self._add_minmax, "UVIADDMNMX": self._add_minmax,
             "SHFL": self._shuffle, "VOTE": self._vote, "VOTEU": self._vote,
         }  # fmt: skip
 
@@ -128,6 +129,12 @@ class Reader:
             if held is None:
                 return None
             return {name: self.graph.of("f", "word", str(i), held) if i else held for i, name in enumerate(names)}
+        if opcode == "STL":
+            held_by = zip(slots(operands[0], width_of(code)), registers_from(operands[1], width_of(code)), strict=False)
+            return {slot: self._held(name, state) for slot, name in held_by}
+        if opcode == "LDL":
+            count = width_of(code)
+            return dict(zip(registers_from(operands[0], count), (self._held(one, state) for one in slots(operands[1], count)), strict=False))  # fmt: skip
         if opcode == "LDS":
             at = self.address(operands[1], state)
             return None if at is None else self._named(operands[0], self.graph.of("load", index, code.modifiers, at))
@@ -220,6 +227,12 @@ class Reader:
         if "RELU" in code.modifiers:
             return None
         return self._apply(operands[0], "minmax", code.modifiers, *self._sources(operands, state)[:3])
+
+    def _add_minmax(self, code: Instruction, operands: list[str], state: State) -> dict[str, int] | None:
+        a, b, c, taken = (*self._sources(operands, state), None, None, None, None)[:4]
+        if a is None or b is None or c is None or taken is None or "RELU" in code.modifiers:
+            return None
+        return {operands[0]: self.graph.of("f", "minmax", code.modifiers, self.graph.of("f", "add", "", a, b), c, taken)}
 
     def _vote(self, code: Instruction, operands: list[str], state: State) -> dict[str, int] | None:
         # Each vote on a predicate has one outcome: a copy's operands and the copy often ask again.

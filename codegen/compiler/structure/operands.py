@@ -11,6 +11,7 @@ _REGISTER = re.compile(r"^(U?R)(\d+)")
 _PREDICATE = re.compile(r"^U?P\d$")
 _NAMED = re.compile(r"\bU?[RP]\d+\b")
 _LDTM = re.compile(r"\.x(\d+)\b")
+_SLOT = re.compile(r"\[R1(?:\+0x([0-9a-f]+))?\]")
 _HGMMA = re.compile(r"^\.\d+x(\d+)x\d+")
 #: Opcodes whose first operand is no result.
 _NO_RESULT = frozenset(
@@ -50,6 +51,13 @@ def named(operand: str) -> tuple[str, ...]:
     return tuple(_NAMED.findall(operand))
 
 
+def slots(operand: str, count: int) -> tuple[str, ...]:
+    """Words of the thread's stack at an address like [R1+0x4c], by names that no register has; none for other addresses."""
+    found = _SLOT.fullmatch(operand)
+    begin = int(found.group(1) or "0", 16) if found else 0
+    return tuple(f"L{begin + 4 * i}" for i in range(count)) if found else ()
+
+
 def width_of(code: Instruction) -> int:
     """Registers that a result takes."""
     opcode, modifiers = code.opcode, code.modifiers
@@ -79,6 +87,8 @@ def results(code: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not operands:
         return (), ()
     first = operands[0]
+    if code.opcode == "STL":
+        return slots(first, width_of(code)), ()
     if code.opcode in _NO_RESULT:
         # Only a poll, an allocation of registers and the like tell whether they succeeded.
         told = code.opcode in ("SYNCS", "USETMAXREG") and is_predicate(first)

@@ -164,10 +164,10 @@ class Dispatch:
         held = self.values.of(last, operands_of(code.operands)[0].split(" ")[0])
         loads = self._loads(held)
         node = () if held is None else self.values.graph.nodes[held]
-        if len(loads) != 1 or not node or node[0] != "const" or len(node) < 3:
+        if len(loads) > 1 or not node or node[0] != "const" or len(node) < 3:
             return after
-        states = self.loaded(loads[0], warp, edges)
-        entries = [Thread(self.values, special_registers(warp), {loads[0]: one}, edges).number(int(node[2])) for one in states]
+        given = [{loads[0]: one} for one in self.loaded(loads[0], warp, edges)] if loads else [{}]
+        entries = [Thread(self.values, special_registers(warp), one, edges).number(int(node[2])) for one in given]
         known = [one // 4 for one in entries if one is not None]
         table = self._table or (code.targets if max(known, default=-1) == len(code.targets) - 1 else ())
         if len(known) < len(entries) or not known or max(known) >= len(table):
