@@ -73,7 +73,7 @@ def read_binary(path: str | Path, arch: str | None = None, kernel: str | None = 
         raise BinaryError(f"--arch: expected {', '.join(TARGETS)}, got '{arch}'")
     file = Path(path)
     if not file.exists():
-        raise BinaryError(f"{path}: expected a cubin, a fatbin, a Triton cache folder or a listing, found nothing")
+        raise BinaryError(f"{path}: expected a cubin, a fatbin, a Triton cache folder or a listing, found none")
     return _load(_choose(str(path), list(_candidates(file)), arch, kernel))
 
 
@@ -141,7 +141,9 @@ def _of_fatbin(file: Path) -> list[_Candidate]:
         cubins = [(one.name, one.read_bytes()) for one in sorted(Path(folder).glob("*.cubin"))]
     if not cubins:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise BinaryError(f"{file}: expected device code inside, found none ({said[-1] if said else 'cuobjdump is silent'})")
+        raise BinaryError(
+            f"{file}: expected device code inside, found none ({said[-1] if said else 'cuobjdump is silent'})"
+        )
     known = [(name, data) for name, data in cubins if read_cubin(data).capability in _BY_CAPABILITY]
     if not known:
         found = ", ".join(sorted({f"sm_{read_cubin(data).capability}" for _, data in cubins}))
@@ -154,8 +156,8 @@ def _of_listing(file: Path, data: bytes) -> list[_Candidate]:
     parts = split_listing(text) if "/*0000*/" in text else ()
     if not parts:
         raise BinaryError(
-            f"{file}: expected an ELF of device code, a fatbin, a Triton cache folder or a listing of nvdisasm -c, "
-            f"its first bytes are {data[:8]!r}"
+            f"{file}: expected an ELF of device code, a fatbin, a Triton cache folder, a listing of nvdisasm -c or a Python "
+            f"file written by 'tilecast generate', its first bytes are {data[:8]!r}"
         )
     found = []
     for part in parts:
@@ -178,9 +180,9 @@ def _choose(where: str, found: list[_Candidate], arch: str | None, kernel: str |
             raise BinaryError(f"{where}: expected a kernel '{kernel}', got {_names(left)}")
         left = named
     if len(left) > 1:
-        targets = sorted({one.target for one in left})
-        if len(targets) > 1:
-            raise BinaryError(f"{where}: holds code for {', '.join(targets)}: which one? Say --arch")
+        held = sorted({one.target for one in left})
+        if len(held) > 1:
+            raise BinaryError(f"{where}: holds code for {', '.join(held)}: which one? Say --arch")
         if len({one.kernel for one in left}) > 1:
             raise BinaryError(f"{where}: holds {_names(left)}: which one? Say --kernel")
         files = ", ".join(one.file for one in left[:_LISTED])

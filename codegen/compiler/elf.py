@@ -57,7 +57,9 @@ def read_cubin(data: bytes) -> Cubin:
     if len(data) < 64 or data[4] != 2:
         raise ElfError("expected a 64-bit ELF with its header")
     if is_host_elf(data):
-        raise ElfError(f"expected device code (machine {_EM_CUDA}), got machine {struct.unpack_from('<H', data, 18)[0]}")
+        raise ElfError(
+            f"expected device code (machine {_EM_CUDA}), got machine {struct.unpack_from('<H', data, 18)[0]}"
+        )
     abi, flags = data[8], struct.unpack_from("<I", data, 48)[0]
     capability = flags >> 8 & 0xFF if abi >= 8 else flags & 0xFF
     sections = _sections(data)

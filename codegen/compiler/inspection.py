@@ -1,14 +1,18 @@
-"""What a compiled kernel takes and executes, beside what its forecast says it does."""
+"""What a compiled kernel takes and executes: of our own, beside what its forecast says it does; of anybody's, its shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.codegen.compiler.binary import from_cubin, read_binary
 from tilecast.codegen.compiler.compile import load_source
 from tilecast.codegen.compiler.flow import SteadyLoop, steady_loops
 from tilecast.codegen.compiler.opcodes import MATRIX
 from tilecast.codegen.compiler.sass import compile_and_read
+from tilecast.codegen.compiler.structure import report as structure
+from tilecast.codegen.compiler.structure.assemble import kernel_shape
+from tilecast.codegen.compiler.structure.shape import KernelShape
 from tilecast.model.families import build_pipeline, find_family, parse_variant
 from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import load_machine
@@ -61,12 +65,15 @@ class Inspection:
     file: str
     target: str
     kernel: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    tmem_columns: int
+    #: None here and below where a file of somebody else's does not say.
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int | None
+    tmem_columns: int | None
     matrix_instructions: int
+    #: Of a generated kernel, whose forecast is known.
     roles: tuple[RoleMix, ...]
+    shape: KernelShape
 
 
 def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
@@ -76,7 +83,9 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
     """
     code = compile_and_read(path, target, dtype)
     header = load_source(path).TILECAST
-    compiled, used, instructions = code.compiled, code.resources, code.instructions()
+    compiled, used = code.compiled, code.resources
+    binary = from_cubin(compiled.cubin, str(path), target, compiled.name)
+    instructions = binary.instructions
     return Inspection(
         file=str(path),
         target=target,
@@ -87,7 +96,23 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
         tmem_columns=compiled.tmem_columns,
         matrix_instructions=sum(i.opcode in MATRIX for i in instructions),
         roles=tuple(_roles(steady_loops(instructions), header)),
+        shape=kernel_shape(binary),
     )
+
+
+def inspect_binary(
+    path: str | Path, target: str | None = None, kernel: str | None = None, warps: int | None = None
+) -> Inspection:
+    """Read the machine code of any CUDA binary (`binary.read_binary`); ``warps`` of a CTA where the file does not say.
+
+    Raises BinaryError, UnknownOpcodeError and ShapeError for what cannot be read, CompileError without the tools.
+    """
+    binary = read_binary(path, target, kernel)
+    return Inspection(
+        file=binary.file, target=binary.target, kernel=binary.kernel, registers=binary.registers,
+        spill_bytes=binary.stack_bytes, shared_bytes=binary.shared_bytes, tmem_columns=binary.tmem_columns,
+        matrix_instructions=sum(i.opcode in MATRIX for i in binary.instructions), roles=(), shape=kernel_shape(binary, warps),
+    )  # fmt: skip
 
 
 def pipeline_of(header: dict[str, object]) -> Pipeline:
@@ -170,16 +195,20 @@ def as_dict(report: Inspection) -> dict[str, object]:
             }
             for role in report.roles
         ],
+        "structure": structure.as_dict(report.shape),
     }
 
 
 def as_text(report: Inspection) -> str:
     """The report for people."""
+    facts = (
+        ("registers a thread", report.registers, ""), ("spills", report.spill_bytes, " B"),
+        ("shared memory", report.shared_bytes, " B"), ("tensor memory", report.tmem_columns, " columns"),
+        ("matrix instructions", report.matrix_instructions, ""),
+    )  # fmt: skip
     lines = [
-        f"{report.kernel} of {report.file}, compiled for {report.target}",
-        f"  registers a thread {report.registers}   spills {report.spill_bytes} B   "
-        f"shared memory {report.shared_bytes} B   tensor memory {report.tmem_columns} columns   "
-        f"matrix instructions {report.matrix_instructions}",
+        f"{report.kernel or 'a kernel'} of {report.file}, compiled for {report.target}",
+        "  " + "   ".join(f"{name} {value}{unit}" for name, value, unit in facts if value is not None),
     ]
     for role in report.roles:
         beside = f", and {role.skipped} of masking that most iterations jump over" if role.skipped else ""
@@ -193,6 +222,5 @@ def as_text(report: Inspection) -> str:
             flag = f"  more than {TOLERANCE:.0%} apart" if m.flagged else ""
             lines.append(f"  {m.pipe:<8}{m.compiled:>10}{forecast:>10}{difference:>12}{flag}")
         lines.append("  " + " ".join(f"{name} {count}" for name, count in role.opcodes))
-    if not report.roles:
-        lines.append("\nno loop with exponentials found: nothing to compare with the forecast")
+    lines += ["", structure.as_text(report.shape)]
     return "\n".join(lines)

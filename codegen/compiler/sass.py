@@ -92,7 +92,9 @@ def compile_and_read(path: str | Path, target: str, dtype: str = "bf16") -> Mach
 def resources(cubin: bytes, kernel: str = "") -> Resources:
     """Registers and stack of ``kernel`` (default: the one kernel) in ``cubin``; CompileError where the tool reports none."""
     text = _run("cuobjdump", "--dump-resource-usage", cubin)
-    found = re.search(rf"Function {re.escape(kernel)}:\s+REG:(\d+) STACK:(\d+)" if kernel else r"REG:(\d+) STACK:(\d+)", text)
+    found = re.search(
+        rf"Function {re.escape(kernel)}:\s+REG:(\d+) STACK:(\d+)" if kernel else r"REG:(\d+) STACK:(\d+)", text
+    )
     if found is None:
         raise CompileError("cuobjdump reports no resources of the compiled kernel")
     return Resources(int(found.group(1)), int(found.group(2)))

@@ -186,23 +186,35 @@ def _tuned_source(found: Tuning) -> str:
     ).source
 
 
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.py --arch sm_90a")
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.cubin --kernel attention")
 def inspect(
-    file: Annotated[str, typer.Argument(help="A generated kernel file.")],
-    arch: Annotated[str, typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a.")],
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")] = "bf16",
+    file: Annotated[
+        str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
+    ],
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a: what to compile for, or which code."),
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")] = "bf16",
+    kernel: Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")] = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a generated kernel without a GPU: registers, spills, memory, instruction mix beside the forecast."""
+    """Read machine code without a GPU: registers, roles, loops, barriers; of a generated kernel, beside the forecast."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.inspection import as_dict, as_text
+    from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect_binary
     from tilecast.codegen.compiler.inspection import inspect as compile_and_read
 
     atexit.register(_silence)
-    with Screen() as screen:
-        screen("compile", 0, 0, file)
-        report = compile_and_read(file, arch, dtype)
+    if file.endswith(".py"):
+        if arch is None:
+            raise typer.BadParameter("what to compile for? sm_80, sm_90a, sm_100a or sm_103a", param_hint="'--arch'")
+        with Screen() as screen:
+            screen("compile", 0, 0, file)
+            report = compile_and_read(file, arch, dtype)
+    else:
+        report = inspect_binary(file, arch, kernel, warps)
     show(as_text(report), as_dict(report), as_json)
 
 

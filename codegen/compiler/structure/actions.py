@@ -56,8 +56,10 @@ class Actions:
             return Step(code, "arrive", self.places.barrier(self.values.address(index, code.operands), around))
         if opcode in ("LDTM", "STTM"):
             found = _COLUMNS.search(forms)
-            return Step(code, "tensor_load" if opcode == "LDTM" else "tensor_store", amount=int(found.group(1)) if found else 1)
-        if opcode == "WARPGROUP" and "DEPBAR" in forms or opcode == "DEPBAR" and ".LE" in forms:
+            return Step(
+                code, "tensor_load" if opcode == "LDTM" else "tensor_store", amount=int(found.group(1)) if found else 1
+            )
+        if (opcode == "WARPGROUP" and "DEPBAR" in forms) or (opcode == "DEPBAR" and ".LE" in forms):
             return Step(code, "matrix_wait" if opcode == "WARPGROUP" else "group_wait", amount=_last(code))
         if opcode == "USETMAXREG":
             return Step(code, "registers", amount=_last(code))
@@ -120,7 +122,7 @@ class Actions:
         pair, multicast = ".2CTA" in forms, "MULTICAST" in forms
         if opcode == "UTCCP":
             return Step(code, "copy_in", pair=pair, multicast=multicast)
-        if opcode in ("UTMASTG", "UTMAREDG") or opcode == "UBLKCP" and ".G.S" in forms:
+        if opcode in ("UTMASTG", "UTMAREDG") or (opcode == "UBLKCP" and ".G.S" in forms):
             return Step(code, "copy_out")
         return Step(code, "copy_in", self._beside(index, code, around), pair=pair, multicast=multicast)
 

@@ -38,7 +38,9 @@ def kernel_shape(binary: Binary, warps: int | None = None) -> KernelShape:
     values = Values(flow)
     groups = Dispatch(flow, values, binary.table).groups(count)
     if not any(group.loops for group in groups):
-        raise ShapeError(f"{where}: expected a loop, found none in {len(flow.instructions)} instructions: nothing repeats")
+        raise ShapeError(
+            f"{where}: expected a loop, found none in {len(flow.instructions)} instructions: nothing repeats"
+        )
     readers = [_RoleReader(flow, values, group) for group in groups]
     roles = tuple(_merged([reader.role(binary.registers) for reader in readers]))
     return KernelShape(binary.kernel, binary.target, count, roles, _barriers(roles))
@@ -88,7 +90,9 @@ class _RoleReader:
         order = [*met, *(one for one in direct if one not in met)]
         chain = [*around, loop] if name else around
         built = {
-            one.header: self._loop(one, f"{name}.{i}" if name else str(i), [x for x in inner if x.blocks < one.blocks], chain)
+            one.header: self._loop(
+                one, f"{name}.{i}" if name else str(i), [x for x in inner if x.blocks < one.blocks], chain
+            )
             for i, one in enumerate(order)
         }
         guards, marks, notes = self._guards(path, loop if name else None, blocks, chain)
@@ -165,7 +169,11 @@ class _RoleReader:
         """The poll whose failure the branch at ``index`` repeats; None where it is about something else."""
         found = leaves(self._values, self._values.guard(index))
         nodes = [self._values.graph.nodes[one] for one in found]
-        polls = [int(node[1]) for node in nodes if node[0] == "def" and self._flow.instructions[int(node[1])].opcode in _POLLS]
+        polls = [
+            int(node[1])
+            for node in nodes
+            if node[0] == "def" and self._flow.instructions[int(node[1])].opcode in _POLLS
+        ]
         if not polls:
             return None
         mine = [poll for poll in polls if poll <= index and self._block_of[poll] == self._block_of[index]]

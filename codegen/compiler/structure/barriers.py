@@ -90,7 +90,9 @@ class Places:
 
     def _counters_of(self, warp: int, rank: int) -> Counters:
         if (warp, rank) not in self._counters:
-            self._counters[warp, rank] = Counters(self._values, special_registers(warp, 0, rank), self._group.reached.edges)
+            self._counters[warp, rank] = Counters(
+                self._values, special_registers(warp, 0, rank), self._group.reached.edges
+            )
         return self._counters[warp, rank]
 
     def _unknown(self, value: int, warp: int, named: bool) -> Barrier:

@@ -14,7 +14,7 @@ from tilecast.codegen.compiler.structure.operands import named, operands_of, reg
 Node = tuple[str | int, ...]
 _NUMBER = re.compile(r"^-?(0x[0-9a-f]+|\d+)$")
 _PARTS = re.compile(r"-?0x[0-9a-f]+|-?\bU?R\d+\b")
-_MOVES = frozenset("MOV UMOV MOV32I".split())
+_MOVES = frozenset(("MOV", "UMOV", "MOV32I"))
 _READS = re.compile(r"^(LDC|LDCU|ULDC)$")
 
 
@@ -116,13 +116,14 @@ class Reader:
         if opcode in _MOVES:
             return self._named(operands[0], self.value(operands[1], state))
         if opcode == "R2UR":
-            held = [self.value(one, state) for one in operands if registers_from(one, 1)]
-            last = held[-1] if len(held) > 1 else None
-            return None if last is None else self._named(operands[0], self.graph.of("f", "r2ur", "", last))
+            sources = [one for one in operands if registers_from(one, 1)]
+            value = self.value(sources[-1], state) if len(sources) > 1 else None
+            return None if value is None else self._named(operands[0], self.graph.of("f", "r2ur", "", value))
         if opcode in ("S2R", "S2UR"):
             return self._named(operands[0], self.graph.of("special", operands[1]))
         if opcode == "CS2R":
-            return {name: self.graph.number(0) for name in registers_from(operands[0], 2)} if "SRZ" in operands else None
+            zero = self.graph.number(0)
+            return dict.fromkeys(registers_from(operands[0], 2), zero) if "SRZ" in operands else None
         if _READS.match(opcode):
             held = self.value(operands[1], state)
             names = registers_from(operands[0], 2 if ".64" in code.modifiers else 1)
@@ -133,8 +134,10 @@ class Reader:
             held_by = zip(slots(operands[0], width_of(code)), registers_from(operands[1], width_of(code)), strict=False)
             return {slot: self._held(name, state) for slot, name in held_by}
         if opcode == "LDL":
-            count = width_of(code)
-            return dict(zip(registers_from(operands[0], count), (self._held(one, state) for one in slots(operands[1], count)), strict=False))  # fmt: skip
+            read_from = zip(
+                registers_from(operands[0], width_of(code)), slots(operands[1], width_of(code)), strict=False
+            )
+            return {name: self._held(slot, state) for name, slot in read_from}
         if opcode == "LDS":
             at = self.address(operands[1], state)
             return None if at is None else self._named(operands[0], self.graph.of("load", index, code.modifiers, at))
@@ -232,7 +235,9 @@ class Reader:
         a, b, c, taken = (*self._sources(operands, state), None, None, None, None)[:4]
         if a is None or b is None or c is None or taken is None or "RELU" in code.modifiers:
             return None
-        return {operands[0]: self.graph.of("f", "minmax", code.modifiers, self.graph.of("f", "add", "", a, b), c, taken)}
+        return {
+            operands[0]: self.graph.of("f", "minmax", code.modifiers, self.graph.of("f", "add", "", a, b), c, taken)
+        }
 
     def _vote(self, code: Instruction, operands: list[str], state: State) -> dict[str, int] | None:
         # Each vote on a predicate has one outcome: a copy's operands and the copy often ask again.

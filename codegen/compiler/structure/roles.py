@@ -22,10 +22,11 @@ MOST_WARPS = 32
 _STORED = {"": 4, ".64": 8, ".128": 16, ".U8": 1, ".U16": 2}
 #: What tells a loop that works from one that waits.
 _WAITS = frozenset(("TRYWAIT", "TRY_ALLOC", "FIND_AND_SET"))
-_WORKS = frozenset(
-    "HMMA IMMA QMMA HGMMA QGMMA IGMMA UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCBAR UTMALDG UTMASTG UTMAREDG UBLKCP UTCCP LDGSTS LDTM STTM "
-    "STG LDG STS LDSM BAR MUFU FFMA FADD FMUL FFMA2 FADD2 FMUL2 SHFL".split()
-)
+_WORKS = frozenset({
+    "HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCBAR",
+    "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UTCCP", "LDGSTS", "LDTM", "STTM", "STG", "LDG", "STS", "LDSM",
+    "BAR", "MUFU", "FFMA", "FADD", "FMUL", "FFMA2", "FADD2", "FMUL2", "SHFL",
+})  # fmt: skip
 Edge = tuple[int, int]
 
 
@@ -70,7 +71,9 @@ class Dispatch:
         self._exits = {block: self._guards(range(block, end)) for block, end in flow.ends.items()}
 
     def _guards(self, indices: Iterable[int]) -> tuple[int, ...]:
-        ends = [i for i in indices if self.flow.instructions[i].opcode == "EXIT" and self.flow.instructions[i].predicate]
+        ends = [
+            i for i in indices if self.flow.instructions[i].opcode == "EXIT" and self.flow.instructions[i].predicate
+        ]
         return tuple(guard for guard in map(self.values.guard, ends) if guard is not None)
 
     def groups(self, warps: int) -> tuple[WarpGroup, ...]:
@@ -147,7 +150,8 @@ class Dispatch:
         seen = set()
         for held in self.loaded(loads[0], warp, edges):
             seen |= {
-                Thread(self.values, special_registers(warp, lane), {loads[0]: held}, edges).number(guard) for lane in _LANES
+                Thread(self.values, special_registers(warp, lane), {loads[0]: held}, edges).number(guard)
+                for lane in _LANES
             }
         return seen.pop() if len(seen) == 1 else None
 

@@ -50,7 +50,9 @@ class Barrier:
             return f"[{self.base}+{self.offset:#x}]"
         if self.named:
             return "/".join(f"#{place}" for place in self.places)
+        step = self.places[1] - self.places[0] if self.stages > 1 else 8
         ring = f" ring of {self.stages}" if self.stages > 1 else ""
+        ring += f", {step} B apart" if step != 8 else ""
         return f"{self.places[0]:#x}{ring}{'' if self.owner == 'own' else f' ({self.owner})'}"
 
 

@@ -17,7 +17,10 @@ from tilecast.codegen.compiler.structure.operands import named, results
 #: a meeting of several stays one, so that they do settle.
 _ROUNDS, _PATIENCE = 24, 12
 #: Opcodes whose operands nobody asks for.
-_UNASKED = frozenset("FFMA FADD FMUL FFMA2 FADD2 FMUL2 FMNMX FMNMX3 FSEL MUFU F2FP HMMA HGMMA NOP".split())
+_UNASKED = frozenset({
+    "FFMA", "FADD", "FMUL", "FFMA2", "FADD2", "FMUL2", "FMNMX", "FMNMX3", "FSEL", "MUFU", "F2FP", "HMMA", "HGMMA",
+    "NOP",
+})  # fmt: skip
 
 
 def _wanted(code: Instruction) -> tuple[str, ...]:
@@ -80,7 +83,10 @@ class Values:
             if name not in written and inside and len(outside) == 1:
                 out[name] = outs[outside[0]].get(name, self.graph.of("undef", name))
                 continue
-            held = {way: outs[way][name] if name in outs[way] else self.graph.of("undef", name) for way in (ways if name in written or not inside else outside)}
+            held = {
+                way: outs[way][name] if name in outs[way] else self.graph.of("undef", name)
+                for way in (ways if name in written or not inside else outside)
+            }
             phi = self._phis.get((block, name))
             different = set(held.values()) - ({phi} if phi is not None else set())
             if len(different) == 1 and not (final and phi in self.inputs):
@@ -116,4 +122,3 @@ class Values:
         if not known:
             return None
         return known[0] if len(known) == 1 else self.graph.of("f", "and", "", *known)
-
