@@ -1,5 +1,7 @@
 """Small kernels in Triton that are not ours to forecast: what a reader of machine code meets, compiled for any target without its GPU."""
 
+# ruff: noqa: N803 - constants of a Triton kernel are written in capitals
+
 from __future__ import annotations
 
 import triton
@@ -87,6 +89,10 @@ def cubin(name: str, target: str) -> bytes:
     function, types, constants = KERNELS[name]
     signature = {**types, **dict.fromkeys(constants, "constexpr")}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind != "fp32"}
-    source = ASTSource(function, signature, {(len(types) + i,): value for i, value in enumerate(constants.values())}, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", CAPABILITY[target], 32), options={"num_warps": 4, "num_stages": 3})
+    source = ASTSource(
+        function, signature, {(len(types) + i,): value for i, value in enumerate(constants.values())}, aligned
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", CAPABILITY[target], 32), options={"num_warps": 4, "num_stages": 3}
+    )
     return made.asm["cubin"]

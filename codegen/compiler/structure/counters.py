@@ -19,6 +19,8 @@ from tilecast.codegen.compiler.structure.values import Values
 _ITERATIONS = 64
 #: Numbers that a wrapping counter takes at most, and combinations that are tried for one expression.
 _MOST_NUMBERS, _MOST_TRIED = 24, 128
+#: Functions whose results are predicates: no counter is one.
+_CHOICES = (["setp"], ["not"], ["any"], ["and"], ["plop3"])
 Numbers = Mapping[int, set[int] | None]
 
 
@@ -60,6 +62,7 @@ class Counters:
                     continue
                 for _, way in self._ways(phi):
                     found = self.every(way, self._collected)
+                    found = self.scan(way) if found is None else found
                     if found is None or len(known | found) > _MOST_NUMBERS:
                         self._collected[phi], changed = None, True
                         break
@@ -94,10 +97,10 @@ class Counters:
         for phi in mine:
             ways = [held for source, held in self._ways(phi) if source not in loop.blocks]
             for way in ways:
-                self._free(way, begin, handed_on)
+                self._free(way, begin, loop)
             found = {self._thread(begin).number(way) for way in ways} - {None}
             begin[phi] = (found.pop() or 0) if len(found) == 1 else 0
-        self._free(value, begin, handed_on)
+        self._free(value, begin, loop)
         given, out = dict(begin), []
         for _ in range(_ITERATIONS):
             thread = self._thread(given)
@@ -116,20 +119,36 @@ class Counters:
         known = {thread.number(value) for source, value in self._ways(phi) if source in loop.blocks}
         return known.pop() if len(known) == 1 else None
 
-    def _free(self, value: int, given: dict[int, int], handed_on: set[int]) -> None:
-        """Give 0 to counters of other loops that ``value`` is made of, unless they are known."""
+    def _free(self, value: int, given: dict[int, int], loop: Loop) -> None:
+        """Give 0 to counters from outside of ``loop`` that ``value`` is made of, unless they are known: there they stand still."""
         for phi in self._made_of(value):
-            if phi in given or phi in handed_on or self.number(phi) is not None:
-                continue
-            if not handed_on & leaves(self._values, phi):
+            outside = int(self._values.graph.nodes[phi][1]) not in loop.blocks
+            if phi not in given and outside and self.number(phi) is None:
                 given[phi] = 0
 
     def scan(self, value: int) -> set[int] | None:
-        """The numbers of ``value`` for a counter at 0, 1, 2, ...; None where it is made of several or never comes back."""
-        made_of = self._made_of(value)
-        unknown = [phi for phi in made_of if self.number(phi) is None]
-        if len(unknown) != 1:
-            return None
-        out = [self._thread({unknown[0]: count}).number(value) for count in range(_ITERATIONS)]
-        half = set(out[: _ITERATIONS // 2])
-        return {one for one in half if one is not None} if half == set(out) and None not in half else None
+        """The numbers of ``value`` when the one unknown that it is made of is 0, 1, 2, ...; None where they never come back.
+
+        The unknown may be a counter or a sum of several and of what the launch brings, such as blocks done so far.
+        """
+        for unknown in self._unknowns(value):
+            if self._thread({unknown: 0}).number(value) is None:
+                continue
+            out = [self._thread({unknown: count}).number(value) for count in range(_ITERATIONS)]
+            half = set(out[: _ITERATIONS // 2])
+            if half == set(out) and None not in half:
+                return {one for one in half if one is not None}
+        return None
+
+    def _unknowns(self, value: int) -> list[int]:
+        """Words without a known number that ``value`` is made of, those made of others first."""
+        found, todo = set(), [value]
+        while todo:
+            one = todo.pop()
+            kind, *rest = self._values.graph.nodes[one]
+            if one in found or self.number(one) is not None or kind == "vote" or rest[:1] in _CHOICES:
+                continue
+            found.add(one)
+            if kind in ("f", "choose"):
+                todo += [int(part) for part in rest[0 if kind == "choose" else 2 :]]
+        return sorted(found - {value}, reverse=True)

@@ -51,6 +51,8 @@ class Reader:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        #: The predicate of the instruction at hand: what was written under the same one is what it reads.
+        self._under: int | None = None
         self._handlers: Mapping[str, Callable[[Instruction, list[str], State], dict[str, int] | None]] = {
             "IADD3": self._add, "UIADD3": self._add, "VIADD": self._add, "IMAD": self._mad, "UIMAD": self._mad,
             "LEA": self._lea, "ULEA": self._lea, "SHF": self._shf, "USHF": self._shf, "LOP3": self._lop3,
@@ -66,14 +68,17 @@ class Reader:
         registers, flags = results(code)
         if not registers and not flags:
             return
-        found = self._values(index, code, state) or {}
         taken = self.value(code.predicate.lstrip("@"), state) if code.predicate else None
+        self._under = taken
+        found = self._values(index, code, state) or {}
+        self._under = None
         for name in (*registers, *flags):
             new = found.get(name)
             if new is None:
                 new = self.graph.of("def", index, name)
-            if taken is not None:
-                new = self.graph.of("choose", taken, new, self._held(name, state))
+            old = self._held(name, state)
+            if taken is not None and new != old:
+                new = self.graph.of("choose", taken, new, old)
             state[name] = new
 
     def _held(self, name: str, state: State) -> int:
@@ -98,8 +103,14 @@ class Reader:
             return self.graph.of("const", operand, *(self._held(name, state) for name in named(operand)))
         registers = registers_from(operand, 1)
         if registers:
-            return self._held(registers[0], state)
-        return self._held(operand, state) if named(operand) == (operand,) else None
+            return self._read(registers[0], state)
+        return self._read(operand, state) if named(operand) == (operand,) else None
+
+    def _read(self, name: str, state: State) -> int:
+        held = self._held(name, state)
+        while self._under is not None and self.graph.nodes[held][:2] == ("choose", self._under):
+            held = int(self.graph.nodes[held][2])
+        return held
 
     def address(self, operand: str, state: State) -> int | None:
         """The sum in the brackets of an operand, without a descriptor."""
