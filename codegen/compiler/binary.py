@@ -207,6 +207,8 @@ def _load(one: _Candidate) -> Binary:
         instructions = disassemble(one.cubin, one.kernel) if one.cubin else parse_listing(one.text)
         used = resources(one.cubin, one.kernel) if one.cubin else None
     except CompileError as error:
+        if "Cannot decode architecture" in str(error):
+            raise BinaryError(f"{where}: the nvdisasm at hand does not know {one.target}: use a newer triton") from None
         if one.cubin and str(error).startswith(("nvdisasm", "cuobjdump")):
             raise BinaryError(
                 f"{where}: its code cannot be disassembled, expected plain instructions: stripped or encrypted? ({error})"

@@ -75,6 +75,11 @@ class Actions:
         if "PHASECHK" in forms:
             return Step(code, "wait", sites)
         if "EXCH" in forms:
+            # An elected thread sets barriers up; what it writes was computed under a vote of its own.
+            value = self.values.of(index, operands[-1])
+            while last is None and value is not None and self.values.graph.nodes[value][0] == "choose":
+                value = int(self.values.graph.nodes[value][2])
+                last = self.places.number(value)
             return Step(code, "init", sites, -1 if last is None else _PHASE - (last >> 1))
         if "ARRIVE" in forms:
             if "A1T0" in forms or "ART0" in forms:

@@ -1,0 +1,160 @@
+"""What a compiler made of whole kernels: roles, rings and products of ours as their templates have them, and of kernels that are not ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from tilecast.codegen.compiler.binary import BinaryError, from_cubin, read_binary
+from tilecast.codegen.compiler.compile import CompileError, compile_kernel
+from tilecast.codegen.compiler.opcodes import OPCODES
+from tilecast.codegen.compiler.structure.assemble import kernel_shape
+from tilecast.codegen.compiler.structure.report import as_dict, as_text
+from tilecast.codegen.compiler.structure.shape import KernelShape, Loop, Role
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+
+def shape_of(name: str, target: str) -> KernelShape:
+    try:
+        made = compile_kernel(ROOT / "kernels" / "generated" / f"{name}.py", target)
+    except CompileError as error:
+        if "needs Triton" in str(error):
+            pytest.skip(str(error))
+        raise
+    return kernel_shape(from_cubin(made.cubin, f"{name}.cubin", target, made.name))
+
+
+@pytest.fixture(scope="module")
+def hopper() -> KernelShape:
+    return shape_of("hopper_ws_d64_full", "sm_90a")
+
+
+@pytest.fixture(scope="module")
+def pair() -> KernelShape:
+    return shape_of("blackwell_ws_d64_full_pair", "sm_100a")
+
+
+def products(loop: Loop) -> Counter[tuple[tuple[int, int, int], str, bool]]:
+    return Counter((step.shape, step.source, step.pair) for step in loop.steps if step.kind == "matrix")
+
+
+def stages(loop: Loop, *kinds: str) -> list[int]:
+    """Slots of the barriers of steps of ``kinds``, in the order of the code."""
+    return [barrier.stages for step in loop.steps if step.kind in kinds for _, barrier in step.barriers]
+
+
+def main_loop(role: Role) -> Loop:
+    """The steady loop with most to do, of those that are met once a tile."""
+    return next(loop for loop in role.walk() if loop.steady)
+
+
+def test_a_hopper_kernel_has_three_consumers_and_a_producer(hopper: KernelShape) -> None:
+    assert [(role.warps, role.work) for role in hopper.roles] == [
+        ((0, 1, 2, 3), "matrix and compute"), ((4, 5, 6, 7), "matrix and compute"), ((8, 9, 10, 11), "matrix and compute"),
+        ((12, 13, 15), "idle"), ((14,), "copy in"),
+    ]  # fmt: skip
+    assert [role.registers for role in hopper.roles[:3]] == [160] * 3 and (hopper.roles[4].registers or 99) < 40
+    found, sites = hopper.resolved()
+    assert found == sites > 80
+    for role in hopper.roles[:3]:
+        loop = main_loop(role)
+        # S = Q K^T from shared memory, O = P V with P in registers: 64 keys, head_dim 64.
+        assert products(loop) == {((64, 64, 16), "shared", False): 4, ((64, 64, 16), "registers", False): 4}
+        # K and V wait in rings of four, and are given back to rings of four.
+        assert stages(loop, "wait") == [4, 4] and stages(loop, "arrive") == [4, 4]
+    producer = main_loop(hopper.roles[4])
+    assert stages(producer, "wait", "expect", "copy_in") == [4] * 6
+    assert {step.amount for step in producer.steps if step.kind == "expect"} == {64 * 64 * 2}
+
+
+def test_consumers_wait_for_what_the_producer_fills(hopper: KernelShape) -> None:
+    """The same address by whoever computes it: full barriers of the consumers are those that copies complete on."""
+
+    def places(role: Role, *kinds: str) -> set[tuple[int, ...]]:
+        return {
+            b.places for step in main_loop(role).steps if step.kind in kinds for _, b in step.barriers if not b.named
+        }
+
+    filled, emptied = places(hopper.roles[4], "copy_in"), places(hopper.roles[4], "wait")
+    for role in hopper.roles[:3]:
+        assert places(role, "wait") == filled and places(role, "arrive") == emptied
+    known = {barrier.places[0]: count for barrier, count in hopper.barriers}
+    # A copy arrives once at a full barrier, every consumer at an empty one.
+    assert {known[place] for ring in filled for place in ring} == {1}
+    assert {known[place] for ring in emptied for place in ring} == {3}
+
+
+def test_a_pair_of_ctas_on_blackwell(pair: KernelShape) -> None:
+    assert [(role.warps, role.work) for role in pair.roles] == [
+        ((0, 1, 2, 3), "compute"), ((4, 5, 6, 7), "compute"), ((8, 9, 10, 11), "compute"), ((12, 13), "idle"),
+        ((14,), "matrix"), ((15,), "copy in"),
+    ]  # fmt: skip
+    found, sites = pair.resolved()
+    assert found == sites > 100
+    multiply, load = main_loop(pair.roles[4]), main_loop(pair.roles[5])
+    assert products(multiply) == {((256, 128, 16), "shared", True): 8, ((256, 64, 16), "tensor", True): 16}
+    commits = [step for step in multiply.steps if step.kind == "commit"]
+    assert all(step.pair and step.multicast for step in commits) and stages(multiply, "commit") == [1, 12, 1, 12]
+    copies = [step for step in load.steps if step.kind == "copy_in"]
+    assert all(step.pair for step in copies) and stages(load, "copy_in") == [12, 12]
+    # Both CTAs' copies complete on the leader's barriers, where its matrix warp waits.
+    assert {barrier.owner for step in copies for _, barrier in step.barriers} == {"leader"}
+    softmax = main_loop(pair.roles[1])
+    assert {step.note for step in softmax.steps if step.kind == "wait"} == {"away"}
+    assert any(step.kind == "arrive" and step.barriers[0][1].owner == "leader" for step in softmax.steps)
+    assert sum(step.amount for step in softmax.steps if step.kind == "tensor_load") == 256
+
+
+def test_a_portable_kernel_is_one_role() -> None:
+    found = shape_of("triton_d64_full", "sm_80")
+    (role,) = found.roles
+    assert (role.warps, found.barriers) == ((0, 1, 2, 3), ())
+    first, second = role.loops
+    for loop in (first, second):
+        assert products(loop) == {((16, 8, 16), "registers", False): 64}
+    kinds = Counter(step.kind for step in first.steps)
+    assert (kinds["copy_in"], kinds["group"] >= 1, kinds["group_wait"] >= 1) == (8, True, True)
+    report = as_dict(found)
+    assert [loop["name"] for loop in report["roles"][0]["loops"]] == ["0", "1"]
+    assert "64 HMMA 16x8x16, A in registers" in as_text(found)
+
+
+NOT_OURS = [
+    ("layer_norm", "sm_80"), ("layer_norm", "sm_103a"), ("matmul", "sm_80"), ("matmul", "sm_90a"), ("matmul", "sm_100a"),
+    ("attention", "sm_103a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), NOT_OURS)
+def test_kernels_that_are_not_ours(name: str, target: str, tmp_path: Path) -> None:
+    from support.triton_kernels import cubin
+
+    (tmp_path / "k.cubin").write_bytes(cubin(name, target))
+    try:
+        binary = read_binary(tmp_path)
+    except BinaryError as error:
+        if target != "sm_103a" or "use a newer triton" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert {i.opcode for i in binary.instructions} <= OPCODES.keys()
+    found = kernel_shape(binary)
+    (role,) = found.roles
+    resolved, sites = found.resolved()
+    assert (role.warps, resolved) == ((0, 1, 2, 3), sites)
+    loop = role.loops[0]
+    multiplied = [step for step in loop.steps if step.kind == "matrix"]
+    if name == "layer_norm":
+        assert len(role.loops) == 2 and not multiplied and loop.pipes()["fma"] >= 16
+        return
+    # 128 rows, 64 columns and 64 deep, twice in attention: mma.sync is one warp's of four, the others are for all rows.
+    warps = 4 if target == "sm_80" else 1
+    assert sum(m * n * k for m, n, k in (step.shape for step in multiplied)) * warps == 128 * 64 * 64 * (
+        2 if name == "attention" else 1
+    )
+    sources = {"sm_80": {"registers"}, "sm_90a": {"shared"}, "sm_100a": {"shared"}, "sm_103a": {"shared", "tensor"}}
+    assert {step.source for step in multiplied} == sources[target]
