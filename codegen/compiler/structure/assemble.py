@@ -78,7 +78,9 @@ class _RoleReader:
         whole = self._loop(everything, "", list(self._group.loops), [])
         ahead = whole.before(whole.inner[0]) if any(isinstance(one, Loop) for one in whole.body) else whole.steps
         budgets = [step.amount for step in ahead if step.kind == "registers"]
-        return Role(self._group.warps, budgets[-1] if budgets else registers, whole)
+        # Warps without a loop give theirs up, and take some back only to leave.
+        kept = (budgets[-1] if whole.inner else min(budgets)) if budgets else registers
+        return Role(self._group.warps, kept, whole)
 
     def _loop(self, loop: FlowLoop, name: str, inside: list[FlowLoop], around: list[FlowLoop]) -> Loop:
         """``loop`` with those of ``inside``; the whole role is one without a name."""

@@ -49,7 +49,8 @@ class Thread:
     ``specials`` are its special registers by name, ``given`` numbers for phis and loads (a loop counter, a word of shared
     memory), and only values that came along ``edges`` count, where they are given.  A ``trusting`` one believes that what
     was written under a predicate nobody can know (an election, a vote) is what is read: compilers compute the address of an
-    elected thread's copy under the election as well.
+    elected thread's copy under the election as well.  A ``lenient`` one takes what some ways into a meeting point bring for
+    all, where the others bring nothing that is known.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Thread:
         given: Mapping[int, int] | None = None,
         edges: Collection[tuple[int, int]] | None = None,
         trusting: bool = False,
+        lenient: bool = False,
     ) -> None:
-        self._values, self._specials, self._edges, self._trusting = values, specials, edges, trusting
+        self._values, self._specials, self._edges = values, specials, edges
+        self._trusting, self._lenient = trusting, lenient
         self._known: dict[int, int | None] = dict(given or {})
         self._under_way: set[int] = set()
 
@@ -129,6 +132,7 @@ class Thread:
                 else:
                     leaves.add(held)
         found = {self.number(leaf) for leaf in leaves}
+        found -= {None} if self._lenient else set()
         return found.pop() if len(found) == 1 else None
 
 

@@ -99,11 +99,12 @@ class Dispatch:
         return any(target == loop.header and source in loop.blocks for source, target in way.edges)
 
     def _dispatch_blocks(self, reached: list[Reached]) -> set[int]:
-        """Blocks from which different warps can only go on to different places."""
+        """Blocks whose table or stored word sends different warps to different places."""
         out = set()
         for block in self.flow.ends:
             ways = {frozenset(edge for edge in way.edges if edge[0] == block) for way in reached if block in way.blocks}
-            if len(ways) > 1 and self.flow.instructions[self.flow.ends[block] - 1].opcode == "BRX":
+            last = self.flow.ends[block] - 1
+            if len(ways) > 1 and (self.flow.instructions[last].opcode == "BRX" or self._loads(self.values.guard(last))):
                 out.add(block)
         return out
 
@@ -181,7 +182,8 @@ class Dispatch:
     def loaded(self, load: int, warp: int, edges: frozenset[Edge] | None = None) -> tuple[int, ...]:
         """Every number that the kernel itself stores where ``load`` reads; none where one of them is unknown."""
         _, _, mode, at = self.values.graph.nodes[load]
-        place = Thread(self.values, special_registers(warp), None, edges).number(int(at))
+        # Every round of a dispatch reads the same place: a round that lost sight of the address does not count.
+        place = Thread(self.values, special_registers(warp), None, edges, lenient=True).number(int(at))
         count = loaded_bytes(str(mode))
         if place is None or count > 4:
             return ()

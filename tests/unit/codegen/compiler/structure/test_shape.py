@@ -98,6 +98,20 @@ def test_a_table_that_names_a_place_twice_needs_its_words() -> None:
     assert {warp for role in unknown.roles for warp in role.warps} == set(range(8))
 
 
+def test_roles_handed_out_without_a_table_and_an_address_that_a_role_loses() -> None:
+    """The register of the address is used for something else in one role, and made again where nobody can follow."""
+    found = shape(
+        *WARP, *BASE, "UISETP.GE.U32.AND UP0, UPT, UR4, 0x1, UPT", "BRA.U !UP0, {default}",
+        "again:", "USETMAXREG.DEALLOC.CTAPOOL 0x28", "LDS.U8 R2, [UR6+UR4+0x100]", "ISETP.EQ.U32.AND P1, PT, R2, RZ, PT", "@P1 BRA {first}",
+        "ISETP.EQ.U32.AND P1, PT, R2, 0x1, PT", "@P1 BRA {second}", "EXIT",
+        "first:", *loop("one", *WORK), "REDUX UR6, R9", "BRA {again}", "second:", *loop("two", *WORK, "NOP"), "BRA {again}",
+        "default:", "MOV R8, 0x20000", "STS [UR6+0x101], R8", *loop("own", "MUFU.EX2 R9, R9"), "MOV R8, 0x30303", "STS [UR6+0x101], R8", "EXIT",
+        warps=4,
+    )  # fmt: skip
+    assert [(role.warps, len(role.loops)) for role in found.roles] == [((0,), 1), ((1, 2), 1), ((3,), 0)]
+    assert found.roles[2].registers == 40
+
+
 def test_a_spilled_warp_index_is_followed() -> None:
     found = shape(
         *WARP, "STL [R1+0x4c], R0", "MOV R0, RZ", "LDL R7, [R1+0x4c]", "R2UR UR7, R7",
