@@ -15,6 +15,8 @@ KINDS = (
     "copy_out", "commit", "matrix", "matrix_wait", "group", "group_wait", "tensor_load", "tensor_store", "fence", "elect",
     "to_uniform", "registers", "retry", "guard", "exit",
 )  # fmt: skip
+#: MUFU instructions of a role's loops from which on it computes exponentials.
+_EXPONENTIALS = 8
 #: What decides a guard: a vote of the warp, a value that the warp shares, the warp's index, each thread, the elected thread.
 GUARDS = ("vote", "uniform", "warp", "thread", "elect")
 
@@ -180,7 +182,8 @@ class Role:
         if not pipes:
             return "idle"
         if kinds["matrix"]:
-            return "matrix and compute" if pipes["mufu"] else "matrix"
+            # A division by a shape takes a reciprocal or two as well.
+            return "matrix and compute" if pipes["mufu"] >= _EXPONENTIALS else "matrix"
         if kinds["tensor_load"] or pipes["fma"] + pipes["mufu"] > pipes.total() / 2:
             return "compute"
         return "copy in" if kinds["copy_in"] else "copy out" if kinds["copy_out"] else "compute"
