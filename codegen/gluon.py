@@ -70,7 +70,10 @@ def in_lines(text: str, first: str, last: str, width: int = _WIDTH) -> str:
     """``first``, arguments and ``last``, in lines that begin below the first argument."""
     if len(first + text + last) <= width:
         return first + text + last
-    lines = textwrap.wrap(text, width - len(first) - len(last + _SKIP))
+    room = width - len(first)
+    lines = textwrap.wrap(text, room)
+    if len(lines[-1] + last + _SKIP) > room:
+        lines = textwrap.wrap(text, room - len(last + _SKIP))
     return first + f"\n{' ' * len(first)}".join(lines) + last + _SKIP
 
 

@@ -314,8 +314,8 @@ def make_softmax():
     o_full = barriers(1, 1)
     p_ready = barriers(1, 2)  # a softmax group and the correction role arrive
     p_rest = barriers(1, 1)
-    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows,
-                   rows_full, rows_empty)  # fmt: skip
+    return Softmax(s, o, s_full.index(0), p_ready.index(0), p_rest.index(0), o_full.index(0), rows, rows_full,
+                   rows_empty)  # fmt: skip
 
 
 # -- the roles ---------------------------------------------------------------------------------------------------------
@@ -458,11 +458,11 @@ def correction_role(softmax0, softmax1, problem):
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(7, 17))
-def attention(q_desc_0, q_desc_128, k_desc_0, k_desc_128, v_desc, out, lse, stride_b, stride_h, stride_s,
-              heads_q, group, seqlen_q, seqlen_k, query_blocks, heads, heads_at_once, scale_log2):  # fmt: skip
+def attention(q_desc_0, q_desc_128, k_desc_0, k_desc_128, v_desc, out, lse, stride_b, stride_h, stride_s, heads_q,
+              group, seqlen_q, seqlen_k, query_blocks, heads, heads_at_once, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k,
-                      query_blocks, heads, heads_at_once, scale_log2)  # fmt: skip
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, heads_q, group, seqlen_q, seqlen_k, query_blocks, heads,
+                      heads_at_once, scale_log2)  # fmt: skip
     q = make_ring((q_desc_0, q_desc_128), 2)
     k = make_ring((k_desc_0, k_desc_128), K_STAGES)
     v = make_ring((v_desc,), V_STAGES)

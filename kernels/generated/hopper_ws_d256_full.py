@@ -382,11 +382,11 @@ def attend_again(q_desc, k_desc, v_desc, q, k, v, problem):
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(5, 15))
-def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k,
-              heads_q, group, query_blocks, heads, turns, scale_log2):  # fmt: skip
+def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group,
+              query_blocks, heads, turns, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group,
-                      query_blocks, heads, turns, scale_log2)  # fmt: skip
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, heads_q, group, query_blocks, heads,
+                      turns, scale_log2)  # fmt: skip
     gl.assume(turns > 0)
     q = make_ring(q_desc, Q_STAGES * WARPGROUPS, 1)
     k = make_ring(k_desc, KV_STAGES, WARPGROUPS)

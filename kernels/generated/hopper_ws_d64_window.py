@@ -367,7 +367,8 @@ def consumer_role(g: gl.constexpr, again, q, k, v, problem):
             o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
 
             # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
-            # then the whole ones, then those on its left edge; from here on the reference stays: no row maximum, no rescaling of O.
+            # then the whole ones, then those on its left edge;
+            # from here on the reference stays: no row maximum, no rescaling of O.
             edge = gl.maximum(gl.minimum(end - 1, whole_end), first)
             for step in range(end - 1 - edge):
                 n, p, statistics, o = key_block(tile, n, p, statistics, o, key=(end - 2 - step) * TILE_N)
@@ -447,11 +448,11 @@ def attend_again(q_desc, k_desc, v_desc, q, k, v, problem):
 
 # Sizes vary from call to call: specialised on them, the kernel would be compiled anew for many.
 @gluon.jit(do_not_specialize=range(5, 17))
-def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k,
-              window_left, window_right, heads_q, group, query_blocks, heads, turns, scale_log2):  # fmt: skip
+def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left,
+              window_right, heads_q, group, query_blocks, heads, turns, scale_log2):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
-    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left,
-                      window_right, heads_q, group, query_blocks, heads, turns, scale_log2)  # fmt: skip
+    problem = Problem(out, lse, stride_b, stride_h, stride_s, seqlen_q, seqlen_k, window_left, window_right, heads_q,
+                      group, query_blocks, heads, turns, scale_log2)  # fmt: skip
     gl.assume(turns > 0)
     q = make_ring(q_desc, Q_STAGES * WARPGROUPS, 1)
     k = make_ring(k_desc, KV_STAGES, WARPGROUPS)

@@ -55,9 +55,9 @@ def attend(q, kv, key, first_key, last_key, seqlen_k, scale_log2, state, MASKED:
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
-def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb,
-              stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-              heads_q, group, seqlen_q, seqlen_k, window_left, window_right, scale_log2):  # fmt: skip
+def attention(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+              stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, heads_q, group, seqlen_q, seqlen_k,
+              window_left, window_right, scale_log2):  # fmt: skip
     """TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, TILE_M)
     batch_head = tl.program_id(0) // query_blocks

@@ -46,8 +46,8 @@ def attend(q, kv, key, first_key, last_key, scale_log2, state, MASKED: tl.conste
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
-def attention(q_desc, k_desc, v_desc, out_desc, lse_ptr, heads_q, group, seqlen_q, seqlen_k, window_left,
-              window_right, scale_log2):  # fmt: skip
+def attention(q_desc, k_desc, v_desc, out_desc, lse_ptr, heads_q, group, seqlen_q, seqlen_k, window_left, window_right,
+              scale_log2):  # fmt: skip
     """TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, TILE_M)
     batch_head = tl.program_id(0) // query_blocks

@@ -241,3 +241,11 @@ def test_an_interpreter_runs_the_kernel_itself() -> None:
     module = Interpreted()
     launching.launcher(module)(*tensors(), 0.125)
     assert module.given[-1][0] == (3, 1, 1)
+
+
+def test_all_who_ask_for_a_shipped_kernel_share_what_it_remembers() -> None:
+    pytest.importorskip("triton")
+    from tilecast.kernels import registry
+
+    entry = next(entry for entry in registry.shipped() if entry.module == "triton_d64_full")
+    assert registry.launcher(entry) is registry.launcher(entry)

@@ -1,0 +1,55 @@
+"""A kernel file as it is timed: what a shape needs is worked out once, as in the operator."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilecast.model.kernel.workload import Workload
+from tilecast.validation.lab.measure.plan import Item
+
+FILE = """
+CALLS = []
+OPTIONS = {}
+
+
+def plan(q, k, v, out, lse, window_left, window_right):
+    CALLS.append(("plan", window_left, window_right))
+    return (1, 1, 1), (q, k, v, out, lse, 7)
+
+
+class Kernel:
+    def warmup(self, *arguments, **options):
+        return self
+
+    def __getitem__(self, grid):
+        return lambda q, k, v, out, lse, seven, scale: (CALLS.append(("start", seven)), out.fill_(1.0))
+
+
+attention = Kernel()
+
+
+def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
+    CALLS.append("launch")
+    out.fill_(2.0)
+"""
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_file_with_a_plan_is_launched_as_the_operator_launches_it(planned: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tilecast.validation.lab.measure.subjects import subject
+
+    work = Workload(1, 2, 1, 8, 8, 64, 64, "window", (5, 0))
+    path = tmp_path / "kernel.py"
+    path.write_text(FILE if planned else FILE.replace("def plan(", "def other("))
+    inputs = (torch.zeros(1, 2, 8, 64), torch.zeros(1, 1, 8, 64), torch.zeros(1, 1, 8, 64))
+    made = subject(Item("file", str(path), work, "h200-sxm"), "test")
+    run, output = made.prepare(work, inputs)
+    for _ in range(3):
+        run()
+    assert (output() == (1.0 if planned else 2.0)).all()
+    calls = sys.modules[f"tilecast_measured_{made.source_sha}"].CALLS
+    assert calls == ([("plan", 5, 0), *[("start", 7)] * 3] if planned else ["launch"] * 3)
