@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from tilecast.base.garbage import collect_rarely
 from tilecast.cli import explore, forecast, gpu, kernels, machine, validate
 from tilecast.cli.workload_options import in_options
 
@@ -49,6 +50,7 @@ def _command() -> Any:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
+    collect_rarely()
     try:
         code = _command()(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:

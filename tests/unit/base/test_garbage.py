@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tilecast.base.garbage import no_collections
+from tilecast.base.garbage import collect_rarely, no_collections
 
 
 def test_nothing_is_collected_inside_and_the_collector_is_back_after() -> None:
@@ -33,3 +33,14 @@ def test_a_collector_that_its_user_turned_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_process_may_collect_rarely_and_still_collects() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        collect_rarely()
+        assert gc.get_threshold()[0] > 10_000
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
