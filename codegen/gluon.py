@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -19,24 +20,24 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-class GluonKernel:
+class GluonKernel(ABC):
     """Text that follows from the tensor descriptors and the sizes of a kernel."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def descriptors(self) -> Sequence[_Named]:
         """All tensor descriptors, in the order of the kernel's arguments."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def sizes(self) -> tuple[str, ...]:
         """Numbers that vary from call to call, in the order of the kernel's arguments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them."""
-        raise NotImplementedError
 
     @property
     def descriptors_as_arguments(self) -> str:

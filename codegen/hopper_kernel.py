@@ -208,8 +208,9 @@ class HopperKernel(GluonKernel):
 
     @property
     def reference_stays(self) -> str:
-        """Half a sentence on the softmax of whole blocks."""
-        return "; from here on the reference stays: no row maximum, no rescaling of O" if self.anchored else ""
+        """Half a sentence on the softmax of whole blocks, in a comment that has room for it in all loops but the window's."""
+        joint = ";\n            # " if self.mask == "window" else "; "
+        return f"{joint}from here on the reference stays: no row maximum, no rescaling of O" if self.anchored else ""
 
     @property
     def stays(self) -> str:

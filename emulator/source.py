@@ -10,18 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.text_file import read_text
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"{path}: cannot read the kernel: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"{path}: expected a kernel file, got something that is no text") from None
 
 
 def _parsed(text: str, path: str) -> ast.Module:
@@ -38,7 +30,7 @@ class Source:
 
     def __init__(self, path: Path | str, text: str | None = None) -> None:
         self.path = str(path)
-        self.text = _read(self.path) if text is None else text
+        self.text = read_text(self.path, "the kernel", RequestError) if text is None else text
         self._lines = self.text.splitlines()
         self._targets: dict[int, str] = {}
         #: Lines of functions that assign what they return: their callers name it.

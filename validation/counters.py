@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.compiled.code import CodeError, KernelCode, load_codes
+from tilecast.base.text_file import read_text
+from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.compiled.shares import executed
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
+from tilecast.validation.measured.recorded import read_profiles
 from tilecast.validation.measured.run import CODES as CODES
 from tilecast.validation.measured.run import DATA
 
@@ -51,14 +54,8 @@ class CounterRow:
 
 def load(table: Path = TABLE, codes: Path = CODES, progress: Progress = silent) -> list[CounterRow]:
     """Rows of the table whose machine code is profiled; CodeError when files are missing or are something else."""
-    try:
-        with table.open(newline="", encoding="utf-8") as file:
-            raw = list(csv.DictReader(file))
-        profiles = {code.key(): code for code in load_codes(codes.read_text(encoding="utf-8"))}
-    except OSError as error:
-        raise CodeError(f"{error.filename}: cannot read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CodeError(f"{table} and {codes}: expected two text files, got one that is none") from None
+    raw = list(csv.DictReader(io.StringIO(read_text(table, "the counters", CodeError), newline="")))
+    profiles = read_profiles(codes)
     if not raw or "counter" not in raw[0]:
         raise CodeError(
             f"{table}: not a table of counters: expected the columns kernel, variant, ..., counter, metric, value"

@@ -125,6 +125,21 @@ class Floors:
         """`own`, with tiles of unlike length dealt as the variant's scheduler does."""
         return self._seconds(self.groups.loop, orders, dealt=True) if self.fused else np.zeros(len(orders))
 
+    def by_demand(self, orders: Sequence[int]) -> list[list[int]]:
+        """``orders`` in groups whose floors `of_demand` are one."""
+        return self._apart(self.groups.demand, orders) if self.fused else [[order] for order in orders]
+
+    def by_operations(self, orders: Sequence[int]) -> list[list[int]]:
+        """``orders`` in groups whose floors `of_operations` are one."""
+        return self._apart(self.groups.operations, orders) if self.fused else [[order] for order in orders]
+
+    def _apart(self, level: Level, orders: Sequence[int]) -> list[list[int]]:
+        """Groups of a level by scheduler, which deals the tiles and so changes every floor."""
+        found: dict[tuple[int, str], list[int]] = {}
+        for order, number in zip(orders, level.number[orders].tolist(), strict=True):
+            found.setdefault((number, self.groups.schedulers[order]), []).append(order)
+        return list(found.values())
+
     def _seconds(self, level: Level, orders: Orders, dealt: bool = False) -> NDArray[np.float64]:
         index = np.asarray(orders, dtype=np.int64)
         launches, launch = self.launches, self.groups.demand.number[index]

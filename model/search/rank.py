@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
 from math import inf
 
 from tilecast.model.chip.evaluate import evaluate_seconds
-from tilecast.model.families import family_of
-from tilecast.model.kernel.alike import key_without
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -108,8 +106,8 @@ def _in_order_of_floors(
     if not variants:
         return
     stages = (
-        (floors.of_demand, _splitter(variants, _but_scheduler(family_of(variants[0]).alike.same_demand))),
-        (floors.of_operations, _splitter(variants, _but_scheduler(family_of(variants[0]).alike.least_waiting))),
+        (floors.of_demand, floors.by_demand),
+        (floors.of_operations, floors.by_operations),
         (floors.own, lambda members: [[order] for order in members]),
         (floors.dealt, lambda members: [members]),
     )
@@ -130,24 +128,6 @@ def _in_order_of_floors(
         found = better([part[0] for _, part in parts]).tolist()
         heap += [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
         heapify(heap)
-
-
-def _splitter(variants: Sequence[Variant], knobs: set[str]) -> Callable[[list[int]], list[list[int]]]:
-    """The function that takes a group apart into variants that differ in ``knobs`` alone."""
-    key = key_without(type(variants[0]), knobs)
-
-    def split(members: list[int]) -> list[list[int]]:
-        groups: dict[Hashable, list[int]] = {}
-        for order in members:
-            groups.setdefault(key(variants[order]), []).append(order)
-        return list(groups.values())
-
-    return split
-
-
-def _but_scheduler(knobs: Mapping[str, object]) -> set[str]:
-    """``knobs`` less the scheduler, which deals the tiles and so changes every floor."""
-    return set(knobs) - {"scheduler"}
 
 
 class _Board:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tilecast.base.text_file import read_text
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.validation.lab.measure.records import Measured
 
@@ -16,10 +17,4 @@ def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
 
 def read_profiles(codes: Path) -> dict[CodeKey, KernelCode]:
     """Profiles of a file of `tilecast profile` by kernel; CodeError, naming the file, for one that is something else."""
-    try:
-        text = codes.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CodeError(f"{codes}: cannot read the profiles: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise CodeError(f"{codes}: expected profiles of tilecast profile, got something that is no text") from None
-    return {code.key(): code for code in load_codes(text)}
+    return {code.key(): code for code in load_codes(read_text(codes, "the profiles", CodeError))}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.data import PUBLISHED
+from tilecast.base.text_file import read_text
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
 _FOLDER = PUBLISHED
@@ -152,12 +153,11 @@ def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Ex
 
 def _table(path: Path) -> list[dict[str, str]]:
     """The rows of a csv file with the columns of our table, in any order; more columns do no harm."""
+    text = read_text(path, "the points", PublishedError)
     try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
-    except OSError as error:
-        raise PublishedError(f"{path}: cannot read the points: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise PublishedError(f"{path}: cannot read the points: expected comma-separated text in UTF-8") from None
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise PublishedError(f"{path}: cannot read the points: {error}") from None
     missing = [name for name in COLUMNS if not rows or name not in rows[0]]
     if missing:
         found = "no rows" if not rows else f"no column {', '.join(missing)}"

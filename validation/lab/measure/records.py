@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
+from tilecast.base.text_file import read_text
 from tilecast.model.compiled.code import CodeKey
 from tilecast.model.kernel.workload import Workload
 
@@ -145,12 +146,7 @@ def _cell(name: str, value: object) -> object:
 
 def read(path: Path) -> list[Measured]:
     """All rows of a table; a last line cut off by a crash is dropped, any other damage is a RecordError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"{path}: cannot read the measurements: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: cannot read the measurements: expected text in UTF-8") from None
+    text = read_text(path, "the measurements", RecordError)
     # Not splitlines: a command may hold line breaks, and what Unicode takes for one.
     rows = list(csv.reader(io.StringIO(text, newline="")))
     if not rows or tuple(rows[0]) != COLUMNS:

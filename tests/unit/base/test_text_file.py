@@ -1,0 +1,29 @@
+"""Text files that users name: what cannot be read is one sentence of the caller's own class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tilecast.base.text_file import read_text
+
+
+class _OwnError(ValueError):
+    pass
+
+
+def test_text_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("µs\n\n".encode())
+    assert read_text(str(file), "the plan", _OwnError) == "µs\n\n"
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "bytes"])
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    reason = {"absent": "No such file or directory", "folder": "Is a directory", "bytes": "expected text in UTF-8"}[kind]
+    with pytest.raises(_OwnError) as refused:
+        read_text(tmp_path / kind, "the plan", _OwnError)
+    assert str(refused.value) == f"{tmp_path / kind}: cannot read the plan: {reason}"
