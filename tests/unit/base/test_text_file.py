@@ -23,7 +23,9 @@ def test_text_is_read_as_it_is(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    reason = {"absent": "No such file or directory", "folder": "Is a directory", "bytes": "expected text in UTF-8"}[kind]
+    reason = {"absent": "No such file or directory", "folder": "Is a directory", "bytes": "expected text in UTF-8"}[
+        kind
+    ]
     with pytest.raises(_OwnError) as refused:
         read_text(tmp_path / kind, "the plan", _OwnError)
     assert str(refused.value) == f"{tmp_path / kind}: cannot read the plan: {reason}"
