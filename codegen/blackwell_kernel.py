@@ -56,7 +56,7 @@ class BlackwellKernel(GluonKernel):
     head_dim_qk: int
     head_dim_v: int
     scheduler: str
-    stages: int
+    softmax_tiles: int
     by_keys: bool
     cta_group: int
     tile_n: int
@@ -106,7 +106,7 @@ class BlackwellKernel(GluonKernel):
     @property
     def tile_m(self) -> int:
         """Query rows of a work tile."""
-        return self.rows * (1 if self.by_keys else self.stages)
+        return self.rows * (1 if self.by_keys else self.softmax_tiles)
 
     @property
     def quarter(self) -> int:
@@ -154,13 +154,13 @@ class BlackwellKernel(GluonKernel):
     @property
     def step_keys(self) -> str:
         """Keys of one step of that loop."""
-        return f"{self.stages} * TILE_N" if self.by_keys else "TILE_N"
+        return f"{self.softmax_tiles} * TILE_N" if self.by_keys else "TILE_N"
 
     @property
     def block_count(self) -> str:
         """Key blocks up to the last one that a work tile takes."""
         first = "first + " if self.mask == "window" else ""
-        return first + (f"{self.stages} * pairs" if self.by_keys else "blocks")
+        return first + (f"{self.softmax_tiles} * pairs" if self.by_keys else "blocks")
 
     # -- shared and tensor memory --------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class BlackwellKernel(GluonKernel):
     @property
     def new_rings(self) -> tuple[str, ...]:
         """Statements that make the rings."""
-        slots = (str(1 if self.by_keys else self.stages), *(ring.slots_name for ring in self.kv_rings))
+        slots = (str(1 if self.by_keys else self.softmax_tiles), *(ring.slots_name for ring in self.kv_rings))
         described = tuple(map(self.descriptors_of, "qkv"))
         return tuple(f"{name} = make_ring({described[n]}, {slots[n]})" for n, name in enumerate(self.ring_names))
 
@@ -238,17 +238,19 @@ class BlackwellKernel(GluonKernel):
     @property
     def group_names(self) -> str:
         """The softmax groups."""
-        return ", ".join(f"softmax{group}" for group in range(self.stages))
+        return ", ".join(f"softmax{group}" for group in range(self.softmax_tiles))
 
     @property
     def new_groups(self) -> tuple[str, ...]:
         """Statements that make the softmax groups."""
-        return tuple(f"softmax{group} = make_softmax({'o' if self.by_keys else ''})" for group in range(self.stages))
+        return tuple(
+            f"softmax{group} = make_softmax({'o' if self.by_keys else ''})" for group in range(self.softmax_tiles)
+        )
 
     @property
     def softmax_roles(self) -> tuple[str, ...]:
         """Partitions of the softmax groups."""
-        other = [f"softmax{1 - group}, " if self.by_keys else "" for group in range(self.stages)]
+        other = [f"softmax{1 - group}, " if self.by_keys else "" for group in range(self.softmax_tiles)]
         return tuple(
             f"(softmax_role, ({group}, {lag}, softmax{group}, {other[group]}problem)),"
             for group, lag in enumerate(self.stats_lag)
@@ -474,12 +476,12 @@ class BlackwellKernel(GluonKernel):
     @property
     def worker_warps(self) -> list[int]:
         """Warps of the roles beside the correction role."""
-        return [*[4] * self.stages, 1, 1]
+        return [*[4] * self.softmax_tiles, 1, 1]
 
     @property
     def worker_registers(self) -> list[int]:
         """Registers of a thread of these roles."""
-        return [*[self.softmax_registers] * self.stages, *[self.other_registers] * 2]
+        return [*[self.softmax_registers] * self.softmax_tiles, *[self.other_registers] * 2]
 
 
 def _in_lines(statements: Iterable[str], each: int = 3) -> tuple[str, ...]:

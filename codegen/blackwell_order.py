@@ -165,7 +165,7 @@ def _issue(products: tuple[Product, ...], rings: Rings, by_keys: bool, phase: st
 def stats_lag(pipeline: Pipeline, variant: Fa4Variant) -> tuple[int, ...]:
     """By how many steps the release of a statistics slot may lag behind, per softmax group."""
     lags = []
-    for group in range(variant.stages):
+    for group in range(variant.softmax_tiles):
         edge = next(e for e in pipeline.edges if e.dst == f"sum{group}" and e.why == "statistics slot")
         if not 0 <= edge.distance <= variant.stats_slots:
             raise VariantError(

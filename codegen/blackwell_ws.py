@@ -69,7 +69,7 @@ def context(
     """
     _refuse(variant, workload, machine)
     pipeline = pipeline or build_pipeline(workload, variant, machine)
-    groups, by_keys = variant.stages, variant.split == "k" and variant.stages > 1
+    groups, by_keys = variant.softmax_tiles, variant.split == "k" and variant.softmax_tiles > 1
     persistent = variant.scheduler == "persistent"
     order = blackwell_order.matrix_order(pipeline, groups, by_keys)
     kv_rings = _kv_rings(variant, workload, machine)
@@ -87,7 +87,7 @@ def context(
         head_dim_qk=workload.head_dim_qk,
         head_dim_v=workload.head_dim_v,
         scheduler=variant.scheduler,
-        stages=groups,
+        softmax_tiles=groups,
         by_keys=by_keys,
         cta_group=variant.cta_group,
         tile_n=variant.tile_n,
@@ -123,8 +123,10 @@ def _refuse(variant: Fa4Variant, workload: Workload, machine: Machine) -> None:
         raise VariantError(f"blackwell_ws: dtype must be bf16 or fp16, got '{workload.dtype}'")
     if variant.scheduler not in SCHEDULERS:
         raise VariantError(f"blackwell_ws: scheduler must be {', '.join(SCHEDULERS)}, got '{variant.scheduler}'")
-    if variant.stages > 2:
-        raise VariantError(f"blackwell_ws: the register file holds two softmax groups, got stages={variant.stages}")
+    if variant.softmax_tiles > 2:
+        raise VariantError(
+            f"blackwell_ws: the register file holds two softmax groups, got softmax_tiles={variant.softmax_tiles}"
+        )
     if variant.tile_n not in (64, 128):
         raise VariantError(
             f"blackwell_ws: tile_n must be 64 or 128 (powers of two in Triton, a row of S in registers), got {variant.tile_n}"
@@ -146,10 +148,10 @@ def _title(workload: Workload) -> str:
 
 
 def _description(variant: Fa4Variant, workload: Workload) -> str:
-    pair, by_keys = variant.cta_group == 2, variant.split == "k" and variant.stages > 1
+    pair, by_keys = variant.cta_group == 2, variant.split == "k" and variant.softmax_tiles > 1
     tile = "256 query rows (128 in each of two CTAs that multiply together)" if pair else "128 query rows"
     lines = [_MASK_TEXT[workload.mask]]
-    if variant.stages == 1:
+    if variant.softmax_tiles == 1:
         lines.append(f"A unit of work is {tile} of one head; one softmax group of four warps serves it.")
     elif by_keys:
         lines.append(
@@ -213,9 +215,9 @@ def _registers(variant: Fa4Variant, workload: Workload, machine: Machine) -> tup
     wide = max(workload.head_dim_qk, workload.head_dim_v)
     key = (variant.cta_group == 2, workload.mask != "none", wide, machine["mufu.ex2_per_clk"] >= 32)
     # One warp each for the matrix and the load role, and two that idle: registers are handed out to four at a time.
-    warps = 4 * variant.stages + 4 + 4
+    warps = 4 * variant.softmax_tiles + 4 + 4
     at_launch = _REGISTER_FILE // (32 * warps) // 8 * 8
-    if variant.stages == 1:
+    if variant.softmax_tiles == 1:
         return 240, _REGISTERS_DEFAULT[1], at_launch
     if variant.split == "k":
         return *_REGISTERS_BY_KEYS, at_launch
@@ -250,10 +252,10 @@ def _check_shared_memory(
         ring.slots * variant.tile_n * width * ELEMENT_BYTES // variant.cta_group
         for ring, width in zip(rings, widths, strict=False)
     )
-    rows = variant.stages * (variant.stats_slots + by_keys) * 128 * 4
+    rows = variant.softmax_tiles * (variant.stats_slots + by_keys) * 128 * 4
     # Full and empty ones of Q and the rings; each group's for S, P, its rest, O, its statistics and its maximum.
-    barriers = 2 * (1 if by_keys else variant.stages) + 2 * sum(ring.slots for ring in rings)
-    barriers += variant.stages * (3 + variant.split_p + 2 * variant.stats_slots + by_keys)
+    barriers = 2 * (1 if by_keys else variant.softmax_tiles) + 2 * sum(ring.slots for ring in rings)
+    barriers += variant.softmax_tiles * (3 + variant.split_p + 2 * variant.stats_slots + by_keys)
     beside = rows + 8 * barriers + _COMPILER_BYTES
     limit = int(machine["smem.per_cta_bytes"])
     if query + ring_bytes + beside > limit:
@@ -267,7 +269,7 @@ def _tmem_map(variant: Fa4Variant, workload: Workload, by_keys: bool) -> tuple[t
     """(name, first column, columns) of tensor memory in the order of allocation."""
     s, o = variant.tile_n, workload.head_dim_v
     if by_keys:
-        names = [("O", o), *((f"S{group}", s) for group in range(variant.stages))]
+        names = [("O", o), *((f"S{group}", s) for group in range(variant.softmax_tiles))]
     else:
-        names = [pair for group in range(variant.stages) for pair in ((f"S{group}", s), (f"O{group}", o))]
+        names = [pair for group in range(variant.softmax_tiles) for pair in ((f"S{group}", s), (f"O{group}", o))]
     return tuple((name, sum(n for _, n in names[:i]), columns) for i, (name, columns) in enumerate(names))

@@ -71,7 +71,7 @@ class TritonKernel:
     tile_m: int
     tile_n: int
     warps: int
-    stages: int
+    kv_stages: int
     #: Software pipeline stages of loops over blocks on the edge of the mask.
     edge_stages: int
     loads: str
@@ -272,9 +272,9 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         tile_m=variant.tile_m,
         tile_n=variant.tile_n,
         warps=variant.warps,
-        stages=variant.stages,
+        kv_stages=variant.kv_stages,
         # A loop that runs at most once needs no pipeline, unless it has to have one.
-        edge_stages=1 if workload.mask == "none" and not must_pipeline else variant.stages,
+        edge_stages=1 if workload.mask == "none" and not must_pipeline else variant.kv_stages,
         loads=loads,
         longest_first=variant.scheduler == "longest-first",
         qk_pieces=_pieces(workload.head_dim_qk),

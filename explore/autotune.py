@@ -67,7 +67,7 @@ class _Mapping:
             tile_m=int(_need(arguments, names["block_m"])),
             tile_n=int(_need(arguments, names["block_n"])),
             warps=int(arguments.get("num_warps", 4)),
-            stages=int(arguments.get("num_stages", 3)),
+            kv_stages=int(arguments.get("num_stages", 3)),
             scheduler=str(scheduler),
         )
 

@@ -6,8 +6,8 @@ Names are those of the FlashAttention generations whose structure the class has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -57,6 +57,8 @@ class Family:
     template: str = ""
     #: Whether it is one fused kernel; the unfused class is three launches.
     fused: bool = True
+    #: What knobs were called before: files and command lines may still use it.
+    old_knobs: Mapping[str, str] = field(default_factory=dict)
 
 
 def _first_unfused(workload: Workload, variant: Any, machine: Machine) -> Pipeline:
@@ -68,13 +70,15 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("fa4", ("blackwell_ws", "blackwell"), "Gluon, data-centre Blackwell: tcgen05, scores and outputs in tensor memory",
                fa4.Fa4Variant, fa4_pipeline.build, fa4.legality, fa4.writable, fa4.space, fa4.published,
-               fa4.structure, fa4.tile, fa4.plainness, fa4.ALIKE, fa4.ring_depth, "blackwell_ws"),
+               fa4.structure, fa4.tile, fa4.plainness, fa4.ALIKE, fa4.ring_depth, "blackwell_ws",
+               old_knobs={"stages": "softmax_tiles"}),
         Family("fa3", ("hopper_ws", "hopper"), "Gluon, Hopper: TMA producer, wgmma consumer warpgroups",
                fa3.Fa3Variant, fa3_pipeline.build, fa3.legality, fa3.writable, fa3.space, fa3.published,
                fa3.structure, fa3.tile, fa3.plainness, fa3.ALIKE, fa3.ring_depth, "hopper_ws"),
         Family("fa2", ("triton", "ampere"), "plain Triton, any GPU from Ampere on",
                fa2.Fa2Variant, fa2_pipeline.build, fa2.legality, fa2.writable, fa2.space, fa2.published,
-               fa2.structure, fa2.structure, fa2.plainness, fa2.ALIKE, None, "triton"),
+               fa2.structure, fa2.structure, fa2.plainness, fa2.ALIKE, None, "triton",
+               old_knobs={"stages": "kv_stages"}),
         Family("unfused", (), "three kernels with the score matrix in memory, to compare with",
                unfused.UnfusedVariant, _first_unfused, unfused.legality, unfused.writable, unfused.space,
                unfused.published, unfused.structure, unfused.structure, unfused.plainness,
@@ -82,19 +86,22 @@ FAMILIES: dict[str, Family] = {
     )
 }  # fmt: skip
 _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)}
-_KNOBS = frozenset(f.name for family in FAMILIES.values() for f in fields(family.variant))
+_KNOBS = frozenset(
+    name for family in FAMILIES.values() for name in (*(f.name for f in fields(family.variant)), *family.old_knobs)
+)
 _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
 #: Knob values that no other library's kernels have.
 _OURS = (("rescale", "anchored"), ("scheduler", "paired"))
 
-#: Allowed values of knobs with few; numbers are (low, high) ranges.
+#: Allowed values of knobs with few, of one family where its name goes before; numbers are (low, high) ranges.
 SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing", "paired")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "scheduler": SCHEDULERS,
     "split": ("q", "k"),
     "cta_group": (1, 2),
-    "stages": (1, 2, 3, 4),
+    "softmax_tiles": (1, 2, 3, 4),
+    "fa2 kv_stages": (1, 2, 3, 4),
     "tile_m": (16, 32, 64, 128, 256),
     "warpgroups": (1, 2, 3),
     "warps": (4, 8),
@@ -226,17 +233,21 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
         raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
     family = _BY_NAME[named]
     variant: Variant = base if base is not None and base.family == family.name else family.variant()
-    changes = {key: _knob_value(variant, key, value) for key, value in pairs.items()}
-    return replace(variant, **changes)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for key, value in pairs.items():
+        knob = family.old_knobs.get(key, key)
+        if knob in changes:
+            raise VariantError(f"--variant: knob '{knob}' is given twice")
+        changes[knob] = _knob_value(variant, knob, value)
+    return replace(variant, **changes)
 
 
 def named_knobs(text: str, family: Family) -> dict[str, object]:
     """The knobs that ``text`` names, as `parse_variant` reads it, and their values; VariantError as there."""
     variant = parse_variant(text, family.variant())
-    named = {
-        part.partition("=")[0].strip().replace("-", "_")
-        for part in text.partition(":")[2 if ":" in text else 0].split(",")
-    }
+    parts = (part.partition("=")[0].strip() for part in text.partition(":")[2 if ":" in text else 0].split(","))
+    keys = (part.replace("-", "_") for part in parts)
+    named = {family.old_knobs.get(key, key) for key in keys}
     return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
 
 
@@ -257,8 +268,9 @@ def _knob_value(variant: Variant, key: str, text: str) -> object:
     except (KeyError, ValueError):
         kind = "true or false" if isinstance(current, bool) else type(current).__name__
         raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
-    if key in _CHOICES and value not in _CHOICES[key]:
-        allowed = ", ".join(str(v) for v in _CHOICES[key])
+    choices = _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key))
+    if choices and value not in choices:
+        allowed = ", ".join(str(v) for v in choices)
         raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
     if key in _RANGES and not _RANGES[key][0] <= float(value) <= _RANGES[key][1]:  # type: ignore[arg-type]
         low, high = _RANGES[key]

@@ -6,7 +6,7 @@ that reaches over the last key is masked.
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "variant": "family=fa2,tile_m=64,tile_n=32,warps=8,stages=2,scheduler=grid",
+    "variant": "family=fa2,tile_m=64,tile_n=32,warps=8,kv_stages=2,scheduler=grid",
     "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ of a head start with its last rows, which see the most keys.  Triton's blocks ar
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
-    "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2,scheduler=longest-first",
+    "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,kv_stages=2,scheduler=longest-first",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ time.  Only blocks on the diagonal are masked.  Programs of a head start with it
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
-    "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,stages=3,scheduler=longest-first",
+    "variant": "family=fa2,tile_m=64,tile_n=64,warps=4,kv_stages=3,scheduler=longest-first",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

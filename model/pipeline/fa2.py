@@ -41,7 +41,7 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
         roles=tuple(roles),
         buffers=(
             Buffer("Q", "smem", variant.tile_m * workload.head_dim_qk * size * ctas, 1, "", "qk0"),
-            Buffer("K/V", "smem", ring * ctas, variant.stages, "load_k0", "qk0"),
+            Buffer("K/V", "smem", ring * ctas, variant.kv_stages, "load_k0", "qk0"),
         ),
         rows_per_cta=variant.tile_m,
         keys_per_iteration=variant.tile_n,
@@ -136,7 +136,7 @@ class _Stream:
         ]  # fmt: skip
 
     def edges(self) -> list[Edge]:
-        s, stages = self.s, self.v.stages
+        s, stages = self.s, self.v.kv_stages
         landed = self.m["l2.latency_cycles"]
         return [
             Edge(f"load_k{s}", f"qk{s}", 0, landed, "data", "K tile"),

@@ -32,20 +32,20 @@ _FIRST_PART = 0.75
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
     parts = _Parts(workload, variant, machine)
-    tiles = range(variant.stages)
+    tiles = range(variant.softmax_tiles)
     ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
     edges = parts.edges()
     by_q = variant.split == "q"
     return Pipeline(
         name=f"fa4 {'2-CTA' if variant.cta_group == 2 else '1-CTA'} "
-        f"{variant.stages}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
+        f"{variant.softmax_tiles}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
         machine=machine.name,
         ops=ops,
         edges=tuple(edges),
         roles=roles,
         buffers=parts.buffers(),
-        rows_per_cta=variant.tile_m * (variant.stages if by_q else 1),
-        keys_per_iteration=variant.tile_n * (1 if by_q else variant.stages),
+        rows_per_cta=variant.tile_m * (variant.softmax_tiles if by_q else 1),
+        keys_per_iteration=variant.tile_n * (1 if by_q else variant.softmax_tiles),
         ctas_per_sm=1,
         cta_group=variant.cta_group,
         prologue_cycles=machine["launch.cta_start_cycles"],
@@ -70,7 +70,7 @@ def _ops_and_roles(
 ) -> tuple[tuple[Op, ...], tuple[Role, ...]]:
     """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     parts = _Parts(workload, variant, machine)
-    ops = [op for s in range(variant.stages) for op in parts.tile_ops(s)]
+    ops = [op for s in range(variant.softmax_tiles) for op in parts.tile_ops(s)]
     return (*ops, *parts.load_ops()), parts.roles()
 
 
@@ -165,7 +165,7 @@ class _Parts:
 
     def load_ops(self) -> list[Op]:
         w, v, m = self.w, self.v, self.m
-        blocks = 1 if v.split == "q" else v.stages
+        blocks = 1 if v.split == "q" else v.softmax_tiles
         out = []
         for name, width in (("load_k", w.head_dim_qk), ("load_v", w.head_dim_v)):
             size = blocks * v.tile_n * width * w.dtype_bytes / self.pair
@@ -187,8 +187,8 @@ class _Parts:
         s_ready = mma_completion_latency_cycles(m, mma_m, v.tile_n, self.w.dtype, "smem", self.pair)
         landed = m["tma.latency_l2_cycles"]
         edges: list[Edge] = []
-        for s in range(v.stages):
-            before = s - 1 if s else v.stages - 1
+        for s in range(v.softmax_tiles):
+            before = s - 1 if s else v.softmax_tiles - 1
             lap = 0 if s else 1
             edges += [
                 Edge("load_k", f"qk{s}", 0, landed, "data", "K tile"),
@@ -227,9 +227,9 @@ class _Parts:
     def ring_edges(self) -> list[Edge]:
         """K and V share one ring of slots: load number i waits for the release of number i - slots."""
         _, _, slots = fa4_smem_bytes(self.v, self.w, self.m)
-        final = self.v.stages - 1
+        final = self.v.softmax_tiles - 1
         users = (f"qk{final}", f"pv{final}{'b' if self.v.split_p else 'a'}")
-        blocks = 1 if self.v.split == "q" else self.v.stages
+        blocks = 1 if self.v.split == "q" else self.v.softmax_tiles
         slots = max(2, slots // blocks)
         edges = []
         for item, load in enumerate(("load_k", "load_v")):
@@ -241,7 +241,7 @@ class _Parts:
 
     def roles(self) -> tuple[Role, ...]:
         parts = ("a", "b") if self.v.split_p else ("a",)
-        tiles = range(self.v.stages)
+        tiles = range(self.v.softmax_tiles)
         matrix: list[Step] = []
         for s in tiles:
             matrix += [Step(f"pv{s}{p}") for p in parts]
@@ -265,11 +265,11 @@ class _Parts:
             Buffer("Q", "smem", query, 1, "", "qk0"),
             Buffer("K/V ring", "smem", slot, slots, "load_k", "qk0"),
         ]
-        tiles_o = self.v.stages if self.v.split == "q" else 1
+        tiles_o = self.v.softmax_tiles if self.v.split == "q" else 1
         last = "b" if self.v.split_p else "a"
         out += [
             Buffer(f"S/P {s}", "tmem", self.v.tile_n * column, 1, f"qk{s}", f"pv{s}{last}")
-            for s in range(self.v.stages)
+            for s in range(self.v.softmax_tiles)
         ]
         out += [
             Buffer(f"O {s}", "tmem", self.w.head_dim_v * column, 1, f"pv{s}a", f"correct{s}") for s in range(tiles_o)
@@ -278,7 +278,7 @@ class _Parts:
 
     def epilogue_cycles(self) -> float:
         """Read O, divide by the row sum, convert, write to shared memory, and let the copy engine store it."""
-        m, rows = self.m, self.v.tile_m * (self.v.stages if self.v.split == "q" else 1)
+        m, rows = self.m, self.v.tile_m * (self.v.softmax_tiles if self.v.split == "q" else 1)
         o = rows * self.w.head_dim_v
         wait = mma_completion_latency_cycles(
             m, self.v.tile_m * self.pair, self.w.head_dim_v, self.w.dtype, "tmem", self.pair

@@ -53,7 +53,7 @@ def faulty(folder: Path, after: int) -> str:
 def test_a_fault_costs_its_item(tmp_path: Path, after: int, workers: int) -> None:
     machine, table = machine_here("the test").name, tmp_path / "t.csv"
     short, longer = Workload(1, 4, 4, 512, 512, 64, 64), Workload(1, 4, 4, 1024, 1024, 64, 64)
-    variant = "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2,scheduler=grid"
+    variant = "family=fa2,tile_m=64,tile_n=64,warps=4,kv_stages=2,scheduler=grid"
     bad = Item("file", faulty(tmp_path, after), short, machine)
     plan = [
         Item("triton", variant, short, machine), bad, Item("cudnn", "", short, machine),

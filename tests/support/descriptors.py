@@ -146,7 +146,7 @@ def main() -> None:
         if rule == "unruled":
             fa2._WGMMA_ROWS = 1 << 30
         work = Workload(head_dim_qk=dim_qk, head_dim_v=dim_v, mask=mask)
-        variant = fa2.Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, stages=stages, scheduler="grid")
+        variant = fa2.Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, kv_stages=stages, scheduler="grid")
         source = generate(work, load_machine("h200-sxm"), find_family("triton"), variant).source
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "kernel.py"

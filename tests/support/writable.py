@@ -23,7 +23,7 @@ from tilecast.validation.lab.worker.serve import serve
 #: What is drawn from for each knob; what cannot be written together is drawn again.
 KNOBS: dict[str, dict[str, tuple[object, ...]]] = {
     "triton": {
-        "tile_m": (16, 32, 64, 128, 256), "tile_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4),
+        "tile_m": (16, 32, 64, 128, 256), "tile_n": (16, 32, 64, 128, 256), "warps": (1, 2, 4, 8), "kv_stages": (1, 2, 3, 4),
         "scheduler": ("grid", "longest-first"),
     },
     "hopper_ws": {
@@ -33,7 +33,7 @@ KNOBS: dict[str, dict[str, tuple[object, ...]]] = {
         "scheduler": ("grid", "persistent", "longest-first", "paired"),
     },
     "blackwell_ws": {
-        "tile_n": (32, 64, 128), "stages": (1, 2), "split": ("q", "k"), "kv_stages": (0, 2, 3, 4), "cta_group": (1, 2),
+        "tile_n": (32, 64, 128), "softmax_tiles": (1, 2), "split": ("q", "k"), "kv_stages": (0, 2, 3, 4), "cta_group": (1, 2),
         "emulated_share": (0, 0, 0.125, 0.25, 0.5), "poly_degree": (3, 4, 5), "rescale_threshold": (0, 8),
         "split_p": ("true", "false"), "stats_slots": (1, 2), "load_max": ("true", "false"),
         "scheduler": ("grid", "persistent", "longest-first", "paired"),

@@ -21,7 +21,7 @@ _SWIZZLE_BYTES = 128
 #: Stages are missing: they decide how many CTAs fit an SM.
 ALIKE = Alike(
     same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
-    fit=("tile_m", "tile_n", "warps", "stages"), written=("tile_m", "tile_n", "warps", "stages", "scheduler"),
+    fit=("tile_m", "tile_n", "warps", "kv_stages"), written=("tile_m", "tile_n", "warps", "kv_stages", "scheduler"),
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Fa2Variant:
     tile_m: int = 128
     tile_n: int = 64
     warps: int = 4
-    stages: int = 1
+    kv_stages: int = 1
     scheduler: str = "grid"
 
 
@@ -45,7 +45,7 @@ def registers(variant: Fa2Variant, workload: Workload) -> int:
 
 def _tile_bytes(variant: Fa2Variant, workload: Workload) -> int:
     """Shared memory of the Q tile and the K/V tiles."""
-    keys = variant.stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    keys = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
     return workload.dtype_bytes * (variant.tile_m * workload.head_dim_qk + keys)
 
 
@@ -83,12 +83,12 @@ def writable(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdi
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width % _SMALLEST_DOT:
             return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
-    if variant.stages == 1 and needs_pipeline(variant, workload, machine):
+    if variant.kv_stages == 1 and needs_pipeline(variant, workload, machine):
         widths = dict.fromkeys((*tile_widths(workload.head_dim_qk), *tile_widths(workload.head_dim_v)))
         return Verdict(
-            f"stages must be 2 or more on {machine.name} for tiles of K and V that are {' and '.join(map(str, widths))} wide, "
+            f"kv_stages must be 2 or more on {machine.name} for tiles of K and V that are {' and '.join(map(str, widths))} wide, "
             "got 1: Triton 3.6 loses a wgmma descriptor of tiles that share an address under different swizzles",
-            "use stages=2, or tile_m=32",
+            "use kv_stages=2, or tile_m=32",
         )
     return LEGAL
 
@@ -116,7 +116,7 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa2Variant]:
     for scheduler, (tile_m, warps), tile_n, stages in product(
         schedulers, ((128, 8), (128, 4), (64, 4), (64, 8), (256, 8), (32, 4)), (128, 64, 32, 16, 96, 256), (3, 2, 4, 1)
     ):
-        yield Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, stages=stages, scheduler=scheduler)
+        yield Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, kv_stages=stages, scheduler=scheduler)
 
 
 def published(workload: Workload, machine: Machine) -> Fa2Variant:
@@ -135,4 +135,4 @@ def structure(v: Fa2Variant) -> tuple[object, ...]:
 
 def plainness(v: Fa2Variant) -> tuple[float, ...]:
     """Smaller is plainer."""
-    return (v.scheduler != "grid", v.stages)
+    return (v.scheduler != "grid", v.kv_stages)

@@ -31,8 +31,8 @@ _SHARES = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375)
 ALIKE = Alike(
     same_demand={"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"},
-    fit=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "load_max"),
-    written=("tile_m", "tile_n", "stages", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
+    fit=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "load_max"),
+    written=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
              "stats_slots", "scheduler"),
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ class Fa4Variant:
     tile_m: int = 128
     tile_n: int = 128
     #: Softmax tiles in flight; split "q": two query tiles, "k": one query tile, alternate key blocks.
-    stages: int = 2
+    softmax_tiles: int = 2
     split: str = "q"
     kv_stages: int = 0  # 0: as many as shared memory holds
     cta_group: int = 1
@@ -61,7 +61,7 @@ class Fa4Variant:
 def smem_bytes(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[int, int, int]:
     """(Q bytes, bytes of one K/V ring slot, slots): the ring takes what Q and bookkeeping leave, at most 32."""
     size = workload.dtype_bytes
-    tiles = variant.stages if variant.split == "q" else 1
+    tiles = variant.softmax_tiles if variant.split == "q" else 1
     query = tiles * variant.tile_m * workload.head_dim_qk * size
     slot = variant.tile_n * max(workload.head_dim_qk, workload.head_dim_v) * size // variant.cta_group
     room = int(machine["smem.per_cta_bytes"]) - query - _SMEM_BOOKKEEPING_BYTES
@@ -86,17 +86,17 @@ def legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
         )
     if workload.head_dim_qk % 16 or workload.head_dim_v % 16:
         return Verdict("head_dim is not a multiple of 16", "pad head_dim to a multiple of 16")
-    tiles_o = variant.stages if variant.split == "q" else 1
-    columns = variant.stages * variant.tile_n + tiles_o * workload.head_dim_v
+    tiles_o = variant.softmax_tiles if variant.split == "q" else 1
+    columns = variant.softmax_tiles * variant.tile_n + tiles_o * workload.head_dim_v
     limit_columns = int(machine["tmem.columns"])
     if columns > limit_columns:
-        scores = variant.stages * variant.tile_n
+        scores = variant.softmax_tiles * variant.tile_n
         if tiles_o > 1 and scores + workload.head_dim_v <= limit_columns:
             lever = "use split=k (one query tile, alternate key blocks)"
         elif scores < limit_columns:
             lever = f"use a head_dim_v of at most {limit_columns - scores}, or a smaller tile_n"
         else:
-            lever = "use a smaller tile_n or fewer stages"
+            lever = "use a smaller tile_n or fewer softmax_tiles"
         return over_limit("tensor memory (S/P and O accumulators)", columns, limit_columns, "columns", lever)
     query, slot, slots = smem_bytes(variant, workload, machine)
     limit = int(machine["smem.per_cta_bytes"])
@@ -115,8 +115,11 @@ def writable(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
         return Verdict(f"family fa4 is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
     if variant.scheduler not in SCHEDULERS:
         return Verdict(f"family fa4 is written with scheduler {', '.join(SCHEDULERS)}, got '{variant.scheduler}'", "use one of them")  # fmt: skip
-    if variant.stages > 2:
-        return Verdict(f"the register file holds two softmax groups, got stages={variant.stages}", "use stages=2")
+    if variant.softmax_tiles > 2:
+        return Verdict(
+            f"the register file holds two softmax groups, got softmax_tiles={variant.softmax_tiles}",
+            "use softmax_tiles=2",
+        )
     if variant.tile_n not in _WRITTEN_TILES:
         return Verdict(f"family fa4 is written with tile_n 64 or 128 (powers of two, a row of S in registers), got {variant.tile_n}", "use tile_n=128")  # fmt: skip
     if not 3 <= variant.poly_degree <= 5:
@@ -147,18 +150,18 @@ def ring_slots(variant: Fa4Variant, workload: Workload, machine: Machine) -> tup
 
 def _bytes_beside_tiles(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[int, int]:
     """(bytes of row statistics, barriers and the compiler, bytes that the tiles leave)."""
-    by_keys = variant.split == "k" and variant.stages > 1
+    by_keys = variant.split == "k" and variant.softmax_tiles > 1
     query, _, _ = smem_bytes(variant, workload, machine)
     slots = ring_slots(variant, workload, machine)
     ring = sum(
         count * variant.tile_n * width * workload.dtype_bytes // variant.cta_group
         for count, width in zip(slots, (workload.head_dim_qk, workload.head_dim_v), strict=True)
     )
-    rows = variant.stages * (variant.stats_slots + by_keys) * 128 * 4
-    q_tiles = 1 if by_keys else variant.stages
+    rows = variant.softmax_tiles * (variant.stats_slots + by_keys) * 128 * 4
+    q_tiles = 1 if by_keys else variant.softmax_tiles
     # S, P, the rest of P, O, and the maxima that alternate key blocks pass on; two a statistics slot.
     per_group = 3 + variant.split_p + by_keys + 2 * variant.stats_slots
-    barriers = 2 * q_tiles + 2 * sum(slots) + variant.stages * per_group
+    barriers = 2 * q_tiles + 2 * sum(slots) + variant.softmax_tiles * per_group
     return rows + 8 * barriers + _COMPILER_BYTES, int(machine["smem.per_cta_bytes"]) - query - ring
 
 
@@ -174,12 +177,12 @@ def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...]) -> tupl
     # Two tiles in flight, of queries or of key blocks; with one there is nothing to split.
     flights = ((2, "q"), (2, "k"), (1, "q"))
     return tuple(
-        Fa4Variant(tile_n=tile_n, stages=stages, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
+        Fa4Variant(tile_n=tile_n, softmax_tiles=tiles, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
                    split_p=split_p, stats_slots=slots, load_max=load_max, scheduler=scheduler)
-        for scheduler, group, (stages, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
+        for scheduler, group, (tiles, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
             schedulers, (1, 2), flights, _TILES, (0, 2, 3), _SHARES, (2, 1), (True, False), maxima
         )
-        if slots == 1 or stages > 1  # one group never waits for the other's statistics
+        if slots == 1 or tiles > 1  # one group never waits for the other's statistics
     )  # fmt: skip
 
 
@@ -208,12 +211,12 @@ def published(workload: Workload, machine: Machine) -> Fa4Variant:
 
 def structure(v: Fa4Variant) -> tuple[object, ...]:
     """What decides the shape of the loop: variants of one structure differ in depths, orders and shares only."""
-    return (v.tile_n, v.stages, v.split, v.cta_group, v.split_p)
+    return (v.tile_n, v.softmax_tiles, v.split, v.cta_group, v.split_p)
 
 
 def tile(v: Fa4Variant) -> tuple[object, ...]:
     """The tile alone: what a compiler has to keep in registers."""
-    return (v.tile_n, v.stages, v.split, v.cta_group)
+    return (v.tile_n, v.softmax_tiles, v.split, v.cta_group)
 
 
 def plainness(v: Fa4Variant) -> tuple[float, ...]:

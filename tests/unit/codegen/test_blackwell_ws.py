@@ -174,7 +174,7 @@ def test_emulated_columns_follow_the_published_rule() -> None:
     ("variant", "workload", "message"),
     [
         (Fa4Variant(emulated_share=0.3), heads(128), "nearest: 0.296875 and 0.3125"),
-        (Fa4Variant(stages=3, tile_n=64), heads(64), "two softmax groups"),
+        (Fa4Variant(softmax_tiles=3, tile_n=64), heads(64), "two softmax groups"),
         (Fa4Variant(tile_n=96), heads(128), "tile_n must be 64 or 128"),
         (Fa4Variant(poly_degree=2), heads(128), "poly_degree"),
         (Fa4Variant(scheduler="work-stealing"), heads(128), "scheduler"),
@@ -198,7 +198,7 @@ CASES = {
     "window": (Fa4Variant(stats_slots=2, scheduler="persistent"), heads(128, mask="window", window=(100, 20)), "b200", (400, 500)),
     "one-sided window": (Fa4Variant(), heads(64, mask="window", window=(30, -1)), "b200", (400, 300)),
     "always rescale": (Fa4Variant(rescale_threshold=0.0, scheduler="persistent"), heads(64), "b200", (257, 500)),
-    "one group": (Fa4Variant(stages=1, split_p=False, scheduler="persistent"), heads(64, mask="causal"), "b200", (300, 500)),
+    "one group": (Fa4Variant(softmax_tiles=1, split_p=False, scheduler="persistent"), heads(64, mask="causal"), "b200", (300, 500)),
     "narrow blocks": (Fa4Variant(tile_n=64, poly_degree=5, emulated_share=0.25), heads(128, mask="causal"), "b200", (300, 400)),
     "odd width": (Fa4Variant(scheduler="persistent"), heads(96, mask="causal"), "b200", (300, 500)),
     "uneven heads": (Fa4Variant(scheduler="persistent"), heads(192, 128), "b200", (300, 400)),
@@ -332,4 +332,4 @@ def test_compiles_to_what_the_variant_says(case: str, target: str, tmp_path: Pat
     # One a group; a path that waits may go round the same loop another way.
     softmax = {loop.begin: loop for loop in steady_loops(instructions) if loop.pipes()["mufu"] >= 8}
     shortest = min(len(loop.instructions) for loop in softmax.values())
-    assert sum(len(loop.instructions) < 1.1 * shortest for loop in softmax.values()) == variant.stages
+    assert sum(len(loop.instructions) < 1.1 * shortest for loop in softmax.values()) == variant.softmax_tiles

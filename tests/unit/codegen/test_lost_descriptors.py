@@ -28,7 +28,7 @@ PLAIN = [(32, 32), (64, 64), (128, 128), (192, 128), (128, 64)]
 
 def verdict(dims: tuple[int, int], machine: str = "h200-sxm", mask: str = "causal", tile_m: int = 64, stages: int = 1):
     work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask, window=(9, 0) if mask == "window" else None)
-    variant = Fa2Variant(tile_m=tile_m, tile_n=32, warps=8 if tile_m > 32 else 4, stages=stages, scheduler="grid")
+    variant = Fa2Variant(tile_m=tile_m, tile_n=32, warps=8 if tile_m > 32 else 4, kv_stages=stages, scheduler="grid")
     return writable(variant, work, load_machine(machine))
 
 
@@ -38,8 +38,8 @@ def test_one_stage_is_refused_where_swizzles_differ(dims, mask) -> None:
     for tile_m in (64, 128):
         found = verdict(dims, mask=mask, tile_m=tile_m)
         assert not found.legal
-        assert "stages must be 2 or more on h200-sxm" in found.sentence()
-        assert "use stages=2, or tile_m=32" in found.sentence()
+        assert "kv_stages must be 2 or more on h200-sxm" in found.sentence()
+        assert "use kv_stages=2, or tile_m=32" in found.sentence()
         assert "wgmma descriptor" in found.sentence()
     assert verdict(dims, mask=mask, stages=2).legal
     # Fewer rows than a wgmma has, and machines without it.

@@ -49,7 +49,7 @@ def source(
         head_dim_qk=dims[0], head_dim_v=dims[1], mask=mask, window=(128, 0) if mask == "window" else None
     )
     scheduler = "grid" if mask == "none" else "longest-first"
-    variant = Fa2Variant(tile_m=tile[0], tile_n=tile[1], warps=warps, stages=stages, scheduler=scheduler)
+    variant = Fa2Variant(tile_m=tile[0], tile_n=tile[1], warps=warps, kv_stages=stages, scheduler=scheduler)
     kernel = context(variant, workload, load_machine(machine), loads)
     header = header_text({"family": "fa2", "mask": mask, "workload": workload.as_dict()})
     return render(TEMPLATE, {"k": kernel, "header": header})

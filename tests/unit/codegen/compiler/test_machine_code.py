@@ -259,7 +259,7 @@ def test_other_code_is_refused() -> None:
             64,
             3,
         ),
-        ("triton", "family=fa2,tile_m=64,tile_n=64,warps=4,stages=2", 64, 1),
+        ("triton", "family=fa2,tile_m=64,tile_n=64,warps=4,kv_stages=2", 64, 1),
     ],
 )
 def test_a_compiled_kernel_multiplies_what_its_tiles_need(family: str, variant: str, rows: int, consumers: int) -> None:

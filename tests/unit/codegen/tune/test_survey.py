@@ -158,7 +158,7 @@ def test_a_tie_goes_to_the_plainer_kernel(monkeypatch, tmp_path) -> None:
     asked = measured(monkeypatch, [1.0e6, 0.995e6])
     found = subject.tune(WORK, A100, budget=2, compile=False, table=tmp_path / "t.csv")
     first, second = (next(c for c in found.candidates if variant_text(c.variant) == text) for text in asked[0])
-    plain = min((first, second), key=lambda c: (c.variant.scheduler != "grid", c.variant.stages, c.order))
+    plain = min((first, second), key=lambda c: (c.variant.scheduler != "grid", c.variant.kv_stages, c.order))
     assert found.winner is plain
     assert "2 tie: no spills, fewest registers, plainest, earliest wins" in plain.reason
 
@@ -241,7 +241,7 @@ def test_mistakes_exit_with_2_and_write_nothing(tmp_path, capsys) -> None:
 def test_compiling_finds_what_it_kept(tmp_path) -> None:
     pytest.importorskip("triton")
     variant = next(
-        v for v in knob_space("fa2", WORK, H200) if (v.tile_m, v.tile_n, v.warps, v.stages) == (64, 64, 4, 2)
+        v for v in knob_space("fa2", WORK, H200) if (v.tile_m, v.tile_n, v.warps, v.kv_stages) == (64, 64, 4, 2)
     )
     job = Job("triton", variant, WORK, H200, 1700.0, str(tmp_path))
     (fresh,) = compile_candidates([job], 1)

@@ -9,6 +9,7 @@ from tilecast.model.families import (
     build_pipeline,
     legal_space,
     legality,
+    named_knobs,
     native_family,
     parse_variant,
     published_variant,
@@ -173,6 +174,18 @@ def test_variant_text_round_trips() -> None:
         assert variant.family == family
     changed = parse_variant("emulated-share=0.25,cta_group=2,split_p=false", Fa4Variant())
     assert changed == Fa4Variant(emulated_share=0.25, cta_group=2, split_p=False)
+
+
+def test_old_names_of_knobs_are_taken() -> None:
+    assert parse_variant("fa4:stages=1") == Fa4Variant(softmax_tiles=1)
+    assert parse_variant("triton:stages=3,tile_n=32") == Fa2Variant(kv_stages=3, tile_n=32)
+    assert named_knobs("fa2:stages=3", FAMILIES["fa2"]) == {"kv_stages": 3}
+    with pytest.raises(VariantError, match="knob 'kv_stages' is given twice"):
+        parse_variant("fa2:stages=3,kv_stages=2")
+    with pytest.raises(VariantError, match="'kv_stages' takes one of 1, 2, 3, 4, got '0'"):
+        parse_variant("fa2:kv_stages=0")
+    with pytest.raises(VariantError, match="family fa3 has no knob 'stages'"):
+        parse_variant("fa3:stages=2")
 
 
 @pytest.mark.parametrize(

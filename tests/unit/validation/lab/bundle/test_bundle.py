@@ -39,7 +39,7 @@ kernels = ["cudnn"]
 variants = [
   "hopper_ws:warpgroups=2,tile_n=64,kv_stages=4,q_stages=2,overlap=true,ping_pong=false,rescale=anchored,emulated_share=0,scheduler=persistent",
   "hopper_ws:warpgroups=2,tile_n=128,kv_stages=2,q_stages=1,overlap=true,ping_pong=true,rescale=always,emulated_share=0,scheduler=grid",
-  "triton:tile_m=128,tile_n=64,warps=8,stages=3,scheduler=grid",
+  "triton:tile_m=128,tile_n=64,warps=8,kv_stages=3,scheduler=grid",
 ]
 shapes = [
   { seqlen = 4096, head_dim = 64, batch = 4, heads = 32 },

@@ -221,7 +221,7 @@ def test_measure_does_not_touch_another_csv(no_gpu: Path, capsys: pytest.Capture
 
 PLAN = """
 [[group]]
-variants = ["triton:tile_m=64,tile_n=32,warps=4,stages=2,scheduler=grid"]
+variants = ["triton:tile_m=64,tile_n=32,warps=4,kv_stages=2,scheduler=grid"]
 shapes = [ { seqlen = 512, head_dim = 64 } ]
 """
 
