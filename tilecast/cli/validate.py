@@ -9,7 +9,7 @@ import typer
 
 from tilecast.cli.workload_options import AsJson
 
-app = typer.Typer(no_args_is_help=True, help="Forecasts against reality: published, measured, counters, tuner.")
+app = typer.Typer(no_args_is_help=True, help="Forecasts against reality: published, measured, ablations, counters, tuner.")
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
 _Machine = Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")]
@@ -81,6 +81,29 @@ def validate_measured(
         )
     if picture is not None:
         write_scatter(report, picture)
+    show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
+
+
+@app.command("ablations", epilog="Example: tilecast validate ablations mytable.csv --code codes.txt --picture pairs.svg")
+def validate_ablations(
+    table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
+    picture: _Picture = None, clock: _Regime = "short",
+) -> None:  # fmt: skip
+    """What one change is worth, forecast against measured: kernels that differ in one knob, and published ablations."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.ablations.run import run_ablations
+    from tilecast.validation.ablations.text import report_dict, report_text, write_picture
+    from tilecast.validation.measured.run import CODES
+
+    _check_regime(clock)
+    _check_picture(picture)
+    with Screen() as screen:
+        report = run_ablations(
+            Path(table) if table else None, Path(codes) if codes else CODES, machine, clock, progress=screen
+        )
+    if picture is not None:
+        write_picture(report, picture)
     show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
 
 

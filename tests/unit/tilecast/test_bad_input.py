@@ -71,7 +71,7 @@ ALONE = [
     ("inspect", "k.py"), ("measure", "--mode", "fast"), ("measure", "--rounds", "1"), ("measure", "--seqlen", "0"),
     ("sweep",), ("profile",), ("counters",), ("calibrate", "--only", "nope"), ("machine", "show", "h300"),
     ("machine", "check", "b200"), ("machine", "nope"), ("validate", "nope"), ("validate", "published", "--clock", "noon"),
-    ("validate", "experiments", "--clock", "1500"), ("validate", "tuner", "--least", "1"), ("--colour",), ("predcit",),
+    ("validate", "experiments", "--clock", "1500"), ("validate", "ablations", "--clock", "1500"), ("validate", "tuner", "--least", "1"), ("--colour",), ("predcit",),
 ]  # fmt: skip
 #: Verbs that read a file of the user's; FILE is where it stands.
 READERS = [
@@ -79,7 +79,7 @@ READERS = [
     ("sweep", "FILE"), ("measure", "FILE", "--machine", "h200"), ("profile", "FILE", "-o", "codes.txt"),
     ("emulate", "./FILE"), ("validate", "measured", "FILE"), ("validate", "measured", "--code", "FILE"),
     ("validate", "counters", "FILE"), ("validate", "counters", "--code", "FILE"), ("validate", "tuner", "FILE"),
-    ("validate", "compare", "FILE"),
+    ("validate", "compare", "FILE"), ("validate", "ablations", "FILE"), ("validate", "ablations", "--code", "FILE"),
 ]  # fmt: skip
 FILES = ("missing.toml", "folder.toml", "binary.toml", "empty.toml", "nested.toml")
 #: Verbs that write, and where they are told to; OUT becomes a place that cannot be written.
@@ -89,12 +89,13 @@ WRITERS = [
     ("tune", "b200", "--audit", "OUT.csv"), ("emulate", "hopper_ws_d64_full", "--trace", "OUT.json"),
     ("profile", "plan.toml", "-o", "OUT.txt"), ("counters", "plan.toml", "-o", "OUT.csv"), ("bundle", "-o", "OUT.zip"),
     ("calibrate", "-o", "OUT.toml"), ("validate", "measured", "--picture", "OUT.png"),
-    ("validate", "published", "--picture", "OUT.svg"),
+    ("validate", "published", "--picture", "OUT.svg"), ("validate", "ablations", "--picture", "OUT.svg"),
 ]  # fmt: skip
 ENDINGS = [
     ("map", "b200", "-o", "m.gif"),
     ("report", "b200", "-o", "r.pdf"),
     ("validate", "measured", "--picture", "x.gif"),
+    ("validate", "ablations", "--picture", "x.gif"),
 ]
 
 CASES = [

@@ -1,0 +1,1 @@
+"""Forecast against measured ratios of kernels that differ in one thing."""
