@@ -61,11 +61,12 @@ docs: $(TOOLS)
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env -b html docs docs/_build
 	@echo docs/_build/index.html
 
-# The pictures that README.md and docs/ show, each by the command that a reader can give (about 10 minutes).
+# The pictures that README.md and docs/ show, each by the command that a reader can give (about 20 minutes).
 pictures: $(TOOLS)
 	$(BIN)/tilecast validate published --clock short --picture docs/published-short.png > /dev/null
 	$(BIN)/tilecast validate published --clock sustained --picture docs/published-sustained.png > /dev/null
 	$(BIN)/tilecast validate measured --picture docs/h200-measured.png > /dev/null
+	$(BIN)/tilecast validate ablations --picture docs/ablations.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 -o docs/asymmetry-b200-bf16.png > /dev/null
 	$(BIN)/tilecast map --machine b200 --batch 4 --seqlen 8192 --dtype fp8 -o docs/asymmetry-b200-fp8.png > /dev/null
 	$(BIN)/tilecast report --machine b200 --batch 4 --heads 16 --seqlen 8192 --causal --set mufu.ex2=32 -o docs/examples/b200-ex2.md

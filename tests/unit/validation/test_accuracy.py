@@ -11,8 +11,12 @@ import functools
 import pytest
 
 from tilecast.base.progress import silent
+from tilecast.validation.ablations.effects import score
+from tilecast.validation.ablations.pairs import pairs
+from tilecast.validation.ablations.published import FREE, ONE_CLOCK, forecast_cases, load
+from tilecast.validation.ablations.run import by_knob
 from tilecast.validation.lab.measure.records import read
-from tilecast.validation.measured.levels import COMPILED
+from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, MeasuredReport, forecast_rows, run_measured
 from tilecast.validation.published.run import run_published
@@ -63,6 +67,33 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
     assert error.mean <= 0.045
     assert error.p90 <= 0.095
     assert error.worst <= 0.20
+
+
+@pytest.mark.usefixtures("asked_for")
+@pytest.mark.parametrize(
+    ("level", "signs", "points", "weak"),
+    [
+        (COMPILED, 0.95, 3.5, {"emulated_share": 0.46, "ping_pong": 0.0}),
+        (BEFORE, 0.80, 6.7, {"emulated_share": 0.2, "scheduler": 0.5, "stages": 0.0}),
+    ],
+)
+def test_what_one_knob_is_worth_holds(level: str, signs: float, points: float, weak: dict[str, float]) -> None:
+    found = pairs(measured().rows)
+    everything = score((pair.effect for pair in found), level)
+    assert (len(found), everything.clear) == (451, 376)
+    assert everything.sign_share is not None and everything.sign_share >= signs
+    assert everything.median_points <= points
+    for knob, one in by_knob(found, level).items():
+        assert one.sign_share is not None and one.sign_share >= weak.get(knob, 0.85), knob
+
+
+def test_what_published_changes_are_worth_holds() -> None:
+    effects = [case.effect for case in forecast_cases(load()[0])]
+    for level, within in ((FREE, 7), (ONE_CLOCK, 8)):
+        found = score(effects, level, beyond=0.0)
+        assert (found.effects, found.clear) == (15, 15)
+        assert found.signs_right >= 9, level
+        assert found.within * found.effects >= within - 1e-9, level
 
 
 _BLACKWELL = "Blackwell, best kernel per shape, 16 bit and fp8, seqlen >= 2048"
