@@ -11,6 +11,9 @@ from support import json_keys
 
 from tilecast.base.data import MEASURED
 from tilecast.cli import main
+from tilecast.validation.ablations.published import forecast_cases, load
+from tilecast.validation.ablations.run import run_ablations
+from tilecast.validation.ablations.text import report_dict, report_text
 from tilecast.validation.lab.measure.records import Measured, append, read
 
 
@@ -91,7 +94,17 @@ def test_tables_without_pairs_are_refused(
     assert told in err and err.count("\n") == 1
 
 
-def test_the_keys_are_documented(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(str(table), "--json")
-    report = json.loads(capsys.readouterr().out)
-    assert json_keys.differences(json_keys.sections()["validate ablations"].keys, json_keys.paths(report)) == []
+def test_the_keys_are_documented(table: Path) -> None:
+    lines, excluded = load()
+    report = replace(run_ablations(table), cases=forecast_cases(lines[:4]), excluded=tuple(excluded))
+    printed = json.loads(json.dumps(report_dict(report)))
+    assert json_keys.differences(json_keys.sections()["validate ablations"].keys, json_keys.paths(printed)) == []
+
+
+def test_published_cases_are_printed_with_their_lines_and_what_is_left_out(table: Path) -> None:
+    lines, excluded = load()
+    report = replace(run_ablations(table), cases=forecast_cases(lines[:4]), excluded=tuple(excluded))
+    text = report_text(report, rows=True)
+    assert text.startswith("Published ablations: 1 forward cases, 13 more that cannot be forecast.")
+    assert text.count("shape stated") == 4 and "backward: only the forward is forecast: fa4-bwd-2cta-full, " in text
+    assert "\n\nMeasured pairs: " in text
