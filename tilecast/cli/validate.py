@@ -9,7 +9,9 @@ import typer
 
 from tilecast.cli.workload_options import AsJson
 
-app = typer.Typer(no_args_is_help=True, help="Forecasts against reality: published, measured, ablations, counters, tuner.")
+app = typer.Typer(
+    no_args_is_help=True, help="Forecasts against reality: published, measured, ablations, counters, tuner."
+)
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
 _Machine = Annotated[str | None, typer.Option("--machine", help="Machine name or file (default: the table's).")]
@@ -84,10 +86,14 @@ def validate_measured(
     show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
 
 
-@app.command("ablations", epilog="Example: tilecast validate ablations mytable.csv --code codes.txt --picture pairs.svg")
+@app.command(
+    "ablations", epilog="Example: tilecast validate ablations mytable.csv --code codes.txt --picture pairs.svg"
+)
 def validate_ablations(
-    table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
-    picture: _Picture = None, clock: _Regime = "short",
+    table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every shape and pair, largest effects first.")] = False,
+    picture: _Picture = None,
+    clock: Annotated[str, typer.Option("--clock", help="Of the published cases: sustained or short.")] = "short",
 ) -> None:  # fmt: skip
     """What one change is worth, forecast against measured: kernels that differ in one knob, and published ablations."""
     from tilecast.cli.progress import Screen
