@@ -64,11 +64,13 @@ def generate(
 def header_of(family: Family, prediction: Prediction, version: str) -> dict[str, object]:
     """What a generated file says about itself, as plain values."""
     work = prediction.workload
+    watts = prediction.machine.given_power_w
     return {
         "tilecast": version,
         "family": family.template,
         "variant": variant_text(prediction.variant),
         "machine": prediction.machine.name,
+        **({} if watts is None else {"power_w": watts}),
         "targets": list(template_of(family).targets(prediction.variant, prediction.machine)),
         "workload": work.as_dict(),
     }

@@ -184,6 +184,8 @@ def _command(
         "--clock",
         f"{clock:g}" if isinstance(clock, float) else str(clock),
     ]
+    if p.machine.given_power_w is not None:
+        words += ["--power", f"{p.machine.given_power_w:g}"]
     if variant is not None:
         words += ["--variant", variant_text(variant)]
     elif p.variant.family != native_family(p.machine).name:

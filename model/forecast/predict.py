@@ -60,15 +60,18 @@ def predict(
     family: str | None = None,
     published: bool = False,
     clock: str | float = "sustained",
+    power: float | None = None,
     interval: bool = True,
 ) -> Prediction:
     """Forecast ``workload`` on ``machine``.
 
     ``variant`` fixes the kernel; else the best variant of ``family`` (default: the machine's own) is searched, or with
-    ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short" or MHz.
+    ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short" or MHz; ``power`` the
+    power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
+    chip = chip if power is None else chip.at_power(power)
     work = workload.reduced()
     variant, origin = choose(work, chip, variant, family, published, clock)
     answer = evaluate(work, chip, variant, clock)

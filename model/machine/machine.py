@@ -29,7 +29,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One number about a machine; ``kind`` is spec, measured, inferred, assumed or what-if."""
+    """One number about a machine; ``kind`` is spec, measured, inferred, assumed, given (of this very board) or what-if."""
 
     value: float
     unit: str
@@ -107,6 +107,42 @@ class Machine:
             check_fact(where, key, entry)
             facts[key] = Fact(float(value), KEYS[key].unit, "what-if", f"changed from {self.get(key, 0.0):g}")
         return replace(self, facts=facts)
+
+    def at_power(self, watts: float) -> Machine:
+        """The machine as a board whose power limit is ``watts``; MachineError for a limit that no such board can have.
+
+        What the limiter lets through in short runs moves with the limit: it regulates power against the limit, and the
+        boards on which both are known overshoot by about the same share of it.
+        """
+        limit, short, idle = self.facts["chip.tdp_w"], self.facts["power.short_run_w"], self["power.idle_w"]
+        # Also refuses NaN, which compares with nothing.
+        if not idle < watts <= KEYS["chip.tdp_w"].high:
+            raise MachineError(
+                f"power: expected more than the {idle:g} W that {self.name} draws when idle and at most "
+                f"{KEYS['chip.tdp_w'].high:g} W, got {watts:g}"
+            )
+        share = watts / limit.value
+        scaled = replace(
+            short, value=short.value * share, kind="inferred" if share != 1.0 else short.kind,
+            low=None if short.low is None else short.low * share, high=None if short.high is None else short.high * share,
+            source=short.source if share == 1.0 else f"{short.value:g} W x {watts:g}/{limit.value:g}, as the limit given; {short.source}",
+        )  # fmt: skip
+        given = Fact(
+            float(watts),
+            limit.unit,
+            "given",
+            f"power limit given for this board, {limit.value:g} W in the machine file",
+        )
+        return replace(
+            self, title=f"{self.title}, {watts:g} W",
+            facts={**self.facts, "chip.tdp_w": given, "power.short_run_w": scaled},
+        )  # fmt: skip
+
+    @property
+    def given_power_w(self) -> float | None:
+        """The power limit that `at_power` set; None where it is the machine file's."""
+        limit = self.facts.get("chip.tdp_w")
+        return limit.value if limit is not None and limit.kind == "given" else None
 
 
 def machine_names() -> tuple[str, ...]:

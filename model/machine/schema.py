@@ -8,7 +8,7 @@ from tilecast.base.words import nearest
 
 TENSOR_KINDS = ("tcgen05", "wgmma", "mma_sync")
 FAMILIES = ("ampere", "hopper", "blackwell", "blackwell-consumer")
-KINDS = ("spec", "measured", "inferred", "assumed", "what-if")
+KINDS = ("spec", "measured", "inferred", "assumed", "given", "what-if")
 TEXT_KEYS = ("name", "title", "arch", "family", "tensor_kind", "inherits")
 
 

@@ -23,7 +23,7 @@ from tilecast.model.kernel.variant import Variant, emulated_share, variant_text,
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
-from tilecast.model.machine.schema import KEYS
+from tilecast.model.machine.schema import KEYS, KINDS
 from tilecast.model.search.best import best
 from tilecast.model.search.floor import floor_seconds
 
@@ -267,8 +267,7 @@ def _cited(name: str, x_fact: str, y_fact: str) -> MapPoint | None:
 
 
 def _weaker(one: str, other: str) -> str:
-    order = ("spec", "measured", "inferred", "assumed", "what-if")
-    return max(one, other, key=order.index)
+    return max(one, other, key=KINDS.index)
 
 
 @lru_cache(maxsize=1)

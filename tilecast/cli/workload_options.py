@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON with documented, stab
 OPTION_OF = {
     "batch": "--batch", "heads": "--heads", "heads_q": "--heads", "heads_kv": "--heads-kv", "seqlen_q": "--seqlen",
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
-    "window": "--window", "clock": "--clock", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
+    "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
 }  # fmt: skip
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 
@@ -162,20 +162,25 @@ def _machine_word(machine: str | None, machine_name: str | None) -> str:
     return word
 
 
-def _machine(*, machine: str | None, machine_name: str | None) -> Machine:
-    return load_machine(_machine_word(machine, machine_name))
+def _load(word: str, power: float | None) -> Machine:
+    machine = load_machine(word)
+    return machine if power is None else machine.at_power(power)
 
 
-def _named_machine(*, machine: str | None, machine_name: str | None) -> NamedMachine:
+def _machine(*, machine: str | None, machine_name: str | None, power: float | None = None) -> Machine:
+    return _load(_machine_word(machine, machine_name), power)
+
+
+def _named_machine(*, machine: str | None, machine_name: str | None, power: float | None = None) -> NamedMachine:
     word = _machine_word(machine, machine_name)
-    return NamedMachine(word, load_machine(word))
+    return NamedMachine(word, _load(word, power))
 
 
-def _machines(*, machine: str | None, machine_name: str | None) -> Machines:
+def _machines(*, machine: str | None, machine_name: str | None, power: float | None = None) -> Machines:
     words = [word.strip() for word in _machine_word(machine, machine_name).split(",")]
     if len(words) > 1 and not all(words):
         raise MachineError("--machine: expected names with commas between, got an empty one")
-    found = [load_machine(word) for word in words]
+    found = [_load(word, power) for word in words]
     twice = [m.name for i, m in enumerate(found) if m in found[:i]]
     if twice:
         raise MachineError(f"--machine: {twice[0]} is named twice")
@@ -262,6 +267,10 @@ _CLOCK_OPTIONS: dict[str, Any] = {
     "clock": _option(str | None, "--clock", "sustained, short, or a locked clock in MHz.", None,
                      lambda: ("sustained", "short")),
 }  # fmt: skip
+#: Of the machine, for verbs that settle a clock.
+_POWER_OPTIONS: dict[str, Any] = {
+    "power": _option(float | None, "--power", "Power limit of this board in watts (default: the machine file's)."),
+}  # fmt: skip
 #: Type of a verb's parameter -> its options, and what makes the value of them.
 _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
     Workload: (_WORK_OPTIONS, _work),
@@ -287,6 +296,8 @@ def takes_workload(
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb).parameters.values():
         found = _GROUPS.get(hints[parameter.name])
+        if found is not None and found[0] is _MACHINE_OPTIONS and Clock in hints.values():
+            found = {**_MACHINE_OPTIONS, **_POWER_OPTIONS}, found[1]
         options = {parameter.name: hints[parameter.name]} if found is None else found[0]
         if found is not None:
             groups[parameter.name] = found

@@ -12,14 +12,14 @@ from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 
-_FIELDS = ("name", "label", "set", "scale")
+_FIELDS = ("name", "label", "power", "set", "scale")
 
 
 def read_machines(where: str, raw: dict[str, Any], folder: Path) -> tuple[Machine, ...]:
     """Machines of ``machines = [...]`` and ``[[machine]]`` tables, in order; SpecError names field, expected, got.
 
-    ``set`` and ``scale`` map facts to a value or factor, or to a list of them: lists cross.  A changed machine is called
-    after its changes unless ``label`` names it.
+    ``set`` and ``scale`` map facts to a value or factor, ``power`` is the board's power limit in watts; each may be a list:
+    lists cross.  A changed machine is called after its changes unless ``label`` names it.
     """
     names = raw.get("machines", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -59,22 +59,27 @@ def _changed(where: str, table: dict[str, Any], folder: Path) -> Iterator[Machin
     base = _load(where, table["name"], folder)
     setting = list(_axes(f"{where}: set", table.get("set", {})))
     scaling = list(_axes(f"{where}: scale", table.get("scale", {})))
+    limits: list[float | None] = [None]
+    if "power" in table:
+        limits = [watts for _, values in _axes(where, {"power": table["power"]}) for watts in values]
     twice = {key for key, _ in setting} & {key for key, _ in scaling}
     if twice:
         raise SpecError(f"{where}: '{min(twice)}' is both set and scaled: keep one")
-    combinations = list(product(*(values for _, values in (*setting, *scaling))))
-    for values in combinations:
+    combinations = list(product(limits, product(*(values for _, values in (*setting, *scaling)))))
+    for watts, values in combinations:
         set_to = {key: value for (key, _), value in zip(setting, values, strict=False)}
         factors = {key: value for (key, _), value in zip(scaling, values[len(setting) :], strict=True)}
-        parts = [f"{key}={value:g}" for key, value in set_to.items()]
+        parts = [] if watts is None else [f"power={watts:g}"]
+        parts += [f"{key}={value:g}" for key, value in set_to.items()]
         parts += [f"{key}*{value:g}" for key, value in factors.items()]
         label = table.get("label", base.name)
         if parts and ("label" not in table or len(combinations) > 1):
             label = " ".join((label, *parts))
         try:
+            board = base if watts is None else base.at_power(watts)
             # A missing fact is refused here, by name, before it could be scaled.
-            changes = {**set_to, **{key: base[key] * factor for key, factor in factors.items()}}
-            yield replace(base.with_facts(changes) if changes else base, name=label)
+            changes = {**set_to, **{key: board[key] * factor for key, factor in factors.items()}}
+            yield replace(board.with_facts(changes) if changes else board, name=label)
         except MachineError as error:
             raise SpecError(f"{where}: {error}") from None
 

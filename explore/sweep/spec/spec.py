@@ -8,6 +8,7 @@
     variants = ["best", "fa4:cta_group=2", "all:fa3"]
     [[machine]]
     name = "b200"
+    power = [750, 1000]
     set = {"mufu.ex2_per_clk" = [16, 32]}
     [[workload]]
     tokens = 32768
@@ -114,7 +115,7 @@ def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     choices = read_variants(where, raw)
     if do == "measure":
         machines = read_machines(where, raw, folder) if "machines" in raw or "machine" in raw else ()
-        if len(machines) > 1 or any(fact.kind == "what-if" for m in machines for fact in m.facts.values()):
+        if len(machines) > 1 or any(fact.kind in ("given", "what-if") for m in machines for fact in m.facts.values()):
             raise SpecError(f"{where}: machines: measuring runs on the GPU here, at most one machine without changes")
         return Spec(where, title, do, machines, workloads, choices, kernels=_kernels(where, raw), mode=_mode(where, raw),
                     rounds=_rounds(where, raw))  # fmt: skip

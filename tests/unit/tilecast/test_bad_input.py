@@ -28,6 +28,7 @@ SHAPES = [
 #: What the verbs with a kernel and a clock take besides.
 KERNELS = [
     ("--clock", ("fast", "nan", "inf", "-1", "0", "1e9", "")),
+    ("--power", ("much", "nan", "inf", "-1", "0", "30", "1e9", "")),
     ("--family", ("fa9", "")),
     ("--variant", ("tile", "tile_m=x", "nope=1", "family=fa9", "", "scheduler=none", "fa4:cta_group=7", "tile_n=17")),
 ]
@@ -158,7 +159,8 @@ def test_bad_input_is_one_sentence(verb: str, place: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "option", ["--seqlen", "--seqlen-k", "--head-dim", "--heads", "--batch", "--window", "--dtype", "--clock"]
+    "option",
+    ["--seqlen", "--seqlen-k", "--head-dim", "--heads", "--batch", "--window", "--dtype", "--clock", "--power"],
 )
 def test_a_refusal_names_the_option(option: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = {"--window": "wide", "--dtype": "bf61", "--clock": "fast"}.get(option, "0")

@@ -41,7 +41,7 @@ def test_every_verb_has_an_example_that_parses_and_a_short_help(path: tuple[str,
 
 def test_one_set_of_options_everywhere() -> None:
     """Verbs that forecast one kernel take the same options; verbs that change a machine the same changes."""
-    kernel = {"--family", "--variant", "--clock", "--machine", "--preset", "--json"}
+    kernel = {"--family", "--variant", "--clock", "--power", "--machine", "--preset", "--json"}
     for name in ("predict", "report", "schedule", "whatif", "sensitivity", "breakeven", "map", "generate", "tune"):
         options = {o for parameter in ALL[name,].params for o in parameter.opts}
         assert kernel <= options, name

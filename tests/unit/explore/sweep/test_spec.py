@@ -113,6 +113,8 @@ def test_what_if_lists_cross_and_name_themselves(tmp_path: Path) -> None:
     last = spec.machines[3]
     assert last["mufu.ex2_per_clk"] == 32 and last["smem.bytes_per_clk"] == 2 * B200["smem.bytes_per_clk"]
     assert last.fact("mufu.ex2_per_clk").kind == "what-if"
+    boards = load_spec({"machine": [{"name": "b200", "power": [750, 1000]}], "workload": [{}]}).machines
+    assert [(m.name, m["chip.tdp_w"]) for m in boards] == [("b200 power=750", 750), ("b200 power=1000", 1000)]
     own = tmp_path / "mine.toml"
     own.write_text('name = "mine"\ninherits = "b200"\n', encoding="utf-8")
     (tmp_path / "spec.toml").write_text('machines = ["mine.toml"]\n[[workload]]\n', encoding="utf-8")
@@ -242,6 +244,8 @@ def test_measured_items_are_those_the_family_can_write() -> None:
         ({"machine": [{"name": "b200", "set": {"mufu.ex2_per_clk": "x"}}]}, ("set", "takes a number", "'x'")),
         ({"machine": [{"name": "b200", "sett": {}}]}, ("machine 1", "unknown field 'sett'", "set")),
         ({"machine": [{"label": "x"}]}, ("machine 1", "name is missing")),
+        ({"machine": [{"name": "b200", "power": [750, 100]}]}, ("machine 1: power", "more than the 245 W", "got 100")),
+        ({"machine": [{"name": "b200", "power": "750"}]}, ("machine 1", "'power' takes a number", "'750'")),
         ({"machine": [{"name": "gb200", "label": "b200"}]}, ("two different machines are called 'b200'",)),
         ({"workload": []}, ("at least one [[workload]]",)),
         ({"workload": [{"seqln": 4096}]}, ("workload 1", "unknown field 'seqln'", "seqlen")),

@@ -15,7 +15,9 @@ from tilecast.model.chip.power import (
     settle_clock,
     settled_mhz,
 )
-from tilecast.model.machine.machine import load_machine
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import MachineError, load_machine
 
 #: About a millisecond of attention on a B200: 1.5e6 cycles of 148 SMs, tensor cores busy for 80 % of them.
 BUSY = 1.5e6
@@ -80,3 +82,36 @@ def test_a_locked_clock_says_what_it_would_draw() -> None:
     clock = fixed_clock(machine, WORK, BUSY, 0.0, 1900.0)
     assert (clock.mhz, clock.bound) == (1900.0, "fixed")
     assert clock.power_w == power_at(machine, WORK, BUSY, 0.0, 1.9) > clock.limit_w == machine["chip.tdp_w"]
+
+
+def test_a_board_of_less_power_settles_at_its_own_limit() -> None:
+    b200 = load_machine("b200")
+    board = b200.at_power(750)
+    # Idle and clock tree do not shrink with the limit: three quarters of the power are less than three quarters of the work.
+    full, less = (settle_clock(m, WORK, BUSY, 0.0, "sustained") for m in (b200, board))
+    assert less.power_w == pytest.approx(750, rel=1e-9) and less.mhz < 0.8 * full.mhz
+    short = settle_clock(board, WORK, BUSY, 0.0, "short")
+    assert short.limit_w == pytest.approx(0.75 * b200["power.short_run_w"])
+    # The limit is known now; what short runs draw is as uncertain as before.
+    given, before = board.fact("power.short_run_w"), b200.fact("power.short_run_w")
+    assert (board.fact("chip.tdp_w").kind, board.fact("chip.tdp_w").low) == ("given", None)
+    assert (given.low, given.high) == (0.75 * before.low, 0.75 * before.high)  # type: ignore[operator]
+    assert (b200.given_power_w, board.given_power_w) == (None, 750)
+
+
+def test_power_reaches_the_forecast_and_the_search_and_is_no_what_if() -> None:
+    work = Workload(batch=4, seqlen_q=8192, mask="causal")
+    at_750, at_1000, rated = (predict(work, "b200", power=power, interval=False) for power in (750, 1000, None))
+    assert at_750.tflops < 0.8 * at_1000.tflops
+    assert (at_1000.tflops, at_1000.variant) == (rated.tflops, rated.variant)
+    assert at_750.outside_calibrated_range == rated.outside_calibrated_range == ()
+    assert predict(work, load_machine("b200").at_power(750), interval=False).tflops == at_750.tflops
+    assert predict(work, "b200", power=4000, interval=False).clock.bound == "boost"
+
+
+@pytest.mark.parametrize("watts", [245, -1, float("nan"), float("inf"), 5001])
+def test_a_power_limit_that_no_board_has_is_refused(watts: float) -> None:
+    with pytest.raises(
+        MachineError, match="power: expected more than the 245 W that b200 draws when idle and at most 5000 W"
+    ):
+        load_machine("b200").at_power(watts)
