@@ -61,6 +61,8 @@ class PublishedPoint:
     flop: float
     #: A clock the source says was locked; None when it ran free.
     clock_mhz: float | None
+    #: Power limit of the board where the source states it; None: the machine file's.
+    board_power_w: float | None
     source: str
 
     @property
@@ -101,11 +103,15 @@ class PublishedError(ValueError):
     """A file that is not a table of published points; the message says what is missing."""
 
 
-#: What a row says, as in data/published/points.csv.
+#: What a row says, as in data/published/points.csv, which also has `_POWER`.
 COLUMNS = (
     "source", "source_ref", "gpu", "kernel", "kernel_version", "dtype", "pass", "causal", "batch", "heads_q", "heads_kv",
     "seqlen_q", "seqlen_k", "head_dim_qk", "head_dim_v", "time_ms", "tflops", "precision_note",
 )  # fmt: skip
+
+
+#: Column that a table may lack.
+_POWER = "board_power_w"
 
 
 def _machine(gpu: str) -> str:
@@ -191,12 +197,18 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
         return Excluded(number, "time or throughput is not a number above 0")
     if math.isnan(tflops):
         return Excluded(number, "neither time nor throughput")
+    power = row.get(_POWER, "")
+    try:
+        watts = float(power) if power else None
+    except ValueError:
+        return Excluded(number, f"{_POWER} takes watts or nothing, got '{power}'")
     family = _FAMILIES.get(row["kernel"], "")
     if family == "own":
         family = "fa3" if machine in ("h100-sxm", "h200-sxm") else "fa4"
     return PublishedPoint(
         number, machine, row["gpu"], row["kernel"], row["kernel_version"], family, row["dtype"], workload, tflops,
-        _emulated_share(row["kernel_version"]), convention, flop, _locked_clock(row), f"{row['source']}: {row['source_ref']}",
+        _emulated_share(row["kernel_version"]), convention, flop, _locked_clock(row), watts,
+        f"{row['source']}: {row['source_ref']}",
     )  # fmt: skip
 
 

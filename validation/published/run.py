@@ -120,22 +120,31 @@ def published_kernel(
     return min(near_published(work, machine), key=lambda variant: evaluate_seconds(work, machine, variant, clock))
 
 
+@lru_cache(maxsize=64)
+def _board(machine: str, watts: float | None) -> Machine:
+    chip = load_machine(machine)
+    return chip if watts is None else chip.at_power(watts)
+
+
 @lru_cache(maxsize=8192)
-def _forecast(workload: Workload, machine: str, family: str, share: float | None, clock: str | float) -> Answer:
-    chip, work = load_machine(machine), workload.reduced()
+def _forecast(
+    workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float
+) -> Answer:
+    chip, work = _board(machine, watts), workload.reduced()
     variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
     answer = evaluate(work, chip, variant, clock)
     return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline)
 
 
 def default_predictor(point: PublishedPoint, regime: str) -> Answer:
-    """The row's kernel (`published_kernel`) at the clock of ``regime``.
+    """The row's kernel (`published_kernel`) at the clock of ``regime``, on a board of the power that the row states.
 
     A locked clock is a ceiling: the power limit still holds below it.
     """
-    answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, regime)
+    what = point.workload, point.machine, point.board_power_w, point.family, point.emulated_share
+    answer = _forecast(*what, regime)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
-        answer = _forecast(point.workload, point.machine, point.family, point.emulated_share, point.clock_mhz)
+        answer = _forecast(*what, point.clock_mhz)
     return answer
 
 

@@ -14,7 +14,7 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
     """The report for people; errors are relative, predicted over measured; ``other`` adds a regime's headline."""
     lines = [
         f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
-        f"(locked where the source says so); rank correlation (Kendall) {report.tau:.3f}",
+        f"(locked, and the board's power, where the source says so); rank correlation (Kendall) {report.tau:.3f}",
         "No constant was fitted on these rows.",
         "",
     ]
@@ -107,7 +107,7 @@ def report_dict(report: PublishedReport) -> dict[str, Any]:
         ],
         "rows": [
             {"row": r.point.row, "machine": r.point.machine, "kernel": r.point.kernel, "dtype": r.point.dtype_as_written,
-             "workload": r.point.workload.as_dict(), "convention": r.point.convention, "measured_tflops": r.point.tflops,
+             "workload": r.point.workload.as_dict(), "convention": r.point.convention, "board_power_w": r.point.board_power_w, "measured_tflops": r.point.tflops,
              "predicted_tflops": r.tflops, "error": r.error, "clock_mhz": r.clock_mhz, "predicted_as": r.kernel}
             for r in report.rows
         ],

@@ -20,6 +20,7 @@ from tilecast.validation.published.points import (
     load_points,
     reasons,
 )
+from tilecast.validation.published.run import run_published
 
 TABLE = PUBLISHED / "points.csv"
 POINTS, EXCLUDED = load_points()
@@ -34,7 +35,9 @@ def raw() -> dict[int, dict[str, str]]:
 
 
 def test_the_table_is_the_one_that_was_collected() -> None:
-    digest = hashlib.sha256(TABLE.read_bytes()).hexdigest()
+    # The column of board power, the last, was added later.
+    collected = b"".join(line.rpartition(b",")[0] + b"\r\n" for line in TABLE.read_bytes().splitlines())
+    digest = hashlib.sha256(collected).hexdigest()
     assert digest == "c2e59a40e58e3f3b1828bdab3746dcebe92459ca475f866042da19cdfab9df9f"
     assert len(raw()) == 2203
 
@@ -92,6 +95,13 @@ def test_locked_clocks_are_kept() -> None:
     ncu = [p for p in POINTS if p.source.endswith("#488")]
     assert len(ncu) == 3
     assert all(p.clock_mhz == pytest.approx(845.6, abs=1.0) for p in ncu)
+
+
+def test_board_power_is_what_sources_state() -> None:
+    stated = Counter((p.machine, p.board_power_w) for p in POINTS if p.board_power_w is not None)
+    assert stated == {("b200", 750.0): 4, ("b200", 1000.0): 66, ("h200-sxm", 700.0): 35}
+    notes = {raw()[p.row]["source_ref"] + raw()[p.row]["precision_note"] for p in POINTS if p.board_power_w == 750.0}
+    assert any("750W" in note for note in notes) and any("750 W" in note for note in notes)
 
 
 def half_a_digit(text: str) -> float:
@@ -201,7 +211,7 @@ def test_a_file_that_is_no_such_table_is_refused_in_one_sentence(tmp_path: Path)
         text.replace("heads_kv", "kv_heads"): "expected .*heads_kv.*; got no column heads_kv$",
         text.splitlines()[0] + "\n": "got no rows$",
         "": "got no rows$",
-        text + "FA4C,x\n": "line 3: expected 18 fields$",
+        text + "FA4C,x\n": "line 3: expected 19 fields$",
     }
     for content, sentence in cases.items():
         path.write_text(content)
@@ -212,6 +222,24 @@ def test_a_file_that_is_no_such_table_is_refused_in_one_sentence(tmp_path: Path)
     assert [e.reason for e in load_points(write_table(path, tflops="fast"))[1]] == [
         "time or throughput is not a number above 0"
     ]
+
+
+def test_the_column_of_power_may_be_missing_and_is_read_where_it_is(tmp_path: Path) -> None:
+    with_column = write_table(tmp_path / "t.csv", board_power_w="750")
+    assert [p.board_power_w for p in load_points(with_column)[0]] == [750.0]
+    fast, slow = (run_published("sustained", points=load_points(write_table(tmp_path / "u.csv", gpu="B200", board_power_w=w))[0])
+                  for w in ("1000", "750"))  # fmt: skip
+    assert 0.6 < slow.rows[0].tflops / fast.rows[0].tflops < 0.85
+    lines = with_column.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "old.csv").write_text("".join(line.rpartition(",")[0] + "\n" for line in lines), encoding="utf-8")
+    assert [p.board_power_w for p in load_points(tmp_path / "old.csv")[0]] == [None]
+    assert [e.reason for e in load_points(write_table(tmp_path / "t.csv", board_power_w="much"))[1]] == [
+        "board_power_w takes watts or nothing, got 'much'"
+    ]
+    refused = run_published(
+        "short", points=load_points(write_table(tmp_path / "t.csv", gpu="B200", board_power_w="100"))[0]
+    )
+    assert "more than the 245 W" in refused.refused[0].refused
 
 
 def test_the_command_takes_anybodys_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
