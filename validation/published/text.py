@@ -64,6 +64,10 @@ def _cycles(report: PublishedReport) -> list[str]:
             f"  {p.machine} {p.dtype} d{p.head_dim} {p.kernel:<34} measured {p.cycles:6.0f}  "
             f"predicted {row.cycles:6.0f}  {row.error:+.1%}   {shares}"
         )
+    lines.append(
+        "  No constant was chosen on these but the bookkeeping instructions a step, on the issue and ALU shares of b300 bf16; "
+        "some structure was, with the fa4 cells in view (docs/accuracy.md)"
+    )
     return lines
 
 

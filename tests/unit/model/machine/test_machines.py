@@ -151,3 +151,29 @@ def test_the_drawing_is_a_closed_box_with_the_numbers(name: str) -> None:
     assert f"ex2 {machine['mufu.ex2_per_clk'] / 4:g}/clk" in text
     assert ("tensor memory" in text) == (machine.tensor_kind == "tcgen05")
     assert all(key in describe_machine(machine) for key in machine.facts)
+
+
+def test_the_sms_of_b200_to_gb300_differ_in_their_silicon_alone() -> None:
+    """Exponentials, row maxima with the load and the fp4 rate: everything else that a loop reads is one set of numbers."""
+    of_the_sm = (
+        "tensor",
+        "mufu",
+        "fma",
+        "alu",
+        "cvt",
+        "shuffle",
+        "issue",
+        "smem",
+        "reg",
+        "sm",
+        "tmem",
+        "sync",
+        "tma",
+        "dsmem",
+    )
+    b200 = load_machine("b200")
+    for name in ("gb200", "b300", "gb300"):
+        other = load_machine(name)
+        moved = {key for key in b200 if key.split(".")[0] in of_the_sm and other[key] != b200[key]}
+        silicon = {"mufu.ex2_per_clk", "tmem.load_reduce", "tensor.fp4_flop_per_clk"}
+        assert moved == (silicon if name.endswith("300") else set()), name

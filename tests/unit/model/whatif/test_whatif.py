@@ -182,7 +182,8 @@ def test_a_kernel_that_no_longer_fits_is_a_result() -> None:
     found = what_if(WORK, B200, {"tmem.columns": 384}, variant=Fa4Variant(stats_slots=2), clock="short")
     assert found.kept is None and found.speedup_kept == 0
     assert "tensor memory" in found.kept_refused and "over by 128" in found.kept_refused
-    assert found.after.time_ms > found.before.time_ms
+    # The kernel after is the best of the smaller memory: it may beat the one given, not the best of the larger.
+    assert found.after.time_ms >= predict(WORK, B200, clock="short", interval=False).time_ms
     assert "not legal any more" in found.text() and found.to_dict()["kept"] is None
 
 
