@@ -15,7 +15,7 @@ from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.shape import KernelShape
 from tilecast.model.families import build_pipeline, find_family, parse_variant
 from tilecast.model.kernel.header import header_workload
-from tilecast.model.machine.machine import load_machine
+from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline, Role
 
 #: Disagreement between machine code and forecast that is worth a flag.
@@ -115,12 +115,12 @@ def inspect_binary(
     )  # fmt: skip
 
 
-def pipeline_of(header: dict[str, object]) -> Pipeline:
-    """The pipeline that a generated file's header describes."""
+def pipeline_of(header: dict[str, object], machine: Machine | None = None) -> Pipeline:
+    """The pipeline that a generated file's header describes, on ``machine`` (default: the one it was written for)."""
     family = find_family(str(header["family"]))
     text = str(header["variant"])
     variant = parse_variant(text if text.startswith("family=") else f"family={family.name},{text}")
-    return build_pipeline(header_workload(header), variant, load_machine(str(header["machine"])))
+    return build_pipeline(header_workload(header), variant, machine or load_machine(str(header["machine"])))
 
 
 def _roles(loops: tuple[SteadyLoop, ...], header: dict[str, object]) -> list[RoleMix]:

@@ -139,6 +139,7 @@ KEYS: dict[str, Key] = {
     "tmem.load_reduce": Key("flag", 0, 1, (), "tcgen05.ld.red returns row maxima with the load"),
     "sync.mbarrier_roundtrip_cycles": Key("cycles", 1, 5000, _ALL, "arrive on an mbarrier to the waiter running"),
     "sync.named_barrier_cycles": Key("cycles", 1, 5000, _ALL, "named barrier between two warps"),
+    "tmem.idle_latency_cycles": Key("cycles", 0, 1000, (), "load from tensor memory that nothing competes with"),
     "sync.wait_done_cycles": Key("cycles", 0, 1000, (), "mbarrier wait whose phase is already complete"),
     "sync.arrive_cycles": Key("cycles", 0, 1000, (), "one elected arrive on an mbarrier, to its warp"),
     "sync.fence_async_cycles": Key("cycles", 0, 1000, (), "fence between ordinary and asynchronous accesses"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Clock, Kernel, Shapes, in_options, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Shapes, in_options, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -216,6 +216,46 @@ def inspect(
     else:
         report = inspect_binary(file, arch, kernel, warps)
     show(as_text(report), as_dict(report), as_json)
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast forecast kernel.cubin --machine b200")
+@takes_workload
+def forecast(
+    file: Annotated[
+        str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
+    ],
+    changes: Changes,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: b200 or b300, as the code is for).")
+    ] = None,
+    arch: Annotated[str | None, typer.Option("--arch", help="Which code of a file with several.")] = None,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")] = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")] = "bf16",
+    as_json: AsJson = False,
+) -> None:
+    """Forecast the steady loop of any tcgen05 kernel from its machine code: cycles, busy units, who waits where."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.steady_forecast import MACHINES, as_dict, as_text, forecast_file, target_of
+    from tilecast.model.machine.machine import load_machine
+
+    atexit.register(_silence)
+    name = machine
+    if name is None and file.endswith(".py"):
+        raise typer.BadParameter("which machine? b200, b300, or a file of your own", param_hint="'--machine'")
+    if name is None:
+        target = target_of(file, arch, kernel)
+        if target not in MACHINES:
+            raise typer.BadParameter(
+                f"expected code for {' or '.join(MACHINES)}, got {target}: steady loops of other code are not simulated yet",
+                param_hint="'FILE'",
+            )
+        name = MACHINES[target]
+    with Screen() as screen:
+        screen("forecast", 0, 0, file)
+        found = forecast_file(file, changes.of(load_machine(name)), arch, kernel, warps, dtype)
+    show(as_text(found), as_dict(found), as_json)
 
 
 def _silence() -> None:

@@ -20,6 +20,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
+from tilecast.validation.published.loops import loop_of, read_loops, simulated
 from tilecast.validation.published.points import (
     CyclePoint,
     Excluded,
@@ -92,6 +93,8 @@ class PublishedReport:
     groups: dict[str, dict[str, ErrorSummary]]
     speed_ups: tuple[SpeedUp, ...]
     cycles: tuple[CycleRow, ...]
+    #: Those of the cells whose machine code is at hand, from it.
+    loops: tuple[CycleRow, ...]
     tau: float
 
 
@@ -197,6 +200,7 @@ def _report(
         groups=_groups(usable),
         speed_ups=tuple(_speed_ups(points, by_row)),
         cycles=tuple(_cycle_row(point) for point in cycles),
+        loops=_loop_rows(cycles),
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )
 
@@ -283,6 +287,15 @@ def _cycle_row(point: CyclePoint) -> CycleRow:
     shares = pipe_shares(pipeline, steady_state(pipeline), machine)
     differences = {k: 100 * shares[k] - v for k, v in point.shares.items()}
     return CycleRow(point, cycles_of(point, machine), differences)
+
+
+def _loop_rows(points: list[CyclePoint]) -> tuple[CycleRow, ...]:
+    if not points:
+        return ()
+    loops = read_loops()
+    return tuple(
+        CycleRow(point, *simulated(point, kernel)) for point in points if (kernel := loop_of(point, loops)) is not None
+    )
 
 
 def cycles_of(point: CyclePoint, machine: Machine) -> float:

@@ -19,6 +19,8 @@ _WGMMA = re.compile(r"\.(\d+)x(\d+)x(\d+)")
 _COLUMNS = re.compile(r"\.x(\d+)\b")
 _DESCRIPTOR = re.compile(r"idesc\[(UR\d+)\]")
 _NUMBER = re.compile(r"0x[0-9a-f]+$")
+#: Bit of a poll's operand that is the parity of the phase it waits for.
+_PARITY = 31
 #: A phase's arrivals as `mbarrier.init` packs them into the low word.
 _PHASE = 0x100000
 #: K of a tcgen05 product by kind; tf32's is half of the 16-bit types'.
@@ -73,7 +75,8 @@ class Actions:
         sites = self.places.barrier(self.values.address(index, at), around) if at else ()
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
         if "PHASECHK" in forms:
-            return Step(code, "wait", sites)
+            phase = self.places.at_first(self.values.of(index, operands[-1]))
+            return Step(code, "wait", sites, -1 if phase is None else phase >> _PARITY & 1)
         if "EXCH" in forms:
             # An elected thread sets barriers up; what it writes was computed under a vote of its own.
             value = self.values.of(index, operands[-1])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilecast.codegen.compiler.flow import Loop
 from tilecast.codegen.compiler.structure.counters import Counters
-from tilecast.codegen.compiler.structure.evaluate import Thread, leaves
+from tilecast.codegen.compiler.structure.evaluate import Thread, frontier, leaves
 from tilecast.codegen.compiler.structure.roles import WarpGroup, special_registers
 from tilecast.codegen.compiler.structure.shape import Barrier
 from tilecast.codegen.compiler.structure.values import Values
@@ -44,6 +44,31 @@ class Places:
         given = {} if guard is None else {guard: 1}
         specials = special_registers(self._group.warps[0])
         return Thread(self._values, specials, given, self._group.reached.edges, trusting=True).number(value)
+
+    def at_first(self, value: int | None) -> int | None:
+        """The number that a value is for the group's first warp the first time it is asked for: loops have just been entered."""
+        return self._entered(value, frozenset())
+
+    def _entered(self, value: int | None, under_way: frozenset[int]) -> int | None:
+        if value is None:
+            return None
+        given = {phi: self._on_entry(phi, under_way | {phi}) for phi in frontier(self._values, value) - under_way}
+        known = {phi: number for phi, number in given.items() if number is not None}
+        return Thread(
+            self._values, special_registers(self._group.warps[0]), known, self._group.reached.edges, trusting=True
+        ).number(value)
+
+    def _on_entry(self, phi: int, under_way: frozenset[int]) -> int | None:
+        """What a phi is when its loop is entered; elsewhere what all ways agree on."""
+        block = int(self._values.graph.nodes[phi][1])
+        inside = next((loop.blocks for loop in self._values.flow.loops if loop.header == block), frozenset())
+        ways = [
+            held
+            for source, held in self._values.inputs[phi].items()
+            if source not in inside and (source, block) in self._group.reached.edges
+        ]
+        found = {self._entered(held, under_way) for held in ways}
+        return found.pop() if len(found) == 1 else None
 
     def _rests_on(self, value: int) -> frozenset[int]:
         if value not in self._leaves:

@@ -99,6 +99,9 @@ def results(code: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
         # Only a poll, an allocation of registers and the like tell whether they succeeded.
         told = code.opcode in ("SYNCS", "USETMAXREG") and is_predicate(first)
         return (), (first,) if told and first not in ("PT", "UPT") else ()
+    if code.opcode == "LDTM" and ".STAT" in code.modifiers and len(operands) > 1:
+        # What the load reduces comes before what it loads.
+        return (*registers_from(first, 1), *registers_from(operands[1], width_of(code))), ()
     if code.opcode == "R2P":
         return (), tuple(f"P{i}" for i in range(7))
     if not is_predicate(first):

@@ -80,7 +80,7 @@ class Step:
     kind: str
     #: (warps, barrier) that it waits for, arrives at, or that its copy or commit completes on; warps that agree share one.
     barriers: tuple[tuple[tuple[int, ...], Barrier], ...] = ()
-    #: expect: bytes; arrive, init: arrivals; named barriers: threads; matrix_wait, group_wait: groups that may stay under way;
+    #: wait: parity of the phase it waits for at first (1 passes a fresh barrier); expect: bytes; arrive, init: arrivals; named barriers: threads; matrix_wait, group_wait: groups that may stay under way;
     #: tensor loads and stores: registers a thread; copies by lanes: bytes a lane; registers: a thread's budget; -1: not known.
     amount: int = -1
     #: matrix: m, n, k; zeros where the descriptor is not known.

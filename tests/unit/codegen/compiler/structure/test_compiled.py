@@ -11,9 +11,14 @@ from support.paths import ROOT
 from tilecast.codegen.compiler.binary import BinaryError, from_cubin, read_binary
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
 from tilecast.codegen.compiler.opcodes import OPCODES
-from tilecast.codegen.compiler.structure.assemble import kernel_shape
+from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.report import as_dict, as_text
 from tilecast.codegen.compiler.structure.shape import KernelShape, Loop, Role
+from tilecast.codegen.compiler.structure.steady import kernel_roles
+from tilecast.model.compiled.roles.costs import role_costs
+from tilecast.model.compiled.roles.run import run_roles
+from tilecast.model.machine.changes import change_machine
+from tilecast.model.machine.machine import load_machine
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -158,3 +163,51 @@ def test_kernels_that_are_not_ours(name: str, target: str, tmp_path: Path) -> No
     )
     sources = {"sm_80": {"registers"}, "sm_90a": {"shared"}, "sm_100a": {"shared"}, "sm_103a": {"shared", "tensor"}}
     assert {step.source for step in multiplied} == sources[target]
+
+
+def test_steady_loops_of_a_pair_and_who_arrives_where(pair: KernelShape) -> None:
+    found = kernel_roles(pair)
+    # Of roles of four warps the one on the matrix role's sub-partition; the correction's, two softmax groups'.
+    assert [role.name for role in found.roles] == [
+        "warp 2 (compute)", "warp 6 (compute)", "warp 10 (compute)", "warp 14 (matrix)", "warp 15 (copy in)",
+    ]  # fmt: skip
+    assert found.matrix == 3
+    # Two tiles of 128x128 an SM: 2 x (Q K^T + P V) at head_dim 64.
+    assert found.flop == 2 * 2 * 2 * 128 * 128 * 64
+    softmax = found.roles[1].loop
+    assert sum(one.amount for one in softmax if one.kind == "tensor_load") == 128
+    # The mask that hides what lies beyond the keys stands under a branch that whole blocks take around it.
+    assert len(softmax) < 600 < len(main_loop(pair.roles[1]).steps)
+    by_name = {barrier.name: barrier for barrier in found.barriers}
+    ring = next(
+        barrier
+        for barrier in by_name.values()
+        if barrier.stages == 12 and any(kind == "copy" for _, kind, _ in barrier.parties)
+    )
+    assert ring.parties == ((4, "copy", 1),)
+    scores = next(one.barrier for one in softmax if one.kind == "wait")
+    assert found.barriers[scores].parties == ((3, "commit", 1),)
+    ready = [one.barrier for one in softmax if one.kind == "arrive" and one.pair]
+    assert ready and all((1, "arrive", 1) in found.barriers[one].parties for one in ready)
+    # A slot of K and V is free at first, a full one is not.
+    free = [one for one in found.roles[4].loop if one.kind == "wait"]
+    full = [one for one in found.roles[3].loop if one.kind == "wait" and one.barrier == found.barriers.index(ring)]
+    assert {one.amount for one in free} == {1} and {one.amount for one in full} == {0}
+
+
+def test_a_steady_loop_is_no_faster_than_its_busiest_unit(pair: KernelShape) -> None:
+    machine = load_machine("b200")
+    found = kernel_roles(pair)
+    run = run_roles(found, role_costs(machine))
+    # 8 x 64 cycles of Q K^T, 16 x 32 of P V (tcgen05 m256n128 and m256n64), on 128 rows of two groups.
+    assert run.busy["tensor"] == 8 * 64 + 16 * 32
+    mufu = sum(one.pipe == "mufu" for role in found.roles[:3] for one in role.loop)
+    assert run.busy["mufu"] == pytest.approx(8.0 * mufu, rel=0.02)
+    assert run.cycles >= max(run.busy.values())
+    slower = role_costs(change_machine(machine, {"sync.mbarrier_roundtrip_cycles": 400.0}, {})[0])
+    assert run_roles(found, slower).cycles > run.cycles
+
+
+def test_steady_loops_of_other_kernels_are_refused(hopper: KernelShape) -> None:
+    with pytest.raises(ShapeError, match="expected a loop with tcgen05 products, found none"):
+        kernel_roles(hopper)

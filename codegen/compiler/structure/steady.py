@@ -1,0 +1,216 @@
+"""From a kernel's shape to the steady loops that the simulator runs: one loop a role, and who arrives at which barrier.
+
+Of a role's innermost loops that work, the one with the fewest instructions is the steady one: the others mask scores or
+finish what is left.  Code under a branch that masks scores is skipped.  A loop that several roles' warps can reach is of the role that reaches the fewest.  Code under a vote of
+the warp (a rescale that few blocks need) is left out, code under other guards runs; what stands out of line does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast.codegen.compiler.flow import hides_scores
+from tilecast.codegen.compiler.opcodes import TCGEN05, latency_of
+from tilecast.codegen.compiler.structure.assemble import ShapeError
+from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
+from tilecast.model.compiled.roles import code as roles
+from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
+from tilecast.model.compiled.roles.costs import PARTITIONS
+
+#: Arithmetic on pairs of numbers, which takes its pipe twice as long.
+_PAIRS = ("FFMA2", "FADD2", "FMUL2")
+_KIND = {"copy_in": "copy"}
+_ARRIVALS = ("arrive", "named_arrive", "named_wait", "commit", "copy")
+_NAMED = ("named_wait", "named_arrive")
+_EXPONENTIALS = 8
+
+
+@dataclass(frozen=True)
+class _Steady:
+    """A warp of a role, with its loop and what it runs ahead of it."""
+
+    role: Role
+    warp: int
+    ahead: tuple[Step, ...]
+    loop: Loop
+
+    @property
+    def name(self) -> str:
+        return f"warp {self.warp} ({self.role.work})"
+
+    def site(self, step: Step) -> Barrier | None:
+        """The barrier of a step of this warp; the pair's two CTAs do the same, so the leader's is each one's own."""
+        found = next((barrier for warps, barrier in step.barriers if self.warp in warps), None)
+        return dataclasses.replace(found, owner="own") if found is not None else None
+
+    def passes(self, site: Barrier | None) -> int:
+        """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
+        asked = (
+            step.amount for step in (*self.ahead, *self.repeated) if step.kind == "wait" and self.site(step) == site
+        )
+        return max(0, next(asked, 0))
+
+    @property
+    def repeated(self) -> tuple[Step, ...]:
+        """Steps of an iteration."""
+        skipped = {guard.name for guard in self.loop.guards if guard.kind == "vote"}
+        for guard in self.loop.guards:
+            under = [step.instruction for step in self.loop.steps if step.guard == guard.name]
+            if hides_scores(under):
+                skipped.add(guard.name)
+        return _told([step for step in self.loop.steps if step.guard not in skipped])
+
+
+def kernel_roles(shape: KernelShape) -> KernelRoles:
+    """The steady loops of a kernel that multiplies with tcgen05; ShapeError for one that does not, or has no such loops."""
+    if not any(s.instruction.opcode in TCGEN05 for role in shape.roles for loop in role.walk() for s in loop.steps):
+        raise ShapeError(
+            f"{shape.kernel}: expected a loop with tcgen05 products, found none: steady loops of other kernels are not simulated yet"
+        )
+    chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)]
+    names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
+    unknown = next((site for site in names if not site.resolved), None)
+    if unknown is not None:
+        raise ShapeError(
+            f"{shape.kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
+        )
+    # Ahead of the loops only what they go on with matters.
+    chosen = [
+        dataclasses.replace(one, ahead=tuple(s for s in one.ahead if s.kind == "matrix" or one.site(s) in names))
+        for one in chosen
+    ]
+    parties = _parties(chosen)
+    number = {site: i for i, site in enumerate(names)}
+    codes = tuple(
+        RoleCode(
+            one.name, one.warp, tuple(_instruction(one, step, number, parties) for step in one.ahead),
+            tuple(_instruction(one, step, number, parties) for step in one.repeated),
+        )
+        for one in chosen
+    )  # fmt: skip
+    barriers = tuple(
+        roles.Barrier(
+            site.label(), site.stages, site.named,
+            tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
+        )
+        for site in names
+    )  # fmt: skip
+    return KernelRoles(shape.kernel, shape.target, codes, barriers)
+
+
+def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], Loop]]]:
+    """Each role's innermost loops that work, with the loops around them, outermost first."""
+    found = {role: [one for one in _innermost(role.whole, ()) if _works(one[1])] for role in shape.roles}
+    taken: set[int] = set()
+    for role in sorted(found, key=lambda role: len(found[role])):
+        found[role] = [one for one in found[role] if one[1].address not in taken] or found[role]
+        taken |= {loop.address for _, loop in found[role]}
+    return found
+
+
+def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, ...], Loop]]:
+    inside = [one for inner in loop.inner for one in _innermost(inner, (*around, loop))]
+    return inside if inside or not loop.name else [(around, loop)]
+
+
+def _works(loop: Loop) -> bool:
+    kinds = {step.kind for step in loop.steps}
+    return bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= _EXPONENTIALS
+
+
+def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape) -> list[_Steady]:
+    """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
+    around, loop = min(loops, key=lambda one: len(one[1].steps))
+    ahead = tuple(step for step in _ahead(around[-1], loop) if step.kind == "expect" or _kind(step) != "plain")
+    if len(around) > 1:
+        # What is handed over once, before the first tile, and what every tile begins with.
+        ahead = (*(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive")), *ahead)
+    partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
+    mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
+    return [_Steady(role, warp, _told(ahead), loop) for warp in mine]
+
+
+def _ahead(around: Loop, loop: Loop) -> tuple[Step, ...]:
+    """What ``around`` runs before it enters ``loop``; loops on the way, over masked blocks, run no iteration."""
+    way = around.body[: around.body.index(loop)] if loop in around.body else around.body
+    # Where the whole CTA meets, everybody is there before the loops begin.
+    return tuple(one for one in way if isinstance(one, Step) and not (one.kind in _NAMED and one.amount < 0))
+
+
+def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Copies whose barrier is not known complete on the one that was told of them last."""
+    out: list[Step] = []
+    told: Step | None = None
+    for step in steps:
+        told = step if step.kind == "expect" else told
+        lost = step.kind == "copy_in" and not all(barrier.resolved for _, barrier in step.barriers)
+        out.append(dataclasses.replace(step, barriers=told.barriers) if lost and told is not None else step)
+    return tuple(out)
+
+
+def _kind(step: Step) -> str:
+    kind = _KIND.get(step.kind, step.kind)
+    return kind if kind in roles.KINDS else "plain"
+
+
+def _parties(chosen: Sequence[_Steady]) -> dict[tuple[Barrier, int, str], int]:
+    """(barrier, role, kind of arrival) -> arrivals in a phase: those of an iteration over the waits of one."""
+    waited: Counter[Barrier] = Counter()
+    for one in chosen:
+        mine = Counter(one.site(step) for step in one.repeated if _kind(step) in ("wait", "named_wait"))
+        for site, count in mine.items():
+            if site is not None:
+                waited[site] = max(waited[site], count)
+    found: dict[tuple[Barrier, int, str], int] = {}
+    for role, one in enumerate(chosen):
+        for steps in (one.ahead, one.repeated):
+            arrivals = Counter((one.site(step), _kind(step)) for step in steps if _kind(step) in _ARRIVALS)
+            announced = Counter(one.site(step) for step in steps if step.kind == "expect")
+            for (site, kind), count in arrivals.items():
+                if site is None:
+                    continue
+                phases = announced[site] if kind == "copy" else waited[site] if steps is one.repeated else count
+                found[site, role, kind] = max(1, round(count / max(1, phases)))
+    return found
+
+
+def _instruction(
+    one: _Steady, step: Step, number: dict[Barrier, int], parties: dict[tuple[Barrier, int, str], int]
+) -> RoleInstruction:
+    code, control, kind, site = step.instruction, step.instruction.control, _kind(step), one.site(step)
+    amount = 2 if code.opcode in _PAIRS else 0
+    if kind in ("tensor_load", "tensor_store"):
+        amount = step.amount
+    elif kind == "wait":
+        amount = one.passes(site)
+    elif kind == "copy":
+        amount = _bytes(one, step)
+    pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
+    remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
+    return RoleInstruction(
+        pipe, max(1, control & 15), control >> 11 & 63, control >> 5 & 7, control >> 8 & 7, latency_of(code.opcode), kind,
+        number[site] if site is not None else -1, amount, step.shape if kind == "matrix" else (0, 0, 0),
+        {"shared": "smem", "tensor": "tmem"}.get(step.source, ""), _dtype(code.opcode) if kind == "matrix" else "", remote,
+        kind == "wait" and bool(step.guard),
+    )  # fmt: skip
+
+
+def _dtype(opcode: str) -> str:
+    """The type at whose rate a product runs."""
+    return "bf16" if opcode == "UTCHMMA" else "fp8"
+
+
+def _bytes(one: _Steady, step: Step) -> int:
+    """Bytes that a copy brings to one SM: what its barrier is told to expect, over the copies that share it."""
+    site = one.site(step)
+    for steps in (one.repeated, one.ahead):
+        told = [
+            other.amount for other in steps if other.kind == "expect" and one.site(other) == site and other.amount > 0
+        ]
+        copies = sum(other.kind == "copy_in" and one.site(other) == site for other in steps)
+        if told and copies:
+            return sum(told) // copies // (2 if step.pair else 1)
+    return 0

@@ -1,0 +1,1 @@
+"""Warp-specialised kernels of anybody: the steady loops of their roles, simulated instruction by instruction."""

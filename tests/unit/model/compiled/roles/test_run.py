@@ -1,0 +1,119 @@
+"""Steady loops of roles that are worked out by hand: pipes, tensor core, rings, hand-overs, deadlocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction
+from tilecast.model.compiled.roles.costs import role_costs
+from tilecast.model.compiled.roles.run import run_roles
+from tilecast.model.machine.changes import change_machine
+from tilecast.model.machine.machine import load_machine
+
+B200 = load_machine("b200")
+COSTS = role_costs(B200)
+
+
+def one(pipe: str = "other", kind: str = "plain", barrier: int = -1, amount: int = 0, **more) -> RoleInstruction:
+    return RoleInstruction(pipe, more.pop("stall", 1), more.pop("waits", 0), more.pop("write_counter", 7), 7, "fixed", kind, barrier, amount, **more)  # fmt: skip
+
+
+def product(n: int = 128) -> RoleInstruction:
+    return one("tensor", "matrix", shape=(128, n, 16), source="smem", dtype="bf16")
+
+
+def wait(barrier: int, passes: int = 0, **more) -> tuple[RoleInstruction, RoleInstruction]:
+    """A poll, and the instruction that waits for its answer."""
+    return (one("shared", "wait", barrier, passes, write_counter=0, **more), one(waits=1))
+
+
+def kernel(*roles: RoleCode, barriers: tuple[Barrier, ...] = ()) -> KernelRoles:
+    return KernelRoles("hand-made", "sm_100a", roles, barriers)
+
+
+def test_the_tensor_core_alone_sets_the_pace() -> None:
+    found = kernel(RoleCode("mma", 0, (), (product(),) * 4))
+    run = run_roles(found, COSTS)
+    assert run.cycles == run.busy["tensor"] == 4 * COSTS.product(product())[0] == 4 * 64.0
+
+
+@pytest.mark.parametrize(
+    ("pipe", "amount", "cycles"), [("mufu", 0, 8.0), ("alu", 0, 2.0), ("fma", 0, 128 / 120), ("fma", 2, 256 / 120)]
+)
+def test_a_pipe_that_is_full_sets_the_pace(pipe: str, amount: int, cycles: float) -> None:
+    loop = (product(), *(one(pipe, amount=amount),) * 90)
+    run = run_roles(kernel(RoleCode("both", 0, (), loop)), COSTS)
+    assert run.busy[pipe] == pytest.approx(90 * cycles)
+    assert run.cycles == pytest.approx(90 * cycles, abs=1.0)
+
+
+def test_roles_on_one_sub_partition_share_its_pipes_and_others_do_not() -> None:
+    work = (one("mufu"),) * 10
+    matrix = RoleCode("mma", 0, (), (product(), *work))
+    beside, away = RoleCode("softmax", 4, (), work), RoleCode("store", 1, (), work)
+    assert run_roles(kernel(matrix, away), COSTS).cycles == pytest.approx(80.0, abs=1.0)
+    # Turns are taken: the other warp runs ten of its own for every ten.
+    assert run_roles(kernel(matrix, beside), COSTS).cycles == pytest.approx(160.0, abs=2.0)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_ring_hides_the_hand_over_as_far_as_it_reaches(stages: int) -> None:
+    """The matrix role waits for a full slot, multiplies, and commits the slot; the producer fills it again."""
+    full = Barrier("full", stages, False, ((1, "arrive", 1),))
+    empty = Barrier("empty", stages, False, ((0, "commit", 1),))
+    matrix = RoleCode("mma", 0, (), (*wait(0), product(), one("uniform", "commit", 1)))
+    producer = RoleCode("load", 1, (), (*wait(1, passes=1), one("shared", "arrive", 0)))
+    run = run_roles(kernel(matrix, producer, barriers=(full, empty)), COSTS)
+    cycles, completion = COSTS.product(product())
+    # Round trip of a slot: hand-over, the instruction after the poll's answer, product, completion, the same at the producer.
+    trip = COSTS.handover + 1 + cycles + completion + 1
+    assert run.cycles == pytest.approx(max(trip / stages, cycles), abs=3.0)
+
+
+def test_a_phase_is_complete_when_all_have_arrived() -> None:
+    """Two softmax roles feed one barrier: the slower one sets the pace."""
+    ready = Barrier("ready", 1, False, ((1, "arrive", 1), (2, "arrive", 1)))
+    done = Barrier("done", 1, False, ((0, "commit", 1),))
+    matrix = RoleCode("mma", 0, (), (*wait(0), product(), one("uniform", "commit", 1)))
+    quick = RoleCode("quick", 1, (), (*wait(1, passes=1), one("shared", "arrive", 0)))
+    slow = RoleCode("slow", 2, (), (*wait(1, passes=1), one(stall=500), one("shared", "arrive", 0)))
+    run = run_roles(kernel(matrix, quick, slow, barriers=(ready, done)), COSTS)
+    alone = run_roles(kernel(matrix, quick, replace(slow, loop=quick.loop), barriers=(ready, done)), COSTS)
+    assert run.cycles - alone.cycles == pytest.approx(500.0, abs=1.0)
+    assert run.waits["mma", "ready"] == pytest.approx(run.cycles - 1 - COSTS.poll - 2, abs=3.0)
+
+
+def test_named_barriers_make_warps_meet() -> None:
+    meet = Barrier("#1", 1, True, ((0, "named_wait", 1), (1, "named_wait", 1)))
+    matrix = RoleCode("mma", 0, (), (product(), one("control", "named_wait", 0)))
+    other = RoleCode("other", 1, (), (one(stall=300), one("control", "named_wait", 0)))
+    assert run_roles(kernel(matrix, other, barriers=(meet,)), COSTS).cycles == pytest.approx(300 + COSTS.named, abs=3.0)
+
+
+def test_tensor_memory_moves_a_warp_s_words_through_its_port() -> None:
+    load = one("tmem", "tensor_load", amount=32)
+    run = run_roles(kernel(RoleCode("both", 0, (), (product(), load, load))), COSTS)
+    # 32 lanes of 32 words of 4 bytes, at a quarter of 512 bytes a cycle.
+    assert run.busy["tmem"] == 2 * 32.0 and run.cycles == pytest.approx(64.0, abs=1.0)
+
+
+def test_a_wait_under_a_branch_is_passed_over_where_the_first_iteration_has_nothing_to_wait_for() -> None:
+    """Alternate key blocks: each group waits for the other's maximum of the iteration before."""
+    mine, theirs = (Barrier(name, 1, False, ((role, "arrive", 1),)) for name, role in (("mine", 0), ("theirs", 1)))
+    first = RoleCode("first", 0, (), (product(), *wait(1, guarded=True), one("shared", "arrive", 0)))
+    second = RoleCode("second", 4, (), (*wait(0), one("shared", "arrive", 1)))
+    assert run_roles(kernel(first, second, barriers=(mine, theirs)), COSTS).cycles == pytest.approx(
+        2 * COSTS.handover, abs=6.0
+    )
+    stuck = RoleCode("first", 0, (), (product(), *wait(1), one("shared", "arrive", 0)))
+    with pytest.raises(CodeError, match="hand-made: its roles wait for each other: first at theirs, second at mine"):
+        run_roles(kernel(stuck, second, barriers=(mine, theirs)), COSTS)
+
+
+def test_changed_facts_change_the_loop() -> None:
+    loop = (product(), *(one("mufu"),) * 30)
+    faster = role_costs(change_machine(B200, {"mufu.ex2_per_clk": 32.0}, {})[0])
+    assert run_roles(kernel(RoleCode("both", 0, (), loop)), faster).cycles == pytest.approx(120.0, abs=1.0)
