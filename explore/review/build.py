@@ -82,7 +82,7 @@ def report(
     progress("review", 2, _STAGES, "alternatives")
     others = considered(p, clock)
     progress("review", 3, _STAGES, "assumptions and accuracy")
-    found = Evidence(p, ceilings(p), assumptions(p, clock), others, regions(p, table), tornado, change)
+    found = Evidence(p, ceilings(p), assumptions(p), others, regions(p, table), tornado, change)
     bound = binding_name(p)
     progress("review", 4, _STAGES, "the map")
     drawn = _map(p, machine_name, clock, map_grid)
@@ -166,7 +166,7 @@ def _conditions(p: Prediction) -> tuple[str, ...]:
         regime,
         "The GPU runs this kernel alone; inputs are random as in benchmarks (data values move power, and so the clock).",
         "TFLOP/s count 2 Sq Sk (Dqk + Dv) a head, half of it under a square causal mask, as the FlashAttention papers do.",
-        "The interval moves every ranged fact to its ends in turn and adds the changes in quadrature; it holds no model error.",
+        "The interval moves every fact with a range to its ends in turn and adds the changes in quadrature; it holds no model error.",
     )
 
 

@@ -51,6 +51,11 @@ def _evaluate(
         return _evaluate_unfused(workload, machine, variant, clock)
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
     chip = run_chip(workload, variant, pipeline, machine, masks)
+    return timed(workload, machine, pipeline, chip, clock)
+
+
+def timed(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRun, clock: str | float) -> Evaluation:
+    """A fused launch that was played on the chip, at the clock that its power allows."""
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
     settled = _settle(machine, activity, length(cycles, chip.hbm_seconds), clock)

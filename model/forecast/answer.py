@@ -8,6 +8,7 @@ from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
 from tilecast.model.forecast.binding import Binding
 from tilecast.model.forecast.checked_range import ModelError
+from tilecast.model.forecast.interval import FactEffect
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -49,12 +50,19 @@ class Forecast:
     critical: tuple[CriticalStep, ...]
     chip: ChipRun
     waterfall: tuple[WaterfallStep, ...]
-    assumed_facts: tuple[str, ...]
+    #: What each fact with a range does to the forecast, the widest first; empty where no interval was asked for.
+    fact_effects: tuple[FactEffect, ...]
     #: How far forecasts like this one were off (`checked_range.model_error`).
     model_error: ModelError
     #: What these kernels leave out that a kernel made for such a shape has.
     notes: tuple[str, ...]
     outside_calibrated_range: tuple[str, ...]
+
+    @property
+    def assumed_facts(self) -> tuple[str, ...]:
+        """Facts, inferred or assumed, whose range moves the forecast: the widest effect first."""
+        facts = [(effect.fact, self.machine.fact(effect.fact)) for effect in self.fact_effects]
+        return tuple(f"{n} = {f.value:g} {f.unit} ({f.kind})" for n, f in facts if f.kind in ("assumed", "inferred"))
 
     @property
     def ii_cycles(self) -> float:

@@ -13,8 +13,8 @@ from tilecast.model.families import family_of, find_family, legality, native_fam
 from tilecast.model.forecast.answer import Forecast
 from tilecast.model.forecast.binding import binding
 from tilecast.model.forecast.checked_range import left_out, model_error, outside_checked_range
+from tilecast.model.forecast.interval import FactEffect, fact_effects
 from tilecast.model.forecast.interval import interval as fact_interval
-from tilecast.model.forecast.interval import uncertain_facts
 from tilecast.model.forecast.render import as_dict, as_html, as_text
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall
@@ -68,6 +68,7 @@ def predict(
     ``variant`` fixes the kernel; else the best variant of ``family`` (default: the machine's own) is searched, or with
     ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short" or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
+    Without ``interval`` the ranges of the machine's facts are left out, which is faster.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -75,8 +76,8 @@ def predict(
     work = workload.reduced()
     variant, origin = choose(work, chip, variant, family, published, clock)
     answer = evaluate(work, chip, variant, clock)
-    ends = fact_interval(work, chip, variant, clock, answer) if interval else (answer.tflops, answer.tflops)
-    return _explain(work, chip, variant, origin, clock, answer, ends)
+    effects = fact_effects(work, chip, variant, clock, answer) if interval else ()
+    return _explain(work, chip, variant, origin, clock, answer, effects)
 
 
 def choose(
@@ -111,24 +112,19 @@ def _explain(
     origin: str,
     clock: str | float,
     answer: Evaluation,
-    ends: tuple[float, float],
+    effects: tuple[FactEffect, ...],
 ) -> Prediction:
     others = []
     for regime in REGIMES:
         if regime != clock:
             other = evaluate(workload, machine, variant, regime)
             others.append((regime, other.seconds * 1e3, other.tflops, other.clock.mhz))
-    assumed = tuple(
-        f"{n} = {machine[n]:g} {machine.fact(n).unit} ({machine.fact(n).kind})"
-        for n in uncertain_facts(machine, answer.pipeline, workload.dtype)
-        if machine.fact(n).kind in ("assumed", "inferred")
-    )
     return Prediction(
         workload=workload, machine=machine, variant=variant, variant_origin=origin, pipeline=answer.pipeline,
         regime=clock if isinstance(clock, str) else "fixed", time_ms=answer.seconds * 1e3, tflops=answer.tflops,
-        tflops_interval=ends, clock=answer.clock, other_regimes=tuple(others), trace=answer.trace,
+        tflops_interval=fact_interval(answer.tflops, effects), clock=answer.clock, other_regimes=tuple(others), trace=answer.trace,
         bounds=bounds(answer.pipeline), binding=binding(workload, machine, answer), critical=critical_recurrence(answer.trace), chip=answer.chip,
-        waterfall=waterfall(workload, machine, answer, family_of(variant).fused), assumed_facts=assumed,
+        waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
         outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine),
         notes=left_out(workload),
     )  # fmt: skip

@@ -10,6 +10,8 @@ from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import short_text, variant_text
 
 _BAR = 24
+#: Effects of facts below this are counted, not listed.
+_SMALL = 0.005
 
 
 def as_dict(p: Forecast) -> dict[str, object]:
@@ -64,6 +66,10 @@ def as_dict(p: Forecast) -> dict[str, object]:
         "flop_per_byte": p.flop_per_byte,
         "tensor_bytes": p.workload.tensor_bytes,
         "assumed_facts": list(p.assumed_facts),
+        "fact_effects": [
+            {"fact": e.fact, "kind": p.machine.fact(e.fact).kind, "tflops_low": e.at_low, "tflops_high": e.at_high}
+            for e in p.fact_effects
+        ],
         "notes": list(p.notes),
         "outside_calibrated_range": list(p.outside_calibrated_range),
     }
@@ -196,9 +202,25 @@ def _waterfall(p: Forecast) -> list[str]:
     return lines
 
 
+def _rests_on(p: Forecast) -> list[str]:
+    """The facts whose ranges show in the interval, and how many do not."""
+    lines, small = [], 0
+    for effect in p.fact_effects:
+        ends = [f"{end / p.tflops - 1:+.1%}" for end in (effect.at_low, effect.at_high) if end is not None]
+        if effect.largest(p.tflops) < _SMALL:
+            small += 1
+            continue
+        fact = p.machine.fact(effect.fact)
+        lines.append(f"  {f'{effect.fact} = {fact.value:g} {fact.unit} ({fact.kind})':<62}{' to '.join(ends)}")
+    if small:
+        lines.append(
+            f"  {'and ' if lines else ''}{small} fact{'s' if small > 1 else ''} of less than {_SMALL:.1%} each"
+        )
+    return lines or ["  no fact whose range moves it"]
+
+
 def _footing(p: Forecast) -> list[str]:
-    lines = ["Rests on"]
-    lines += [f"  {text}" for text in p.assumed_facts] or ["  measured and specified facts only"]
+    lines = ["Rests on (facts with a range, and how far it moves the forecast)", *_rests_on(p)]
     lines += [f"  NOTE {text}" for text in p.notes]
     if p.outside_calibrated_range:
         lines.append("  OUTSIDE the range the model was held against: " + "; ".join(p.outside_calibrated_range))

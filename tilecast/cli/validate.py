@@ -41,11 +41,12 @@ def _check_regime(clock: str) -> None:
 def validate_published(
     table: Annotated[str | None, typer.Argument(help="A table of published points (default: ours).")] = None,
     as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None, clock: _Regime = "sustained",
+    interval: Annotated[bool, typer.Option("--interval", help="Count how often intervals hold the measurement.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against published for every forward row, and the cycle-level rows."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.validation.published.run import run_regimes
+    from tilecast.validation.published.run import default_predictor, interval_predictor, run_regimes
     from tilecast.validation.published.text import report_dict, report_text, write_scatter
 
     _check_regime(clock)
@@ -53,8 +54,9 @@ def validate_published(
     with Screen() as screen:
         other = "short" if clock == "sustained" else "sustained"
         report, *others = run_regimes(
-            (clock,) if as_json else (clock, other), progress=screen, table=Path(table) if table else None
-        )
+            (clock,) if as_json else (clock, other), interval_predictor if interval else default_predictor,
+            progress=screen, table=Path(table) if table else None,
+        )  # fmt: skip
         if picture is not None:
             write_scatter(report, picture)
         text = "" if as_json else report_text(report, rows, *others)

@@ -13,6 +13,7 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import REGIMES, evaluate, evaluate_seconds
 from tilecast.model.families import build_pipeline, loop_shape, native_family, near_published, published_variant
 from tilecast.model.forecast.answer import pipe_shares
+from tilecast.model.forecast.interval import fact_effects, interval
 from tilecast.model.forecast.predict import choose
 from tilecast.model.kernel.variant import Variant, with_emulated_share
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
@@ -50,6 +51,13 @@ class Row:
     clock_mhz: float
     kernel: str
     refused: str = ""
+    #: The forecast's interval; both ends are ``tflops`` where none was asked for.
+    ends: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def held(self) -> bool:
+        """Whether the measurement lies inside the interval."""
+        return self.ends[0] <= self.point.tflops <= self.ends[1]
 
     @property
     def error(self) -> float:
@@ -96,6 +104,8 @@ class PublishedReport:
     #: Those of the cells whose machine code is at hand, from it.
     loops: tuple[CycleRow, ...]
     tau: float
+    #: Share of rows whose measurement lies in the forecast's interval, by set; empty where no intervals were asked for.
+    coverage: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,9 @@ class Answer:
     time_ms: float
     clock_mhz: float
     pipeline: Pipeline
+    #: Ends of the forecast's interval over its TFLOP/s; 1 where none was asked for.
+    low: float = 1.0
+    high: float = 1.0
 
 
 @lru_cache(maxsize=4096)
@@ -131,23 +144,33 @@ def _board(machine: str, watts: float | None) -> Machine:
 
 @lru_cache(maxsize=8192)
 def _forecast(
-    workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float
-) -> Answer:
+    workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float,
+    ends: bool = False,
+) -> Answer:  # fmt: skip
     chip, work = _board(machine, watts), workload.reduced()
     variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
     answer = evaluate(work, chip, variant, clock)
-    return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline)
+    low, high = (
+        end / answer.tflops
+        for end in interval(answer.tflops, fact_effects(work, chip, variant, clock, answer) if ends else ())
+    )
+    return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline, low, high)
 
 
-def default_predictor(point: PublishedPoint, regime: str) -> Answer:
+def interval_predictor(point: PublishedPoint, regime: str) -> Answer:
+    """`default_predictor` with the interval, which takes several times as long."""
+    return default_predictor(point, regime, True)
+
+
+def default_predictor(point: PublishedPoint, regime: str, ends: bool = False) -> Answer:
     """The row's kernel (`published_kernel`) at the clock of ``regime``, on a board of the power that the row states.
 
     A locked clock is a ceiling: the power limit still holds below it.
     """
     what = point.workload, point.machine, point.board_power_w, point.family, point.emulated_share
-    answer = _forecast(*what, regime)
+    answer = _forecast(*what, regime, ends)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
-        answer = _forecast(*what, point.clock_mhz)
+        answer = _forecast(*what, point.clock_mhz, ends)
     return answer
 
 
@@ -176,7 +199,7 @@ def run_regimes(
     for point in points:
         groups.setdefault((point.machine, loop_shape(point.workload)), []).append(point)
     jobs = sorted(groups.values(), key=len, reverse=True)
-    many = predictor is default_predictor and len(points) >= _MANY
+    many = predictor in (default_predictor, interval_predictor) and len(points) >= _MANY
     made = spread(partial(_rows, regimes, predictor), jobs, 0 if many else 1)
     stage = f"forecast, {' and '.join(regimes)} clock"
     by_row = {rows[0].point.row: rows for job in reported(made, stage, len(jobs), progress) for rows in job}
@@ -201,6 +224,7 @@ def _report(
         speed_ups=tuple(_speed_ups(points, by_row)),
         cycles=tuple(_cycle_row(point) for point in cycles),
         loops=_loop_rows(cycles),
+        coverage=_coverage(points, by_row) if any(row.ends[0] < row.ends[1] for row in usable) else {},
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )
 
@@ -216,7 +240,8 @@ def _row(point: PublishedPoint, regime: str, predictor: Predictor) -> Row:
     except ValueError as error:
         return Row(point, 0.0, 0.0, 0.0, "", str(error))
     tflops = point.flop / (answer.time_ms * 1e9)
-    return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name)
+    ends = (tflops * getattr(answer, "low", 1.0), tflops * getattr(answer, "high", 1.0))
+    return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name, ends=ends)
 
 
 def headline_points(
@@ -228,8 +253,23 @@ def headline_points(
 
 
 def _headline(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str, ErrorSummary]:
-    both = ("16 bit", "fp8")
+    return {
+        name: summarise(by_row[p.row].error for p in chosen if p.row in by_row)
+        for name, chosen in _headline_sets(points).items()
+    }
+
+
+def _coverage(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str, float]:
+    """Share of rows inside their intervals, for the sets of the headline that have rows."""
     sets = {
+        name: [by_row[p.row].held for p in chosen if p.row in by_row] for name, chosen in _headline_sets(points).items()
+    }
+    return {name: sum(held) / len(held) for name, held in sets.items() if held}
+
+
+def _headline_sets(points: list[PublishedPoint]) -> dict[str, list[PublishedPoint]]:
+    both = ("16 bit", "fp8")
+    return {
         "Blackwell, best kernel per shape, 16 bit and fp8, seqlen >= 2048": headline_points(points, _BLACKWELL, both),
         **{f"  {m}": headline_points(points, (m,), both) for m in _BLACKWELL},
         **{f"  {d}": headline_points(points, _BLACKWELL, (d,)) for d in both},
@@ -237,7 +277,6 @@ def _headline(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str,
         "H100 and H200, best of peers per shape": headline_points(points, _HOPPER, both),
         **{f"  {m}": headline_points(points, (m,), both) for m in _HOPPER},
     }
-    return {name: summarise(by_row[p.row].error for p in chosen if p.row in by_row) for name, chosen in sets.items()}
 
 
 def length_bucket(seqlen: int) -> str:

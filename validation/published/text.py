@@ -23,6 +23,13 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
         if known:
             lines += [_header(f"Headline, {one.regime} clock"), *(_line(*entry) for entry in known.items()), ""]
     lines.pop()
+    for one in (report, other) if other is not None else (report,):
+        if one.coverage:
+            lines += [
+                "",
+                f"Inside the forecast's interval, {one.regime} clock (ranges of the machine's facts, no model error)",
+            ]
+            lines += [f"  {name:<64}{share:>6.0%}" for name, share in one.coverage.items()]
     close = share_within(report.speed_ups, 6.0)
     if report.speed_ups:
         lines += [
@@ -104,6 +111,7 @@ def report_dict(report: PublishedReport) -> dict[str, Any]:
     return {
         "regime": report.regime,
         "kendall_tau": report.tau,
+        "coverage": {name.strip(): share for name, share in report.coverage.items()},
         "headline": {name.strip(): summary(s) for name, s in report.headline.items()},
         "groups": {title: {n: summary(s) for n, s in group.items()} for title, group in report.groups.items()},
         "speed_up_gb300_over_gb200": {

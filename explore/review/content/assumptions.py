@@ -6,8 +6,8 @@ import hashlib
 
 from tilecast.explore.review.content.content import Assumption
 from tilecast.explore.review.content.roofline import UNIT_FACTS
-from tilecast.model.forecast.interval import uncertain_facts
-from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.forecast.interval import FactEffect
+from tilecast.model.forecast.predict import Prediction
 from tilecast.model.machine.machine import Fact, Machine
 from tilecast.model.machine.schema import KEYS
 
@@ -22,38 +22,35 @@ _CHIP = (
 )
 
 
-def assumptions(p: Prediction, clock: str | float) -> tuple[Assumption, ...]:
-    """Facts with a range, those changed by hand and the rates of the units; the widest effect first."""
+def assumptions(p: Prediction) -> tuple[Assumption, ...]:
+    """Facts whose range moves the forecast, those changed by hand and the rates of the units; the widest effect first."""
     machine = p.machine
-    ranged = uncertain_facts(machine, p.pipeline, p.workload.dtype)
+    ranged = {effect.fact: effect for effect in p.fact_effects}
     changed = tuple(name for name in machine if machine.fact(name).kind == "what-if")
     rates = tuple(UNIT_FACTS[u][0].format(dtype=p.workload.dtype) for u in p.pipeline.demand() if u in UNIT_FACTS)
     names = dict.fromkeys((*ranged, *changed, *rates, *_CHIP))
-    rows = [_row(p, name, clock, name in ranged) for name in names if machine.has(name)]
+    rows = [_row(p, name, ranged.get(name)) for name in names if machine.has(name)]
     order = {name: i for i, name in enumerate(names)}
     return tuple(sorted(rows, key=lambda row: (-row.effect, order[row.fact])))
 
 
-def _row(p: Prediction, name: str, clock: str | float, ranged: bool) -> Assumption:
+def _row(p: Prediction, name: str, effect: FactEffect | None) -> Assumption:
     fact = p.machine.fact(name)
-    low, high = _ends(fact) if ranged else (None, None)
-    at = {end: _tflops(p, name, end, clock) for end in (low, high) if end is not None}
-    effect = max((abs(value / p.tflops - 1.0) for value in at.values()), default=0.0)
+    if effect is None:
+        return Assumption(
+            name, KEYS[name].meaning, fact.value, fact.unit, fact.kind, _source(fact), None, None, None, None, 0.0
+        )
+    low, high = _ends(fact)
+    # An end that is the value itself moves nothing.
+    at_low, at_high = (p.tflops if end is None else end for end in (effect.at_low, effect.at_high))
     return Assumption(
-        name, KEYS[name].meaning, fact.value, fact.unit, fact.kind, _source(fact), low, high,
-        at[low] if low is not None else None, at[high] if high is not None else None, effect,
+        name, KEYS[name].meaning, fact.value, fact.unit, fact.kind, _source(fact), low, high, at_low, at_high,
+        effect.largest(p.tflops),
     )  # fmt: skip
 
 
 def _ends(fact: Fact) -> tuple[float, float]:
     return (fact.value if fact.low is None else fact.low), (fact.value if fact.high is None else fact.high)
-
-
-def _tflops(p: Prediction, name: str, value: float, clock: str | float) -> float:
-    if value == p.machine[name]:
-        return p.tflops
-    moved = p.machine.with_facts({name: value})
-    return predict(p.workload, moved, p.variant, clock=clock, interval=False).tflops
 
 
 def _source(fact: Fact) -> str:
