@@ -80,7 +80,7 @@ def main() -> None:
     count = parser.parse_args().shapes
     report = Report()
     machines = {name: load_machine(name) for name in _MACHINES}
-    fresh, later, named = [], [], []
+    fresh, later, named, ranged = [], [], [], []
     for name, chip in machines.items():
         family = native_family(chip)
         for mask in ("none", "causal"):
@@ -96,9 +96,14 @@ def main() -> None:
                     work = square(n, dims, mask, 3)
                     variant = family.published(work, chip)
                     named.append(timed(partial(predict, work, name, variant, interval=False)))
+                    first_of_its_loop = n == 1024
+                    whole = timed(partial(predict, work, name, variant))
+                    if not first_of_its_loop:
+                        ranged.append(whole)
     report.line("best of the whole space, first question of a head size", fresh, 0.150)
     report.line("best of the whole space, another length", later, 0.150)
     report.line("a named variant", named, 0.015)
+    report.line("the same with its interval, another length", ranged, 0.015)
     for words in (("b200", "--causal"), ("h200-sxm",)):
         command = [
             sys.executable,

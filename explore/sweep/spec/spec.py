@@ -3,7 +3,7 @@
     title = "..."
     do = "forecast"                       # default; or "measure": time kernels on the GPUs of this host
     clocks = ["sustained", "short", 1500] # default ["sustained"]
-    interval = true                       # false: no intervals, three times as fast
+    interval = true                       # false: no intervals, several times as fast
     machines = ["b200", "mine.toml"]
     variants = ["best", "fa4:cta_group=2", "all:fa3"]
     [[machine]]

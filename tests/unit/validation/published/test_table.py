@@ -73,6 +73,24 @@ def perfect(factor: float):
     return predictor
 
 
+def test_coverage_counts_the_measurements_inside_their_intervals() -> None:
+    chosen = headline_points(POINTS, ("gb200",), ("16 bit", "fp8"))
+
+    def predictor(point, regime):
+        wide = 1.2 if point.workload.mask == "causal" else 1.05
+        made = perfect(1.1)(point, regime)
+        return SimpleNamespace(**vars(made), low=1 / wide, high=wide)
+
+    found = run_published("short", predictor, chosen)
+    causal = sum(p.workload.mask == "causal" for p in chosen)
+    assert 0 < causal < len(chosen)
+    assert found.coverage["  gb200"] == causal / len(chosen)
+    assert "Inside the forecast's interval, short clock" in report_text(found)
+    assert report_dict(found)["coverage"]["gb200"] == causal / len(chosen)
+    none = run_published("short", perfect(1.1), chosen)
+    assert none.coverage == {} and "Inside the" not in report_text(none)
+
+
 def test_a_perfect_predictor_has_no_error_and_a_biased_one_its_bias() -> None:
     exact = run_published("short", perfect(1.0), POINTS[:200])
     assert all(abs(row.error) < 1e-12 for row in exact.rows)
