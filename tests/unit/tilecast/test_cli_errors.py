@@ -56,7 +56,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ([*B200, "--shapes", "/none.csv"], ("/none.csv", "cannot read")),
         ([*B200, "--shapes", "x.csv", "--seqlen", "64"], ("--shapes", "--seqlen")),
         ([*B200, "--sequence", "64"], ("--sequence",)),
-        (["forecast"], ("forecast",)),
+        (["foretell"], ("foretell",)),
         (["machine", "show", "b300x"], ("unknown machine 'b300x'", "b300")),
         (["machine", "check", "/none/x.toml"], ("/none/x.toml", "cannot read")),
         (["machine", "check", "b200"], (".toml", "b200")),
