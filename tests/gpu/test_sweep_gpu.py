@@ -51,10 +51,17 @@ def test_every_gpu_times_its_own_items_one_after_the_other(
     monkeypatch.setenv("TILECAST_CACHE", str(tmp_path))
     raw = specification(host)
     plan = api._measurement_plan(load_spec(raw), host)
-    stages: list[tuple[int, int, str]] = []
-    api._compile(plan.items, host, 0, lambda *seen: stages.append(seen), api._greeting("measure", ()), "test")
+    stages: list[tuple[str, int, int]] = []
+    api._compile(
+        plan.items,
+        host,
+        0,
+        lambda stage, done, total, *_: stages.append((stage, done, total)),
+        api._greeting("measure", ()),
+        "test",
+    )
     ahead = cubins(cache)
-    assert len(ahead) >= 6 and stages[-1] == (len(plan.items), len(plan.items), "compiled")
+    assert len(ahead) >= 6 and stages[-1] == ("compiled", len(plan.items), len(plan.items))
 
     table = tilecast.sweep(raw, store=tmp_path / "s.db")
     assert table.computed == len(table) == len(plan.items)

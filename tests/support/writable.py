@@ -129,7 +129,8 @@ def check(request: dict[str, Any], _tell: object) -> dict[str, Any]:
         window = work.window or (-1, 0 if work.mask == "causal" else -1)
         out, out_frame = _framed((*q.shape[:3], work.head_dim_v), dtype)
         lse, lse_frame = _framed(q.shape[:3], torch.float32)
-        launch(q, k, v, out, lse, work.head_dim_qk**-0.5, *(window if work.mask == "window" else ()))
+        # A window that hides nothing is generated as a plainer kernel, which takes no limits.
+        launch(q, k, v, out, lse, work.head_dim_qk**-0.5, *(work.reduced().window or ()))
         torch.cuda.synchronize()
     expected, expected_lse = exact(q, k, v, window)
     error = (out.double() - expected).abs().max().item()

@@ -53,3 +53,23 @@ def test_a_file_with_a_plan_is_launched_as_the_operator_launches_it(planned: boo
     assert (output() == (1.0 if planned else 2.0)).all()
     calls = sys.modules[f"tilecast_measured_{made.source_sha}"].CALLS
     assert calls == ([("plan", 5, 0), *[("start", 7)] * 3] if planned else ["launch"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("window", "limits"), [((7, 0), (-1, -1)), ((5, 0), (5, 0)), ((7, 8), (-1, -1)), ((7, 3), (-1, 3))]
+)
+def test_a_generated_kernel_gets_the_limits_of_the_mask_it_was_generated_for(
+    window: tuple[int, int], limits: tuple[int, int], tmp_path: Path
+) -> None:
+    """A window that hides nothing is generated as causal or without a mask, and such kernels refuse limits."""
+    torch = pytest.importorskip("torch")
+    from tilecast.validation.lab.measure.subjects import _from_file
+
+    work = Workload(1, 2, 1, 8, 8, 64, 64, "window", window)
+    path = tmp_path / "kernel.py"
+    path.write_text(f"{FILE}\nWINDOW = {window}\n")
+    inputs = (torch.zeros(1, 2, 8, 64), torch.zeros(1, 1, 8, 64), torch.zeros(1, 1, 8, 64))
+    made = _from_file(path, "triton", "", f"sha{window[0]}{window[1]}")
+    run, _ = made.prepare(work, inputs)
+    run()
+    assert sys.modules[f"tilecast_measured_{made.source_sha}"].CALLS[0] == ("plan", *limits)
