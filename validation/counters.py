@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.csv_file import read_rows
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.base.text_file import read_text
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.compiled.shares import executed
@@ -54,7 +52,7 @@ class CounterRow:
 
 def load(table: Path = TABLE, codes: Path = CODES, progress: Progress = silent) -> list[CounterRow]:
     """Rows of the table whose machine code is profiled; CodeError when files are missing or are something else."""
-    raw = list(csv.DictReader(io.StringIO(read_text(table, "the counters", CodeError), newline="")))
+    raw = read_rows(table, "the counters", CodeError)
     profiles = read_profiles(codes)
     if not raw or "counter" not in raw[0]:
         raise CodeError(

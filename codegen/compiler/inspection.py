@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.compiler.binary import from_cubin, read_binary
+from tilecast.codegen.compiler.binary import Binary, from_cubin, read_binary
 from tilecast.codegen.compiler.compile import load_source
 from tilecast.codegen.compiler.flow import SteadyLoop, steady_loops
 from tilecast.codegen.compiler.opcodes import MATRIX
-from tilecast.codegen.compiler.sass import compile_and_read
+from tilecast.codegen.compiler.sass import MachineCode, compile_and_read
 from tilecast.codegen.compiler.structure import report as structure
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.shape import KernelShape
@@ -81,11 +81,8 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
 
     Raises CompileError for what cannot be compiled or disassembled.
     """
-    code = compile_and_read(path, target, dtype)
-    header = load_source(path).TILECAST
-    compiled, used = code.compiled, code.resources
-    binary = from_cubin(compiled.cubin, str(path), target, compiled.name)
-    instructions = binary.instructions
+    code, binary, header = compile_binary(path, target, dtype)
+    compiled, used, instructions = code.compiled, code.resources, binary.instructions
     return Inspection(
         file=str(path),
         target=target,
@@ -98,6 +95,13 @@ def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
         roles=tuple(_roles(steady_loops(instructions), header)),
         shape=kernel_shape(binary),
     )
+
+
+def compile_binary(path: str | Path, target: str, dtype: str = "bf16") -> tuple[MachineCode, Binary, dict[str, object]]:
+    """A generated kernel compiled for ``target``: its code, the same as any binary is read, and its header; CompileError."""
+    code = compile_and_read(path, target, dtype)
+    binary = from_cubin(code.compiled.cubin, str(path), target, code.compiled.name)
+    return code, binary, load_source(path).TILECAST
 
 
 def inspect_binary(

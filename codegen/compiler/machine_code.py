@@ -37,7 +37,7 @@ def _stack_word(operands: str) -> int:
 
 def warp_instruction(code: Instruction, cta_warpgroups: int) -> WarpInstruction:
     """What the simulator needs of an instruction; ``cta_warpgroups`` meet at barriers of the whole CTA."""
-    opcode, modifiers, operands, control = code.opcode, code.modifiers, code.operands, code.control
+    opcode, modifiers, operands = code.opcode, code.modifiers, code.operands
     kind, amount, registers, commits, word = "plain", 0, False, False, -1
     if opcode == "HGMMA":
         found = _MMA.match(modifiers)
@@ -62,9 +62,8 @@ def warp_instruction(code: Instruction, cta_warpgroups: int) -> WarpInstruction:
         # With a thread count the barrier is one warpgroup's own; without, all warps of the CTA meet.
         kind, amount = "barrier", 0 if re.search(r",\s*0x80\s*$", operands) else cta_warpgroups
     return WarpInstruction(
-        pipe_of(opcode), max(1, control & 15), control >> 11 & 63, control >> 5 & 7, control >> 8 & 7, latency_of(opcode),
-        kind, amount, registers, commits, word,
-    )  # fmt: skip
+        pipe_of(opcode), *code.scheduling, latency_of(opcode), kind, amount, registers, commits, word
+    )
 
 
 def _arrives(code: Instruction) -> bool:

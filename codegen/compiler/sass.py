@@ -43,6 +43,13 @@ class Instruction:
     targets: tuple[int, ...] = ()
 
     @property
+    def scheduling(self) -> tuple[int, int, int, int]:
+        """From the control word: cycles before the warp's next instruction (at least 1), mask of the counters that it waits for,
+        counter that it raises for its result, and for its operands (7: none)."""
+        control = self.control
+        return max(1, control & 15), control >> 11 & 63, control >> 5 & 7, control >> 8 & 7
+
+    @property
     def text(self) -> str:
         """Opcode, modifiers and operands as the disassembler writes them."""
         return f"{self.opcode}{self.modifiers} {self.operands}".rstrip()

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilecast.codegen.compiler.binary import BinaryError, from_cubin, read_binary
-from tilecast.codegen.compiler.compile import load_source
-from tilecast.codegen.compiler.inspection import pipeline_of
-from tilecast.codegen.compiler.sass import compile_and_read
+from tilecast.codegen.compiler.binary import Binary, BinaryError
+from tilecast.codegen.compiler.inspection import compile_binary, pipeline_of
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.model.compiled.roles.code import KernelRoles
@@ -51,32 +49,23 @@ class SteadyForecast:
         return self.kernel.flop / self.run.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
 
 
-def target_of(path: str, arch: str | None = None, kernel: str | None = None) -> str:
-    """What a binary is compiled for; `read_binary`'s refusals."""
-    return read_binary(path, arch, kernel).target
+def forecast_source(path: str, machine: Machine, dtype: str = "bf16") -> SteadyForecast:
+    """The steady loop of a generated kernel, compiled for ``machine``; raises what `forecast_binary` does, and CompileError."""
+    _, binary, header = compile_binary(path, machine.arch, dtype)
+    return forecast_binary(binary, machine, before=steady_state(pipeline_of(header, machine)).ii_cycles)
 
 
-def forecast_file(
-    path: str, machine: Machine, arch: str | None = None, kernel: str | None = None, warps: int | None = None,
-    dtype: str = "bf16",
-) -> SteadyForecast:  # fmt: skip
-    """The steady loop of a generated kernel (compiled for ``machine``) or of a binary (`read_binary`) on ``machine``.
+def forecast_binary(
+    binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None
+) -> SteadyForecast:
+    """The steady loop of a kernel on ``machine``; ``warps`` of a CTA where the file does not say.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
     MachineError for facts that the machine lacks, CodeError where its roles do not fit together.
     """
-    before = None
-    if path.endswith(".py"):
-        code = compile_and_read(path, machine.arch, dtype)
-        binary = from_cubin(code.compiled.cubin, path, machine.arch, code.compiled.name)
-        before = steady_state(pipeline_of(load_source(path).TILECAST, machine)).ii_cycles
-        shape = kernel_shape(binary, code.compiled.warps)
-    else:
-        binary = read_binary(path, arch, kernel)
-        if binary.target != machine.arch:
-            raise BinaryError(f"{path}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
-        shape = kernel_shape(binary, warps)
-    roles = kernel_roles(shape)
+    if binary.target != machine.arch:
+        raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
+    roles = kernel_roles(kernel_shape(binary, warps))
     return SteadyForecast(binary.file, machine, roles, run_roles(roles, role_costs(machine)), before)
 
 

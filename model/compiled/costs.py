@@ -9,7 +9,7 @@ from tilecast.model.compiled.code import KernelCode
 from tilecast.model.machine.machine import Machine
 
 #: Warps of a warpgroup sit on four sub-partitions; what a file says per SM is a quarter of that here.
-_PARTITIONS = 4
+PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +56,52 @@ class WarpCosts:
     cta_setup: float
 
 
-@lru_cache(maxsize=256)
-def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
-    """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
-    m = machine
-    per_clk = 1e12 / (m["chip.sm_count"] * mhz * 1e6)  # TB/s of the chip -> bytes per clock of one SM
-    pipe = {
-        "alu": 32 * _PARTITIONS / m["alu.lanes"],
-        "fma": 32 * _PARTITIONS / m.get("fma.achieved_lanes", m["fma.lanes"]),
-        "mufu": 32 * _PARTITIONS / m["mufu.ex2_per_clk"],
-        "shared": 32 * _PARTITIONS / m["shuffle.lanes"],
+def pipe_cycles(machine: Machine) -> dict[str, float]:
+    """Pipe -> cycles that one warp instruction occupies it on a sub-partition."""
+    m, lanes = machine, 32 * PARTITIONS
+    return {
+        "alu": lanes / m["alu.lanes"],
+        "fma": lanes / m.get("fma.achieved_lanes", m["fma.lanes"]),
+        "mufu": lanes / m["mufu.ex2_per_clk"],
+        "shared": lanes / m["shuffle.lanes"],
         "control": m["warp.control_cycles"],
         "uniform": 1.0,
         "tensor": 1.0,
         "other": 1.0,
     }
+
+
+def latencies(machine: Machine) -> dict[str, float]:
+    """Latency class (`model.compiled.code.LATENCIES`) -> cycles."""
+    m = machine
+    return {
+        "fixed": m["warp.counted_latency_cycles"],
+        "mufu": m["mufu.ex2_latency_cycles"],
+        "shuffle": m["shuffle.latency_cycles"],
+        "shared": m["smem.latency_cycles"],
+        "local": m.get("local.latency_cycles", m["smem.latency_cycles"]),
+        "constant": m["warp.constant_latency_cycles"],
+        "special": m["warp.special_latency_cycles"],
+        "global": m["hbm.latency_cycles"],
+        "convert": m["warp.convert_latency_cycles"],
+        "vote": m["warp.vote_latency_cycles"],
+        "poll": m["sync.wait_done_cycles"],
+    }
+
+
+@lru_cache(maxsize=256)
+def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
+    """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
+    m = machine
+    per_clk = 1e12 / (m["chip.sm_count"] * mhz * 1e6)  # TB/s of the chip -> bytes per clock of one SM
+    pipe = pipe_cycles(m)
     slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
     return WarpCosts(
         pipe=pipe,
         pipe_under_mma={**pipe, **slow},
         ports_under_mma={name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe},
         gap_under_mma={name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe},
-        latency={
-            "fixed": m["warp.counted_latency_cycles"],
-            "mufu": m["mufu.ex2_latency_cycles"],
-            "shuffle": m["shuffle.latency_cycles"],
-            "shared": m["smem.latency_cycles"],
-            "local": m.get("local.latency_cycles", m["smem.latency_cycles"]),
-            "constant": m["warp.constant_latency_cycles"],
-            "special": m["warp.special_latency_cycles"],
-            "global": m["hbm.latency_cycles"],
-            "convert": m["warp.convert_latency_cycles"],
-            "vote": m["warp.vote_latency_cycles"],
-            "poll": m["sync.wait_done_cycles"],
-        },
+        latency=latencies(m),
         operand_release=m["warp.operand_release_cycles"],
         barrier=m["sync.barrier_cycles"],
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),
@@ -111,7 +123,7 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         fetch_cycles=m["code.fetch_cycles"],
         fetch_full_cycles=m["code.fetch_full_cycles"],
         fetch_far_cycles=m["code.fetch_far_cycles"],
-        store_queue_bytes=128.0 * _PARTITIONS * m.get("local.store_queue_depth", 0.0),
+        store_queue_bytes=128.0 * PARTITIONS * m.get("local.store_queue_depth", 0.0),
         barrier_setup=m["launch.barrier_setup_cycles"],
         cta_setup=m["launch.cta_setup_cycles"],
     )
@@ -129,7 +141,7 @@ def spill_costs(costs: WarpCosts, machine: Machine, code: KernelCode, ctas: int)
     carved = machine["smem.per_sm_bytes"] if code.shared_bytes > _PREFERS_SHARED else ctas * code.shared_bytes
     room = machine["l1.bytes"] - carved - machine.get("l1.reserved_bytes", 0.0)
     # A word of a warpgroup takes a line of 128 bytes for each of its warps.
-    return replace(costs, spill_words=max(0, int(room // (128 * _PARTITIONS))))
+    return replace(costs, spill_words=max(0, int(room // (128 * PARTITIONS))))
 
 
 def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _PANEL = "Kernels"
+#: What verbs about machine code take.
+_CodeFile = Annotated[
+    str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
+]
+_SourceDtype = Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")]
+_OneKernel = Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")]
+_Warps = Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")]
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast generate h200 --seqlen 8192 --causal -o kernel.py")
@@ -188,16 +195,14 @@ def _tuned_source(found: Tuning) -> str:
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast inspect kernel.cubin --kernel attention")
 def inspect(
-    file: Annotated[
-        str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
-    ],
+    file: _CodeFile,
     arch: Annotated[
         str | None,
         typer.Option("--arch", help="sm_80, sm_90a, sm_100a or sm_103a: what to compile for, or which code."),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")] = "bf16",
-    kernel: Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")] = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")] = None,
+    dtype: _SourceDtype = "bf16",
+    kernel: _OneKernel = None,
+    warps: _Warps = None,
     as_json: AsJson = False,
 ) -> None:
     """Read machine code without a GPU: registers, roles, loops, barriers; of a generated kernel, beside the forecast."""
@@ -221,40 +226,46 @@ def inspect(
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast forecast kernel.cubin --machine b200")
 @takes_workload
 def forecast(
-    file: Annotated[
-        str, typer.Argument(help="A generated kernel file, a cubin, a fatbin, a Triton cache folder or a listing.")
-    ],
+    file: _CodeFile,
     changes: Changes,
     machine: Annotated[
         str | None, typer.Option("--machine", help="Machine name or file (default: b200 or b300, as the code is for).")
     ] = None,
     arch: Annotated[str | None, typer.Option("--arch", help="Which code of a file with several.")] = None,
-    kernel: Annotated[str | None, typer.Option("--kernel", help="Which of several, by a part of its name.")] = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a CTA, which a listing does not say.")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp16, of a generated kernel.")] = "bf16",
+    kernel: _OneKernel = None,
+    warps: _Warps = None,
+    dtype: _SourceDtype = "bf16",
     as_json: AsJson = False,
 ) -> None:
     """Forecast the steady loop of any tcgen05 kernel from its machine code: cycles, busy units, who waits where."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.codegen.compiler.steady_forecast import MACHINES, as_dict, as_text, forecast_file, target_of
+    from tilecast.codegen.compiler.binary import read_binary
+    from tilecast.codegen.compiler.steady_forecast import (
+        MACHINES,
+        as_dict,
+        as_text,
+        forecast_binary,
+        forecast_source,
+    )
     from tilecast.model.machine.machine import load_machine
 
     atexit.register(_silence)
-    name = machine
-    if name is None and file.endswith(".py"):
-        raise typer.BadParameter("which machine? b200, b300, or a file of your own", param_hint="'--machine'")
-    if name is None:
-        target = target_of(file, arch, kernel)
-        if target not in MACHINES:
-            raise typer.BadParameter(
-                f"expected code for {' or '.join(MACHINES)}, got {target}: steady loops of other code are not simulated yet",
-                param_hint="'FILE'",
-            )
-        name = MACHINES[target]
+    chip = changes.of(load_machine(machine)) if machine is not None else None
     with Screen() as screen:
         screen("forecast", 0, 0, file)
-        found = forecast_file(file, changes.of(load_machine(name)), arch, kernel, warps, dtype)
+        if file.endswith(".py"):
+            if chip is None:
+                raise typer.BadParameter("which machine? b200, b300, or a file of your own", param_hint="'--machine'")
+            found = forecast_source(file, chip, dtype)
+        else:
+            binary = read_binary(file, arch, kernel)
+            if chip is None and binary.target not in MACHINES:
+                raise typer.BadParameter(
+                    f"expected code for {' or '.join(MACHINES)}, got {binary.target}: steady loops of other code are not "
+                    "simulated yet", param_hint="'FILE'",
+                )  # fmt: skip
+            found = forecast_binary(binary, chip or changes.of(load_machine(MACHINES[binary.target])), warps)
     show(as_text(found), as_dict(found), as_json)
 
 

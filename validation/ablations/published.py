@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
+from tilecast.base.csv_file import check_whole, read_rows
 from tilecast.base.data import PUBLISHED
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.base.text_file import read_text
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
@@ -96,18 +94,12 @@ def load(path: Path = TABLE) -> tuple[list[Line], list[Excluded]]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    text = read_text(path, "the ablations", AblationError)
-    try:
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise AblationError(f"{path}: cannot read the ablations: {error}") from None
+    rows = read_rows(path, "the ablations", AblationError)
     if not rows or tuple(rows[0]) != COLUMNS:
         raise AblationError(
             f"{path}: not a table of published ablations: expected the columns {', '.join(COLUMNS[:4])}, ..."
         )
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise AblationError(f"{path}: line {number}: expected {len(COLUMNS)} fields")
+    check_whole(path, rows, AblationError)
     return rows
 
 

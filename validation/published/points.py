@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecast.base.csv_file import check_whole, read_rows
 from tilecast.base.data import PUBLISHED
-from tilecast.base.text_file import read_text
 from tilecast.model.kernel.workload import Workload, WorkloadError
 
 _FOLDER = PUBLISHED
@@ -159,18 +157,12 @@ def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Ex
 
 def _table(path: Path) -> list[dict[str, str]]:
     """The rows of a csv file with the columns of our table, in any order; more columns do no harm."""
-    text = read_text(path, "the points", PublishedError)
-    try:
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise PublishedError(f"{path}: cannot read the points: {error}") from None
+    rows = read_rows(path, "the points", PublishedError)
     missing = [name for name in COLUMNS if not rows or name not in rows[0]]
     if missing:
         found = "no rows" if not rows else f"no column {', '.join(missing)}"
         raise PublishedError(f"{path}: not a table of published points: expected {', '.join(COLUMNS)}; got {found}")
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise PublishedError(f"{path}: line {number}: expected {len(rows[0])} fields")
+    check_whole(path, rows, PublishedError)
     return rows
 
 
@@ -215,17 +207,14 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
 def load_cycles() -> list[CyclePoint]:
     """The cycle-level rows (NCU unit shares and fixed-clock runs)."""
     out = []
-    with (_FOLDER / "cycles.csv").open(newline="", encoding="utf-8") as handle:
-        for row in csv.DictReader(handle):
-            shares = {
-                name: float(row[f"{name}_pct"])
-                for name in ("tensor", "xu", "fma", "alu", "issue")
-                if row[f"{name}_pct"]
-            }
-            out.append(
-                CyclePoint(row["machine"], row["kernel"], row["dtype"], int(row["head_dim"]), row["mask"],
-                           float(row["emulated_share"]), float(row["cycles_per_128x128_tile"]), shares, row["source"])
-            )  # fmt: skip
+    for row in read_rows(_FOLDER / "cycles.csv", "the cycles", PublishedError):
+        shares = {
+            name: float(row[f"{name}_pct"]) for name in ("tensor", "xu", "fma", "alu", "issue") if row[f"{name}_pct"]
+        }
+        out.append(
+            CyclePoint(row["machine"], row["kernel"], row["dtype"], int(row["head_dim"]), row["mask"],
+                       float(row["emulated_share"]), float(row["cycles_per_128x128_tile"]), shares, row["source"])
+        )  # fmt: skip
     return out
 
 

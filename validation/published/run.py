@@ -203,14 +203,17 @@ def run_regimes(
     made = spread(partial(_rows, regimes, predictor), jobs, 0 if many else 1)
     stage = f"forecast, {' and '.join(regimes)} clock"
     by_row = {rows[0].point.row: rows for job in reported(made, stage, len(jobs), progress) for rows in job}
+    # Cycles do not depend on the clock.
+    cells = tuple(map(_cycle_row, cycles)), _loop_rows(cycles)
     return tuple(
-        _report(regime, points, excluded, [by_row[point.row][i] for point in points], cycles)
+        _report(regime, points, excluded, [by_row[point.row][i] for point in points], *cells)
         for i, regime in enumerate(regimes)
     )
 
 
 def _report(
-    regime: str, points: list[PublishedPoint], excluded: list[Excluded], rows: list[Row], cycles: list[CyclePoint]
+    regime: str, points: list[PublishedPoint], excluded: list[Excluded], rows: list[Row], cycles: tuple[CycleRow, ...],
+    loops: tuple[CycleRow, ...],
 ) -> PublishedReport:  # fmt: skip
     usable = tuple(row for row in rows if not row.refused)
     by_row = {row.point.row: row for row in usable}
@@ -222,8 +225,8 @@ def _report(
         headline=_headline(points, by_row),
         groups=_groups(usable),
         speed_ups=tuple(_speed_ups(points, by_row)),
-        cycles=tuple(_cycle_row(point) for point in cycles),
-        loops=_loop_rows(cycles),
+        cycles=cycles,
+        loops=loops,
         coverage=_coverage(points, by_row) if any(row.ends[0] < row.ends[1] for row in usable) else {},
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )

@@ -16,7 +16,7 @@ KINDS = (
     "to_uniform", "registers", "retry", "guard", "exit",
 )  # fmt: skip
 #: MUFU instructions of a role's loops from which on it computes exponentials.
-_EXPONENTIALS = 8
+EXPONENTIALS = 8
 #: What decides a guard: a vote of the warp, a value that the warp shares, the warp's index, each thread, the elected thread.
 GUARDS = ("vote", "uniform", "warp", "thread", "elect")
 
@@ -183,7 +183,7 @@ class Role:
             return "idle"
         if kinds["matrix"]:
             # A division by a shape takes a reciprocal or two as well.
-            return "matrix and compute" if pipes["mufu"] >= _EXPONENTIALS else "matrix"
+            return "matrix and compute" if pipes["mufu"] >= EXPONENTIALS else "matrix"
         if kinds["tensor_load"] or pipes["fma"] + pipes["mufu"] > pipes.total() / 2:
             return "compute"
         return "copy in" if kinds["copy_in"] else "copy out" if kinds["copy_out"] else "compute"

@@ -1,8 +1,9 @@
 """From a kernel's shape to the steady loops that the simulator runs: one loop a role, and who arrives at which barrier.
 
 Of a role's innermost loops that work, the one with the fewest instructions is the steady one: the others mask scores or
-finish what is left.  Code under a branch that masks scores is skipped.  A loop that several roles' warps can reach is of the role that reaches the fewest.  Code under a vote of
-the warp (a rescale that few blocks need) is left out, code under other guards runs; what stands out of line does not.
+finish what is left.  A loop that several roles' warps can reach is of the role that reaches the fewest.  Code under a vote of
+the warp (a rescale that few blocks need) and under a branch that masks scores is left out, code under other guards runs; what
+stands out of line does not.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from dataclasses import dataclass
 from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import TCGEN05, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
-from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Loop, Role, Step
+from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
+from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles import code as roles
 from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
-from tilecast.model.compiled.roles.costs import PARTITIONS
 
 #: Arithmetic on pairs of numbers, which takes its pipe twice as long.
 _PAIRS = ("FFMA2", "FADD2", "FMUL2")
 _KIND = {"copy_in": "copy"}
 _ARRIVALS = ("arrive", "named_arrive", "named_wait", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
-_EXPONENTIALS = 8
 
 
 @dataclass(frozen=True)
 class _Steady:
-    """A warp of a role, with its loop and what it runs ahead of it."""
+    """A warp of a role, with what it runs in its loop and ahead of it."""
 
     role: Role
     warp: int
     ahead: tuple[Step, ...]
-    loop: Loop
+    #: Steps of an iteration.
+    repeated: tuple[Step, ...]
 
     @property
     def name(self) -> str:
@@ -52,16 +53,6 @@ class _Steady:
             step.amount for step in (*self.ahead, *self.repeated) if step.kind == "wait" and self.site(step) == site
         )
         return max(0, next(asked, 0))
-
-    @property
-    def repeated(self) -> tuple[Step, ...]:
-        """Steps of an iteration."""
-        skipped = {guard.name for guard in self.loop.guards if guard.kind == "vote"}
-        for guard in self.loop.guards:
-            under = [step.instruction for step in self.loop.steps if step.guard == guard.name]
-            if hides_scores(under):
-                skipped.add(guard.name)
-        return _told([step for step in self.loop.steps if step.guard not in skipped])
 
 
 def kernel_roles(shape: KernelShape) -> KernelRoles:
@@ -86,8 +77,8 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
     number = {site: i for i, site in enumerate(names)}
     codes = tuple(
         RoleCode(
-            one.name, one.warp, tuple(_instruction(one, step, number, parties) for step in one.ahead),
-            tuple(_instruction(one, step, number, parties) for step in one.repeated),
+            one.name, one.warp, tuple(_instruction(one, step, number) for step in one.ahead),
+            tuple(_instruction(one, step, number) for step in one.repeated),
         )
         for one in chosen
     )  # fmt: skip
@@ -118,7 +109,7 @@ def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, .
 
 def _works(loop: Loop) -> bool:
     kinds = {step.kind for step in loop.steps}
-    return bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= _EXPONENTIALS
+    return bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS
 
 
 def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape) -> list[_Steady]:
@@ -130,7 +121,16 @@ def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: Ke
         ahead = (*(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive")), *ahead)
     partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
-    return [_Steady(role, warp, _told(ahead), loop) for warp in mine]
+    return [_Steady(role, warp, _told(ahead), _repeated(loop)) for warp in mine]
+
+
+def _repeated(loop: Loop) -> tuple[Step, ...]:
+    """Steps of an iteration, without what a vote decides and what masks scores."""
+    skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
+    for guard in loop.guards:
+        if hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
+            skipped.add(guard.name)
+    return _told([step for step in loop.steps if step.guard not in skipped])
 
 
 def _ahead(around: Loop, loop: Loop) -> tuple[Step, ...]:
@@ -177,10 +177,8 @@ def _parties(chosen: Sequence[_Steady]) -> dict[tuple[Barrier, int, str], int]:
     return found
 
 
-def _instruction(
-    one: _Steady, step: Step, number: dict[Barrier, int], parties: dict[tuple[Barrier, int, str], int]
-) -> RoleInstruction:
-    code, control, kind, site = step.instruction, step.instruction.control, _kind(step), one.site(step)
+def _instruction(one: _Steady, step: Step, number: dict[Barrier, int]) -> RoleInstruction:
+    code, kind, site = step.instruction, _kind(step), one.site(step)
     amount = 2 if code.opcode in _PAIRS else 0
     if kind in ("tensor_load", "tensor_store"):
         amount = step.amount
@@ -191,7 +189,7 @@ def _instruction(
     pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
     remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
     return RoleInstruction(
-        pipe, max(1, control & 15), control >> 11 & 63, control >> 5 & 7, control >> 8 & 7, latency_of(code.opcode), kind,
+        pipe, *code.scheduling, latency_of(code.opcode), kind,
         number[site] if site is not None else -1, amount, step.shape if kind == "matrix" else (0, 0, 0),
         {"shared": "smem", "tensor": "tmem"}.get(step.source, ""), _dtype(code.opcode) if kind == "matrix" else "", remote,
         kind == "wait" and bool(step.guard),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilecast.model.compiled.costs import PARTITIONS, latencies, pipe_cycles
 from tilecast.model.compiled.roles.code import RoleInstruction
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_instruction_cycles
 
-#: Sub-partitions of an SM: what a file says per SM is a quarter of that here.
-PARTITIONS = 4
-_LANES = 32
-_WORD = 4
+#: Lanes of a warp, bytes of a register.
+_LANES, _WORD = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +58,10 @@ class RoleCosts:
 def role_costs(machine: Machine) -> RoleCosts:
     """The costs of ``machine``; MachineError names a fact it lacks."""
     m = machine
-    lanes = _LANES * PARTITIONS
     return RoleCosts(
         machine,
-        pipe={
-            "alu": lanes / m["alu.lanes"],
-            "fma": lanes / m["fma.achieved_lanes"],
-            "mufu": lanes / m["mufu.ex2_per_clk"],
-            "shared": lanes / m["shuffle.lanes"],
-            "control": m["warp.control_cycles"],
-            "uniform": 1.0,
-            "tensor": 1.0,
-            "tmem": 1.0,
-            "other": 1.0,
-        },
-        latency={
-            "fixed": m["warp.counted_latency_cycles"],
-            "mufu": m["mufu.ex2_latency_cycles"],
-            "shuffle": m["shuffle.latency_cycles"],
-            "shared": m["smem.latency_cycles"],
-            "local": m["smem.latency_cycles"],
-            "constant": m["warp.constant_latency_cycles"],
-            "special": m["warp.special_latency_cycles"],
-            "global": m["hbm.latency_cycles"],
-            "convert": m["warp.convert_latency_cycles"],
-            "vote": m["warp.vote_latency_cycles"],
-            "poll": m["sync.wait_done_cycles"],
-        },
+        pipe={**pipe_cycles(m), "tmem": 1.0},
+        latency=latencies(m),
         operand_release=m["warp.operand_release_cycles"],
         poll=m["sync.wait_done_cycles"],
         handover=m["sync.mbarrier_roundtrip_cycles"],

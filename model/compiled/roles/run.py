@@ -15,13 +15,14 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles.code import PIPES, KernelRoles, RoleCode, RoleInstruction
-from tilecast.model.compiled.roles.costs import PARTITIONS, RoleCosts
+from tilecast.model.compiled.roles.costs import RoleCosts
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16
@@ -51,19 +52,7 @@ class _Prepared(NamedTuple):
 
 class _Warp:
     __slots__ = (
-        "arrivals",
-        "counters",
-        "free",
-        "index",
-        "issue",
-        "laps",
-        "last",
-        "left",
-        "name",
-        "passed",
-        "pc",
-        "program",
-        "skipped",
+        "arrivals", "counters", "free", "index", "issue", "laps", "last", "left", "name", "passed", "pc", "program", "skipped",
         "standing",
     )  # fmt: skip
 
@@ -81,7 +70,7 @@ class _Warp:
         self.counters = [0.0] * 6
         self.passed: Counter[int] = Counter()
         self.arrivals: Counter[tuple[int, str]] = Counter()
-        self.standing: Counter[int] = Counter()
+        self.standing: defaultdict[int, float] = defaultdict(float)
         self.skipped: set[RoleInstruction] = set()
 
     def advance(self, now: float) -> None:
@@ -203,11 +192,11 @@ class _State:
         elif one.kind == "wait":
             opens = self.opens(warp, one, now) or 0.0
             result = max(now + costs.poll, opens)
-            warp.standing[one.barrier] += max(0.0, opens - now - costs.poll)  # type: ignore[assignment]
+            warp.standing[one.barrier] += max(0.0, opens - now - costs.poll)
             warp.passed[one.barrier] += 1
         elif one.kind == "named_wait":
             after = max(after, now + costs.named)
-            warp.standing[one.barrier] += max(0.0, now - warp.free)  # type: ignore[assignment]
+            warp.standing[one.barrier] += max(0.0, now - warp.free)
             warp.passed[one.barrier] += 1
         elif one.kind == "named_arrive":
             self.arrive(warp, one, one.kind, now + costs.named)
@@ -238,11 +227,11 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts) -> RolesRun:
     state = _State(kernel, costs)
     matrix = state.warps[kernel.matrix]
     at: dict[str, float] = {}
-    begun: list[Counter[int]] = []
+    begun: list[dict[int, float]] = []
     count = 0
     while len(matrix.laps) < _SETTLING + _AVERAGED:
         if not begun and len(matrix.laps) == _SETTLING:
-            at, begun = dict(state.busy), [Counter(warp.standing) for warp in state.warps]
+            at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
         chosen, best = None, math.inf
         for warp in state.warps:
             ready = state.ready(warp)
@@ -261,7 +250,7 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts) -> RolesRun:
         state.issue(chosen, best)
     laps = matrix.laps
     waits = {
-        (warp.name, kernel.barriers[barrier].name): (cycles - before[barrier]) / _AVERAGED
+        (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / _AVERAGED
         for warp, before in zip(state.warps, begun, strict=True)
         for barrier, cycles in warp.standing.items()
     }

@@ -1,0 +1,29 @@
+"""Read a CSV file that a user names: rows by column, one sentence of the caller's own error class when that cannot be done."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilecast.base.text_file import read_text
+
+Row = dict[str, str]
+
+
+def read_rows(path: Path, what: str, error: type[Exception]) -> list[Row]:
+    """Every row under the header; ``error`` that says ``what`` ("the points") cannot be read, and why."""
+    text = read_text(path, what, error)
+    try:
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as failure:
+        raise error(f"{path}: cannot read {what}: {failure}") from None
+
+
+def check_whole(path: Path, rows: Sequence[Row], error: type[Exception]) -> None:
+    """``error`` with the line of the first row that has more or fewer fields than the header."""
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            fields = sum(name is not None for name in rows[0])
+            raise error(f"{path}: line {number}: expected {fields} fields")

@@ -1,0 +1,38 @@
+"""CSV files that users name: rows by column, and one sentence of the caller's own class for what is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tilecast.base.csv_file import check_whole, read_rows
+
+
+class _OwnError(ValueError):
+    pass
+
+
+def test_rows_come_by_column_with_line_breaks_inside_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('id,said\n1,"two\nlines"\n2,\n', encoding="utf-8")
+    rows = read_rows(file, "the table", _OwnError)
+    assert rows == [{"id": "1", "said": "two\nlines"}, {"id": "2", "said": ""}]
+    check_whole(file, rows, _OwnError)
+
+
+@pytest.mark.parametrize("line", ["3", "3,4,5"])
+def test_a_row_with_other_fields_than_the_header_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"id,said\n1,2\n{line}\n", encoding="utf-8")
+    with pytest.raises(_OwnError, match=rf"^{file}: line 3: expected 2 fields$"):
+        check_whole(file, read_rows(file, "the table", _OwnError), _OwnError)
+
+
+def test_what_is_no_csv_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('id\n"' + "x" * 200_000 + '"\n', encoding="utf-8")
+    with pytest.raises(_OwnError, match="cannot read the table: field larger than field limit"):
+        read_rows(file, "the table", _OwnError)
+    with pytest.raises(_OwnError, match="cannot read the table: No such file"):
+        read_rows(tmp_path / "none.csv", "the table", _OwnError)
