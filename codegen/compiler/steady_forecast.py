@@ -12,19 +12,29 @@ from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
+from tilecast.model.compiled.roles.launch import CtaCost, Launch, cta_cost, launch, spread
 from tilecast.model.compiled.roles.run import RolesRun, run_roles
 from tilecast.model.machine.machine import Machine
 from tilecast.model.sm.simulate import steady_state
 
 #: Machine that code of a target is forecast for where none is named.
-MACHINES = {"sm_100a": "b200", "sm_103a": "b300"}
+MACHINES = {"sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Busy shares and waits that are worth a place in the text.
 _BUSY, _WAIT = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """What a launch does, which machine code alone does not say."""
+
+    ctas: int
+    #: Iterations' worth of work of a CTA, "128", or "1:128" where CTAs have as many of each length between.
+    iterations: str
+
+
+@dataclass(frozen=True, slots=True)
 class SteadyForecast:
-    """The steady loop of a kernel on a machine."""
+    """The steady loop of a kernel on a machine, and a launch of it where one was described."""
 
     file: str
     machine: Machine
@@ -32,6 +42,21 @@ class SteadyForecast:
     run: RolesRun
     #: The same loop before compilation, in cycles; None for a kernel that is not ours.
     before: float | None
+    #: CTAs on an SM.
+    per_sm: int = 1
+    grid: Grid | None = None
+    cost: CtaCost | None = None
+    launch: Launch | None = None
+
+    @property
+    def flop(self) -> float:
+        """FLOP of an SM in an iteration of each of its CTAs."""
+        return self.kernel.flop * self.per_sm
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Of the launch, at the rated clock."""
+        return None if self.launch is None else self.launch.cycles / self.mhz * 1e-3
 
     @property
     def tensor_share(self) -> float:
@@ -46,27 +71,38 @@ class SteadyForecast:
     @property
     def tflops(self) -> float:
         """TFLOP/s of all SMs while they run the loop."""
-        return self.kernel.flop / self.run.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
+        return self.flop / self.run.cycles * self.machine["chip.sm_count"] * self.mhz * 1e-6
 
 
-def forecast_source(path: str, machine: Machine, dtype: str = "bf16") -> SteadyForecast:
-    """The steady loop of a generated kernel, compiled for ``machine``; raises what `forecast_binary` does, and CompileError."""
+def forecast_source(
+    path: str, machine: Machine, dtype: str = "bf16", per_sm: int = 1, grid: Grid | None = None
+) -> SteadyForecast:
+    """A generated kernel, compiled for ``machine``; raises what `forecast_binary` does, and CompileError."""
     _, binary, header = compile_binary(path, machine.arch, dtype)
-    return forecast_binary(binary, machine, before=steady_state(pipeline_of(header, machine)).ii_cycles)
+    before = steady_state(pipeline_of(header, machine)).ii_cycles
+    return forecast_binary(binary, machine, before=before, per_sm=per_sm, grid=grid)
 
 
 def forecast_binary(
-    binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None
-) -> SteadyForecast:
-    """The steady loop of a kernel on ``machine``; ``warps`` of a CTA where the file does not say.
+    binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None, per_sm: int = 1,
+    grid: Grid | None = None,
+) -> SteadyForecast:  # fmt: skip
+    """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM, and a launch of ``grid``; ``warps`` of a CTA
+    where the file does not say.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
-    MachineError for facts that the machine lacks, CodeError where its roles do not fit together.
+    MachineError for facts that the machine lacks, CodeError where its roles do not fit together or the grid is none.
     """
     if binary.target != machine.arch:
         raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
-    roles = kernel_roles(kernel_shape(binary, warps))
-    return SteadyForecast(binary.file, machine, roles, run_roles(roles, role_costs(machine)), before)
+    work = spread(grid.iterations, grid.ctas) if grid is not None else []
+    roles, costs = kernel_roles(kernel_shape(binary, warps)), role_costs(machine)
+    if grid is None:
+        return SteadyForecast(binary.file, machine, roles, run_roles(roles, costs, per_sm), before, per_sm)
+    cost = cta_cost(roles, costs, per_sm)
+    return SteadyForecast(
+        binary.file, machine, roles, cost.steady, before, per_sm, grid, cost, launch(cost, work, machine)
+    )
 
 
 def as_dict(found: SteadyForecast) -> dict[str, Any]:
@@ -80,11 +116,13 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
         "level": "machine code, steady loop",
         "cycles_per_iteration": run.cycles,
         "cycles_before_compilation": found.before,
-        "flop_per_iteration_and_sm": found.kernel.flop,
+        "ctas_per_sm": found.per_sm,
+        "flop_per_iteration_and_sm": found.flop,
         "tensor_share": found.tensor_share,
         "clock_mhz": found.mhz,
         "tflops_in_the_loop": found.tflops,
         "busy": {name: cycles / run.cycles for name, cycles in run.busy.items()},
+        "launch": _launch_dict(found),
         "roles": [
             {
                 "role": role.name,
@@ -97,24 +135,54 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
     }
 
 
+def _launch_dict(found: SteadyForecast) -> dict[str, Any] | None:
+    if found.grid is None or found.cost is None or found.launch is None:
+        return None
+    return {
+        "ctas": found.grid.ctas,
+        "iterations": found.grid.iterations,
+        "cycles": found.launch.cycles,
+        "milliseconds": found.milliseconds,
+        "ends_cycles": found.cost.ends,
+        "peeled_iterations": found.cost.peeled,
+        "busy": found.launch.busy,
+    }
+
+
+def _launch_lines(found: SteadyForecast) -> list[str]:
+    if found.grid is None or found.cost is None or found.launch is None:
+        return []
+    whole, grid = found.launch, found.grid
+    return [
+        "",
+        f"{grid.ctas:,} CTAs of {grid.iterations} iterations take {whole.cycles:,.0f} cycles, {found.milliseconds:.4g} ms at {found.mhz:.0f} MHz: "
+        f"tensor core {whole.busy['tensor']:.0%} busy.",
+        f"Set-up, first loads and the epilogue of a CTA are {found.cost.ends:,.0f} cycles of it; {found.cost.peeled:.0f} of its iterations stand outside of "
+        "the loop.",
+    ]
+
+
 def as_text(found: SteadyForecast) -> str:
     """The forecast for people."""
     run, machine, kernel = found.run, found.machine, found.kernel
     matrix = kernel.roles[kernel.matrix].name
+    if found.per_sm > 1:
+        matrix += f" in each of {found.per_sm} CTAs"
     lines = [
         f"{kernel.kernel[:60] or 'a kernel'} of {Path(found.file).name}, compiled for {kernel.target}, on {machine.title}: its steady loop,",
         "simulated from machine code",
         "",
-        f"An iteration of {matrix} takes {run.cycles:,.0f} cycles for {kernel.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
+        f"An iteration of {matrix} takes {run.cycles:,.0f} cycles for {found.flop / 1e6:.2f} MFLOP of an SM: the tensor core is busy "
         f"{found.tensor_share:.0%} of them.",
-        f"{machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop. Start and "
-        "end of tiles,",
-        "masked blocks, memory and the power limit are not in it.",
+        f"{machine['chip.sm_count']:.0f} SMs at the rated {found.mhz:.0f} MHz make {found.tflops:,.0f} TFLOP/s as long as all run the loop: masked "
+        "blocks, memory and",
+        "the power limit are not in it.",
     ]
     if found.before is not None:
         lines.append(
             f"Before compilation the same loop is forecast at {found.before:,.0f} cycles ({found.before / run.cycles - 1:+.0%})."
         )
+    lines += _launch_lines(found)
     busy = sorted(((cycles / run.cycles, name) for name, cycles in run.busy.items()), reverse=True)
     lines += ["", "busy   " + " · ".join(f"{name} {share:.0%}" for share, name in busy if share >= _BUSY), ""]
     lines.append("role                 instructions   stands at barriers, cycles an iteration")

@@ -22,7 +22,7 @@ every warpgroup stands for the SM.  The rules:
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from typing import NamedTuple
 from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.fetch import InstructionCache
+from tilecast.model.compiled.wgmma import WgmmaQueue
 
 #: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
 Tag = tuple[str, int]
@@ -67,8 +68,7 @@ class SmRun:
 
 class _Warp:
     __slots__ = (
-        "barriers_passed", "code", "counters", "cta", "free", "groups_committed", "groups_done", "index", "last",
-        "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
+        "barriers_passed", "code", "counters", "cta", "free", "index", "last", "line", "lines", "marks", "number", "pc", "prepared", "ready", "table", "turns_taken",
     )  # fmt: skip
 
     def __init__(
@@ -80,8 +80,6 @@ class _Warp:
         self.table = table
         self.marks: list[float] = []
         self.counters = [0.0] * 6
-        self.groups_committed = 0
-        self.groups_done: list[float] = []
         self.last = 0
         self.turns_taken = 0
         self.barriers_passed = 0
@@ -123,17 +121,7 @@ class _State:
         self.store_free = 0.0
         #: Spilled words (warp, word) in L1, the least recently used first.
         self.spilled: OrderedDict[tuple[int, int], None] = OrderedDict()
-        #: End of the matrix instruction in service, and those that wait: (issue time, cycles, last of its group).
-        self.tensor_free = 0.0
-        self.queues: list[deque[tuple[float, float, bool]]] = [deque() for _ in self.warps]
-        self.queued = 0
-        self.served = 0
-        self.intervals: deque[tuple[float, float]] = deque()
-        #: FMA that may still be issued before the matrix instruction in service is delayed; whose it is if its group ends.
-        self.hidden = 0.0
-        self.ending: _Warp | None = None
-        #: End of every matrix instruction taken up so far, in order.
-        self.ends: list[float] = []
+        self.tensor = WgmmaQueue(len(self.warps), costs.mma_queue, costs.mma_latency, costs.mma_hidden_fma)
         for i in range(len(ctas)):
             self.produce(i)
 
@@ -195,41 +183,6 @@ class _State:
         self.seed = (self.seed * 1103515245 + 12345) & 0x7FFFFFFF
         return self.costs.barrier_spread * (self.seed >> 8) / 0x7FFFFF
 
-    def next_service(self) -> float:
-        """When the tensor core can take up its next instruction; infinity when none waits."""
-        if not self.queued:
-            return math.inf
-        return max(self.tensor_free, min(queue[0][0] for queue in self.queues if queue))
-
-    def serve(self, at: float) -> None:
-        """Start the next instruction at ``at``: that of the next warp in turn that has one."""
-        for step in range(1, len(self.queues) + 1):
-            turn = (self.served + step) % len(self.queues)
-            queue = self.queues[turn]
-            if queue and queue[0][0] <= at:
-                break
-        _, cycles, last = queue.popleft()
-        self.queued -= 1
-        self.served = turn
-        self.tensor_free = at + cycles
-        self.intervals.append((at, self.tensor_free))
-        self.ends.append(self.tensor_free)
-        self.hidden = self.costs.mma_hidden_fma * cycles
-        self.ending = self.warps[turn] if last else None
-        if last:
-            self.warps[turn].groups_done.append(self.tensor_free + self.costs.mma_latency)
-
-    def steal(self) -> None:
-        """An FMA takes a cycle of the register ports from the matrix instruction in service."""
-        self.hidden -= 1.0
-        if self.hidden >= 0.0:
-            return
-        self.tensor_free += min(1.0, -self.hidden)
-        self.ends[-1] = self.tensor_free
-        self.intervals[-1] = (self.intervals[-1][0], self.tensor_free)
-        if self.ending is not None:
-            self.ending.groups_done[-1] = self.tensor_free + self.costs.mma_latency
-
     def arrive(self, warp: _Warp, tag: Tag, now: float) -> None:
         """A warpgroup passes its turn on, or lets a slot go."""
         if tag[0] == "turn":
@@ -237,13 +190,6 @@ class _State:
         else:
             self.released[warp.cta].setdefault(tag, []).append(now)
             self.produce(warp.cta)
-
-    def under_mma(self, at: float) -> bool:
-        """Whether the tensor core runs at ``at``; issue times only grow, so what has ended is forgotten."""
-        intervals = self.intervals
-        while intervals and intervals[0][1] <= at:
-            intervals.popleft()
-        return bool(intervals) and intervals[0][0] <= at
 
 
 #: Kinds whose issue depends on more than the warp and its pipe.
@@ -292,6 +238,7 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
     """
     state = _State(ctas, costs, mma)
     active = [warp for warp in state.warps if warp.code]
+    tensor = state.tensor
     pipe_free = [0.0] * len(PIPES)
     busy = [0.0] * len(PIPES)
     ports_free = issue_free = now = 0.0
@@ -317,8 +264,9 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
                 ready = issue_free
             if ready < best or (ready == best and chosen is not None and warp.last < chosen.last):
                 chosen, best = warp, ready
-        if state.queued and state.next_service() <= best:
-            state.serve(state.next_service())
+        service = tensor.next_service()
+        if service <= best and service < math.inf:
+            tensor.serve(service)
             continue
         if chosen is None:
             where = ", ".join(str(warp.code[warp.pc][1]) for warp in active)
@@ -327,12 +275,12 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
         now, prepared = best, chosen.prepared
         chosen.last = count
         issue_free = now + 1.0
-        loaded = state.under_mma(now)
+        loaded = tensor.runs(now)
         pipe = prepared.pipe
-        if prepared.fma and now < state.tensor_free:
+        if prepared.fma and now < tensor.free:
             # A matrix instruction that does not advance does not slow others either.
-            loaded = loaded and state.hidden > 0.0
-            state.steal()
+            loaded = loaded and tensor.hidden > 0.0
+            tensor.steal()
         if prepared.kind == "mma":
             busy[pipe] += prepared.mma_cycles
         else:
@@ -358,19 +306,9 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
     """Earliest issue of an instruction that depends on other warps or engines; None while that is unknown."""
     kind = prepared.kind
     if kind == "mma":
-        # The queue of the tensor core is shared by the warps of a sub-partition: room comes when one under way ends.
-        ended = len(state.ends) + state.queued - state.costs.mma_queue
-        if ended >= len(state.ends):
-            return None
-        if ended >= 0:
-            at = max(at, state.ends[ended])
-        return at
+        return state.tensor.room(at)
     if kind == "mma_wait":
-        # Groups end in the order they were committed.
-        needed = warp.groups_committed - prepared.amount
-        if needed <= 0:
-            return at
-        return max(at, warp.groups_done[needed - 1]) if len(warp.groups_done) >= needed else None
+        return state.tensor.through(warp.index, prepared.amount, at)
     if kind == "wait":
         tag = warp.code[warp.pc][1]
         return at if tag is None or state.opens(warp, tag) is not None else None
@@ -392,9 +330,7 @@ def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: 
     if kind != "plain":
         tag = warp.code[warp.pc][1]
         if kind == "mma":
-            state.queues[warp.index].append((now, prepared.mma_cycles, prepared.commits))
-            state.queued += 1
-            warp.groups_committed += prepared.commits
+            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits)
         elif kind == "wait" and tag is not None:
             result = max(result, state.opens(warp, tag) or 0.0)
             warp.turns_taken += tag[0] == "turn"

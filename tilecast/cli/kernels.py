@@ -229,20 +229,27 @@ def forecast(
     file: _CodeFile,
     changes: Changes,
     machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine name or file (default: b200 or b300, as the code is for).")
+        str | None,
+        typer.Option("--machine", help="Machine name or file (default: h200-sxm, b200 or b300, as the code is for)."),
     ] = None,
     arch: Annotated[str | None, typer.Option("--arch", help="Which code of a file with several.")] = None,
     kernel: _OneKernel = None,
     warps: _Warps = None,
     dtype: _SourceDtype = "bf16",
+    ctas: Annotated[int | None, typer.Option("--ctas", min=1, help="CTAs of the launch: adds its time.")] = None,
+    iterations: Annotated[
+        str | None, typer.Option("--iterations", help="Iterations of a CTA: 128, or 1:128 as under a causal mask.")
+    ] = None,
+    per_sm: Annotated[int, typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast the steady loop of any tcgen05 kernel from its machine code: cycles, busy units, who waits where."""
+    """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
     from tilecast.codegen.compiler.steady_forecast import (
         MACHINES,
+        Grid,
         as_dict,
         as_text,
         forecast_binary,
@@ -251,13 +258,21 @@ def forecast(
     from tilecast.model.machine.machine import load_machine
 
     atexit.register(_silence)
+    if (ctas is None) != (iterations is None):
+        raise typer.BadParameter(
+            "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
+            param_hint="'--ctas'",
+        )  # fmt: skip
+    grid = Grid(ctas, iterations) if ctas is not None and iterations is not None else None
     chip = changes.of(load_machine(machine)) if machine is not None else None
     with Screen() as screen:
         screen("forecast", 0, 0, file)
         if file.endswith(".py"):
             if chip is None:
-                raise typer.BadParameter("which machine? b200, b300, or a file of your own", param_hint="'--machine'")
-            found = forecast_source(file, chip, dtype)
+                raise typer.BadParameter(
+                    "which machine? h200-sxm, b200, b300, or a file of your own", param_hint="'--machine'"
+                )
+            found = forecast_source(file, chip, dtype, per_sm, grid)
         else:
             binary = read_binary(file, arch, kernel)
             if chip is None and binary.target not in MACHINES:
@@ -265,7 +280,8 @@ def forecast(
                     f"expected code for {' or '.join(MACHINES)}, got {binary.target}: steady loops of other code are not "
                     "simulated yet", param_hint="'FILE'",
                 )  # fmt: skip
-            found = forecast_binary(binary, chip or changes.of(load_machine(MACHINES[binary.target])), warps)
+            chip = chip or changes.of(load_machine(MACHINES[binary.target]))
+            found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
 
 

@@ -115,7 +115,11 @@ class _RoleReader:
         elif note:
             step = dataclasses.replace(step, note=note)
         under = self._kind(index) if code.predicate and code.opcode != "BRA" else ""
-        return dataclasses.replace(step, guard=guard, under=under)
+        sites = step.barriers
+        if under == "warp" and sites:
+            runs = frozenset(self._warps(index))
+            sites = tuple((mine, one) for warps, one in sites if (mine := tuple(w for w in warps if w in runs)))
+        return dataclasses.replace(step, guard=guard, under=under, barriers=sites)
 
     # --- branches -------------------------------------------------------------------------------------------------
 

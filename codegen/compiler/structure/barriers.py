@@ -47,18 +47,21 @@ class Places:
 
     def at_first(self, value: int | None) -> int | None:
         """The number that a value is for the group's first warp the first time it is asked for: loops have just been entered."""
-        return self._entered(value, frozenset())
+        return self._entered(value, {})
 
-    def _entered(self, value: int | None, under_way: frozenset[int]) -> int | None:
+    def _entered(self, value: int | None, entries: dict[int, int | None]) -> int | None:
+        """The number of ``value``; ``entries`` holds phis as far as they are known, None for those that are being looked at."""
         if value is None:
             return None
-        given = {phi: self._on_entry(phi, under_way | {phi}) for phi in frontier(self._values, value) - under_way}
-        known = {phi: number for phi, number in given.items() if number is not None}
+        for phi in frontier(self._values, value) - entries.keys():
+            entries[phi] = None
+            entries[phi] = self._on_entry(phi, entries)
+        known = {phi: number for phi, number in entries.items() if number is not None}
         return Thread(
             self._values, special_registers(self._group.warps[0]), known, self._group.reached.edges, trusting=True
         ).number(value)
 
-    def _on_entry(self, phi: int, under_way: frozenset[int]) -> int | None:
+    def _on_entry(self, phi: int, entries: dict[int, int | None]) -> int | None:
         """What a phi is when its loop is entered; elsewhere what all ways agree on."""
         block = int(self._values.graph.nodes[phi][1])
         inside = next((loop.blocks for loop in self._values.flow.loops if loop.header == block), frozenset())
@@ -67,7 +70,7 @@ class Places:
             for source, held in self._values.inputs[phi].items()
             if source not in inside and (source, block) in self._group.reached.edges
         ]
-        found = {self._entered(held, under_way) for held in ways}
+        found = {self._entered(held, entries) for held in ways}
         return found.pop() if len(found) == 1 else None
 
     def _rests_on(self, value: int) -> frozenset[int]:

@@ -32,6 +32,7 @@ class Counters:
         self._plain = self._thread({})
         self._collected: dict[int, set[int] | None] = {}
         self._frontiers: dict[int, tuple[int, ...]] = {}
+        self._scanned: dict[int, set[int] | None] = {}
 
     def _thread(self, given: Mapping[int, int]) -> Thread:
         return Thread(self._values, self._specials, given, self._edges, trusting=True)
@@ -131,6 +132,11 @@ class Counters:
 
         The unknown may be a counter or a sum of several and of what the launch brings, such as blocks done so far.
         """
+        if value not in self._scanned:
+            self._scanned[value] = self._scan(value)
+        return self._scanned[value]
+
+    def _scan(self, value: int) -> set[int] | None:
         for unknown in self._unknowns(value):
             if self._thread({unknown: 0}).number(value) is None:
                 continue

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecast.codegen.compiler.flow import hides_scores
-from tilecast.codegen.compiler.opcodes import TCGEN05, latency_of
+from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
 from tilecast.model.compiled.costs import PARTITIONS
@@ -23,9 +23,12 @@ from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstru
 
 #: Arithmetic on pairs of numbers, which takes its pipe twice as long.
 _PAIRS = ("FFMA2", "FADD2", "FMUL2")
-_KIND = {"copy_in": "copy"}
-_ARRIVALS = ("arrive", "named_arrive", "named_wait", "commit", "copy")
+_KIND = {"copy_in": "copy", "matrix_wait": "wgmma_wait"}
+_HOME = {"shared": "smem", "tensor": "tmem", "registers": "register"}
+_ARRIVALS = ("arrive", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
+#: What runs ahead of a loop and matters there without a barrier.
+_GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class _Steady:
     ahead: tuple[Step, ...]
     #: Steps of an iteration.
     repeated: tuple[Step, ...]
+    #: All steps of a tile before and after its iterations.
+    begin: tuple[Step, ...]
+    end: tuple[Step, ...]
 
     @property
     def name(self) -> str:
@@ -49,17 +55,22 @@ class _Steady:
 
     def passes(self, site: Barrier | None) -> int:
         """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
-        asked = (
-            step.amount for step in (*self.ahead, *self.repeated) if step.kind == "wait" and self.site(step) == site
+        waits = (
+            step
+            for step in (*self.ahead, *self.repeated, *self.begin)
+            if step.kind == "wait" and self.site(step) == site
         )
-        return max(0, next(asked, 0))
+        # Where the first one's parity is not known, a later one's is that of the same phase but for whole laps.
+        return next((step.amount for step in waits if step.amount >= 0), 0)
 
 
 def kernel_roles(shape: KernelShape) -> KernelRoles:
-    """The steady loops of a kernel that multiplies with tcgen05; ShapeError for one that does not, or has no such loops."""
-    if not any(s.instruction.opcode in TCGEN05 for role in shape.roles for loop in role.walk() for s in loop.steps):
+    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in a loop."""
+    if not any(
+        s.instruction.opcode in MATRIX for role in shape.roles for loop in role.walk() if loop.name for s in loop.steps
+    ):
         raise ShapeError(
-            f"{shape.kernel}: expected a loop with tcgen05 products, found none: steady loops of other kernels are not simulated yet"
+            f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
         )
     chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)]
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
@@ -68,17 +79,26 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
         raise ShapeError(
             f"{shape.kernel}: expected barriers at known places in the steady loops, got {unknown.label()}"
         )
+    # Barriers of a tile alone: only those that are known, and all of whose parties are in the roles looked at, are waited for.
+    alone = dict.fromkeys(
+        site
+        for one in chosen
+        for step in (*one.begin, *one.end)
+        if (site := one.site(step)) is not None and site.resolved
+    )
+    looped = frozenset(names)
+    names += [site for site in alone if site not in looped]
     # Ahead of the loops only what they go on with matters.
     chosen = [
-        dataclasses.replace(one, ahead=tuple(s for s in one.ahead if s.kind == "matrix" or one.site(s) in names))
+        dataclasses.replace(one, ahead=tuple(s for s in one.ahead if s.kind in _GOES_ON or one.site(s) in looped))
         for one in chosen
     ]
-    parties = _parties(chosen)
+    parties = _parties(chosen, looped)
     number = {site: i for i, site in enumerate(names)}
     codes = tuple(
         RoleCode(
-            one.name, one.warp, tuple(_instruction(one, step, number) for step in one.ahead),
-            tuple(_instruction(one, step, number) for step in one.repeated),
+            one.name, one.warp,
+            *(tuple(_instruction(one, step, number) for step in steps) for steps in (one.ahead, one.repeated, one.begin, one.end)),
         )
         for one in chosen
     )  # fmt: skip
@@ -121,7 +141,19 @@ def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: Ke
         ahead = (*(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive")), *ahead)
     partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
-    return [_Steady(role, warp, _told(ahead), _repeated(loop)) for warp in mine]
+    guards = {(one.name, guard.name): guard.warps for one in (around[-1], loop) for guard in one.guards if guard.warps}
+
+    def run_by(warp: int, steps: Sequence[Step], where: Loop) -> tuple[Step, ...]:
+        return tuple(step for step in steps if warp in guards.get((where.name, step.guard), (warp,)))
+
+    begin, end = _ahead(around[-1], loop, True), around[-1].after(loop) if loop in around[-1].body else ()
+    return [
+        _Steady(
+            role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop), loop),
+            run_by(warp, _told(begin), around[-1]), run_by(warp, _told(end), around[-1]),
+        )
+        for warp in mine
+    ]  # fmt: skip
 
 
 def _repeated(loop: Loop) -> tuple[Step, ...]:
@@ -133,18 +165,28 @@ def _repeated(loop: Loop) -> tuple[Step, ...]:
     return _told([step for step in loop.steps if step.guard not in skipped])
 
 
-def _ahead(around: Loop, loop: Loop) -> tuple[Step, ...]:
-    """What ``around`` runs before it enters ``loop``; loops on the way, over masked blocks, run no iteration."""
+def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
+    """What ``around`` runs before it enters ``loop``; loops on the way, over masked blocks, run no iteration.
+
+    Meetings of the whole CTA count where the ``whole`` tile is looked at.
+    """
     way = around.body[: around.body.index(loop)] if loop in around.body else around.body
     # Where the whole CTA meets, everybody is there before the loops begin.
-    return tuple(one for one in way if isinstance(one, Step) and not (one.kind in _NAMED and one.amount < 0))
+    return tuple(one for one in way if isinstance(one, Step) and (whole or not (one.kind in _NAMED and one.amount < 0)))
 
 
 def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Copies whose barrier is not known complete on the one that was told of them last."""
+    """Copies whose barrier is not known complete on the one that was told of them last; who tries and then waits waits once."""
     out: list[Step] = []
+    waited: tuple[str, object] | None = None
     told: Step | None = None
     for step in steps:
+        if step.kind == "wait" and waited is not None and (step.instruction.text, step.barriers) == waited:
+            continue
+        if step.kind == "wait":
+            waited = (step.instruction.text, step.barriers)
+        elif step.kind not in ("plain", "retry"):
+            waited = None
         told = step if step.kind == "expect" else told
         lost = step.kind == "copy_in" and not all(barrier.resolved for _, barrier in step.barriers)
         out.append(dataclasses.replace(step, barriers=told.barriers) if lost and told is not None else step)
@@ -152,11 +194,16 @@ def _told(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _kind(step: Step) -> str:
+    opcode = step.instruction.opcode
+    if step.kind == "matrix" and opcode in WGMMA | MMA_SYNC:
+        return "wgmma" if opcode in WGMMA else "mma_sync"
+    if step.kind == "copy_in" and opcode == "LDGSTS":
+        return "group_copy"
     kind = _KIND.get(step.kind, step.kind)
     return kind if kind in roles.KINDS else "plain"
 
 
-def _parties(chosen: Sequence[_Steady]) -> dict[tuple[Barrier, int, str], int]:
+def _parties(chosen: Sequence[_Steady], looped: frozenset[Barrier]) -> dict[tuple[Barrier, int, str], int]:
     """(barrier, role, kind of arrival) -> arrivals in a phase: those of an iteration over the waits of one."""
     waited: Counter[Barrier] = Counter()
     for one in chosen:
@@ -166,14 +213,16 @@ def _parties(chosen: Sequence[_Steady]) -> dict[tuple[Barrier, int, str], int]:
                 waited[site] = max(waited[site], count)
     found: dict[tuple[Barrier, int, str], int] = {}
     for role, one in enumerate(chosen):
-        for steps in (one.ahead, one.repeated):
+        once = [step for step in (*one.begin, *one.end) if one.site(step) not in looped]
+        for steps in (one.ahead, one.repeated, once):
             arrivals = Counter((one.site(step), _kind(step)) for step in steps if _kind(step) in _ARRIVALS)
             announced = Counter(one.site(step) for step in steps if step.kind == "expect")
             for (site, kind), count in arrivals.items():
-                if site is None:
+                # A named barrier counts threads, whoever brings them.
+                if site is None or site.named:
                     continue
-                phases = announced[site] if kind == "copy" else waited[site] if steps is one.repeated else count
-                found[site, role, kind] = max(1, round(count / max(1, phases)))
+                phases = waited[site] if steps is one.repeated else count
+                found[site, role, kind] = max(1, round(count / max(1, announced[site] if kind == "copy" else phases)))
     return found
 
 
@@ -186,19 +235,35 @@ def _instruction(one: _Steady, step: Step, number: dict[Barrier, int]) -> RoleIn
         amount = one.passes(site)
     elif kind == "copy":
         amount = _bytes(one, step)
+    elif kind == "wgmma":
+        amount = int(step.note == "commits")
+    elif kind in ("wgmma_wait", "group_wait", "group_copy"):
+        amount = max(0, step.amount)
+    shape = (0, 0, 0)
+    if kind in roles.MATRIX_KINDS:
+        shape = step.shape
+    elif kind in _NAMED:
+        amount, shape = max(0, step.amount), (_brings(one, step), 0, 0)
+    matrix = kind in roles.MATRIX_KINDS
     pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
     remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
     return RoleInstruction(
         pipe, *code.scheduling, latency_of(code.opcode), kind,
-        number[site] if site is not None else -1, amount, step.shape if kind == "matrix" else (0, 0, 0),
-        {"shared": "smem", "tensor": "tmem"}.get(step.source, ""), _dtype(code.opcode) if kind == "matrix" else "", remote,
+        number.get(site, -1) if site is not None else -1, amount, shape,
+        _HOME.get(step.source, "") if matrix else "", _dtype(step) if matrix else "", remote,
         kind == "wait" and bool(step.guard),
     )  # fmt: skip
 
 
-def _dtype(opcode: str) -> str:
+def _brings(one: _Steady, step: Step) -> int:
+    """Threads that come to a named barrier with this warp: those of the warps that it stands for, four at most."""
+    mine = next((warps for warps, _ in step.barriers if one.warp in warps), ())
+    return 32 * sum(warp // 4 == one.warp // 4 for warp in mine)
+
+
+def _dtype(step: Step) -> str:
     """The type at whose rate a product runs."""
-    return "bf16" if opcode == "UTCHMMA" else "fp8"
+    return "bf16" if step.instruction.opcode in ("UTCHMMA", "HGMMA", "HMMA") else "fp8"
 
 
 def _bytes(one: _Steady, step: Step) -> int:

@@ -14,7 +14,10 @@ from tilecast.model.compiled.code import PIPES as CODE_PIPES
 #: What an instruction does beyond occupying its pipe.
 KINDS = (
     "plain", "wait", "arrive", "named_wait", "named_arrive", "copy", "matrix", "commit", "tensor_load", "tensor_store", "fence",
+    "wgmma", "wgmma_wait", "mma_sync", "group_copy", "group", "group_wait",
 )  # fmt: skip
+#: Matrix products: of one thread for the CTA (tcgen05), of a warpgroup, of a warp.
+MATRIX_KINDS = ("matrix", "wgmma", "mma_sync")
 #: Pipes of a sub-partition: those of every kernel, and the port to tensor memory.
 PIPES = (*CODE_PIPES, "tmem")
 
@@ -35,9 +38,12 @@ class RoleInstruction(NamedTuple):
     #: Number of its barrier in `KernelRoles.barriers`; -1: none, or nobody's in the loops.
     barrier: int = -1
     #: wait: phases that count as complete before anybody arrives, 1 where a fresh barrier lets it pass;
-    #: tensor_load, tensor_store: registers a thread; copy: bytes; other pipes: 2 for packed pairs of numbers.
+    #: tensor_load, tensor_store: registers a thread; copy: bytes; group_copy: bytes a lane; wgmma: 1 where its group ends;
+    #: wgmma_wait, group_wait: groups that may stay under way; named_wait, named_arrive: threads that open it, 0: all that ever
+    #: come; other pipes: 2 for packed pairs of numbers.
     amount: int = 0
-    #: matrix: m, n, k of one instruction, home of A ("smem" or "tmem"), dtype by which it is rated.
+    #: matrix, wgmma, mma_sync: m, n, k of one instruction, home of A ("smem", "tmem" or "register"), dtype by which it is rated.
+    #: named_wait, named_arrive: threads that come with it, of the warpgroup for which the warp stands.
     shape: tuple[int, int, int] = (0, 0, 0)
     source: str = ""
     dtype: str = ""
@@ -63,8 +69,12 @@ class RoleCode:
 
     name: str
     warp: int
+    #: What the loop goes on with of the code before it, and an iteration.
     ahead: tuple[RoleInstruction, ...]
     loop: tuple[RoleInstruction, ...]
+    #: All that a tile runs before and after its iterations; empty where a file of loops does not say.
+    begin: tuple[RoleInstruction, ...] = ()
+    end: tuple[RoleInstruction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +88,39 @@ class KernelRoles:
 
     @property
     def matrix(self) -> int:
-        """The role that issues matrix products; its loop's iteration is the kernel's."""
-        return next(i for i, role in enumerate(self.roles) if any(one.kind == "matrix" for one in role.loop))
+        """The first role that issues matrix products; its loop's iteration is the kernel's."""
+        return next(i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop))
 
     @property
     def flop(self) -> float:
-        """FLOP of one SM in an iteration of the matrix role: half of what a pair's products are."""
-        loop = self.roles[self.matrix].loop
-        return sum(2.0 * m * n * k / (2 if one.pair else 1) for one in loop for m, n, k in (one.shape,))
+        """FLOP of a CTA in an iteration of the matrix roles: half of what a pair's products are, and what the warps of all four
+        sub-partitions multiply where each does."""
+        total = 0.0
+        for role in self.roles:
+            for one in role.loop:
+                m, n, k = one.shape
+                total += 2.0 * m * n * k * (4 if one.kind == "mma_sync" else 0.5 if one.pair else 1)
+        return total
+
+
+def together(kernel: KernelRoles, ctas: int) -> KernelRoles:
+    """``ctas`` CTAs of ``kernel`` on one SM: each with barriers of its own."""
+    if ctas == 1:
+        return kernel
+    roles: list[RoleCode] = []
+    barriers: list[Barrier] = []
+    for cta in range(ctas):
+        first_role, first_barrier = len(roles), len(barriers)
+
+        def moved(code: tuple[RoleInstruction, ...], by: int = first_barrier) -> tuple[RoleInstruction, ...]:
+            return tuple(one._replace(barrier=one.barrier + by) if one.barrier >= 0 else one for one in code)
+
+        for role in kernel.roles:
+            parts = (moved(code) for code in (role.ahead, role.loop, role.begin, role.end))
+            roles.append(RoleCode(f"CTA {cta} {role.name}" if cta else role.name, role.warp, *parts))
+        for barrier in kernel.barriers:
+            parties = tuple((role + first_role, kind, count) for role, kind, count in barrier.parties)
+            barriers.append(
+                barrier._replace(name=f"CTA {cta} {barrier.name}" if cta else barrier.name, parties=parties)
+            )
+    return KernelRoles(kernel.kernel, kernel.target, tuple(roles), tuple(barriers))

@@ -1,11 +1,11 @@
-"""What the instructions of warp roles cost on a machine with tensor memory, from its file."""
+"""What the instructions of warp roles cost on a machine, from its file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilecast.model.compiled.costs import PARTITIONS, latencies, pipe_cycles
+from tilecast.model.compiled.costs import PARTITIONS, WarpCosts, latencies, pipe_cycles, warp_costs
 from tilecast.model.compiled.roles.code import RoleInstruction
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_instruction_cycles
@@ -27,14 +27,21 @@ class RoleCosts:
     poll: float
     handover: float
     remote: float
+    #: A named barrier: from the last arrival until others go on, and for who arrives last.
     named: float
+    met: float
     fence: float
-    #: Tensor memory: bytes a cycle in and out, and cycles until a load nobody competes with is done.
+    #: Tensor memory (0: none): bytes a cycle in and out, and cycles until a load nobody competes with is done.
     read_bytes: float
     write_bytes: float
     tensor_memory: float
     copy_latency: float
     copy_bytes: float
+    #: Bytes a cycle that an SM copies by lanes from L2, and their latency.
+    lane_bytes: float
+    lane_latency: float
+    #: Pipes beside wgmma, and its queue; None where there is none.
+    wgmma: WarpCosts | None
 
     def occupies(self, one: RoleInstruction) -> float:
         """Cycles of its pipe."""
@@ -45,8 +52,16 @@ class RoleCosts:
         return self.pipe[one.pipe] * max(1, one.amount if one.kind == "plain" else 1)
 
     def product(self, one: RoleInstruction) -> tuple[float, float]:
-        """(cycles of the tensor core, cycles from their end until who waits for the commit goes on)."""
-        m, n, _ = one.shape
+        """(cycles of the tensor core, cycles from their end until who waits for it goes on)."""
+        m, n, k = one.shape
+        if one.kind == "mma_sync":
+            # A warp has the tensor core of its sub-partition, at the rate that mma.sync reaches.
+            return 2.0 * m * n * k / (self.machine["tensor.mma_sync_flop_per_clk"] / PARTITIONS), 0.0
+        if one.kind == "wgmma":
+            # The array takes as long for twice the k of half the size.
+            return mma_instruction_cycles(self.machine, m, n, one.dtype, one.source), self.machine[
+                "tensor.mma_latency_cycles"
+            ]
         ctas = 2 if one.pair else 1
         return (
             mma_instruction_cycles(self.machine, m, n, one.dtype, one.source, ctas),
@@ -58,19 +73,27 @@ class RoleCosts:
 def role_costs(machine: Machine) -> RoleCosts:
     """The costs of ``machine``; MachineError names a fact it lacks."""
     m = machine
+    tensor_memory = m.tensor_kind == "tcgen05"
+    wgmma = warp_costs(m, m["chip.clock_rated_mhz"]) if m.tensor_kind == "wgmma" else None
     return RoleCosts(
         machine,
         pipe={**pipe_cycles(m), "tmem": 1.0},
         latency=latencies(m),
         operand_release=m["warp.operand_release_cycles"],
         poll=m["sync.wait_done_cycles"],
-        handover=m["sync.mbarrier_roundtrip_cycles"],
+        # Measured one way where it is; a round trip's half holds code as well.
+        handover=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
         remote=m["sync.cluster_arrive_cycles"],
         named=m["sync.named_barrier_cycles"],
+        met=m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"]),
         fence=m["sync.fence_async_cycles"],
-        read_bytes=m["tmem.read_bytes_per_clk"] / PARTITIONS,
-        write_bytes=m["tmem.write_bytes_per_clk"] / PARTITIONS,
-        tensor_memory=m["tmem.idle_latency_cycles"],
+        read_bytes=m["tmem.read_bytes_per_clk"] / PARTITIONS if tensor_memory else 0.0,
+        write_bytes=m["tmem.write_bytes_per_clk"] / PARTITIONS if tensor_memory else 0.0,
+        tensor_memory=m["tmem.idle_latency_cycles"] if tensor_memory else 0.0,
         copy_latency=m["tma.latency_l2_cycles"],
         copy_bytes=m["tma.bytes_per_clk"],
+        # SMs of a grid read the same tiles at about the same time.
+        lane_bytes=m.get("l2.bytes_per_clk_per_sm_lockstep", m["tma.bytes_per_clk"]),
+        lane_latency=m["l2.latency_cycles"],
+        wgmma=wgmma,
     )

@@ -5,24 +5,30 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 
 - one instruction a cycle; a warp's next waits for the stall count of its last and the counters in its wait mask;
 - a pipe is occupied for `RoleCosts.occupies` cycles, tensor memory's port by the bytes that a warp moves through it;
-- the tensor core takes products in the order of their issue; a commit completes with the last product before it;
+- the tensor core takes products of tcgen05 in the order of their issue; a commit completes with the last product before it;
+- products of wgmma are queued and served as `WgmmaQueue` says, and while one runs arithmetic takes longer and shares the
+  register ports, as in `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
+- copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
 - the n-th wait of a warp at a ring of s barriers passes when the (n + 1 - s f)-th phase of the ring is complete, where f is 1
   if the barrier lets the first wait pass; a phase is complete when all who arrive at it have;
 - where everybody waits in their first iteration, a wait under a branch is passed over: it concerns the iteration before;
-- an arrival is seen `handover` cycles later, what engines complete when it is complete; a wait takes `poll` cycles at least.
+- an arrival is seen `handover` cycles later, what engines complete when it is complete; a wait takes `poll` cycles at least;
+  who waits at a named barrier goes on `named` cycles after the last other arrival, and `met` after its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.costs import PARTITIONS
-from tilecast.model.compiled.roles.code import PIPES, KernelRoles, RoleCode, RoleInstruction
+from tilecast.model.compiled.roles.code import MATRIX_KINDS, PIPES, KernelRoles, RoleCode, RoleInstruction, together
 from tilecast.model.compiled.roles.costs import RoleCosts
+from tilecast.model.compiled.wgmma import WgmmaQueue
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16
@@ -48,58 +54,106 @@ class _Prepared(NamedTuple):
     taken: float
     latency: float
     product: tuple[float, float]
+    #: Beside wgmma: cycles of its pipe, of the register ports, and of a gap after it.
+    beside: tuple[float, float, float]
 
 
 class _Warp:
     __slots__ = (
-        "arrivals", "counters", "free", "index", "issue", "laps", "last", "left", "name", "passed", "pc", "program", "skipped",
-        "standing",
+        "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "name", "passed",
+        "pc", "program", "reached", "skipped", "standing", "times", "under_way",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, role: RoleCode, issue: int, costs: RoleCosts, table: dict[RoleInstruction, _Prepared]
-    ) -> None:
-        self.index, self.name, self.issue, self.free = index, role.name, issue, 0.0
-        for one in {*role.ahead, *role.loop} - table.keys():
+        self, index: int, name: str, issue: int, segments: Sequence[tuple[Sequence[RoleInstruction], float]], costs: RoleCosts,
+        table: dict[RoleInstruction, _Prepared],
+    ) -> None:  # fmt: skip
+        self.index, self.name, self.issue, self.free = index, name, issue, 0.0
+        for one in {one for code, _ in segments for one in code} - table.keys():
             table[one] = _prepare(one, costs)
-        #: What it runs now, and the loop while that is still to come.
-        self.program = [table[one] for one in role.ahead or role.loop]
-        self.left = [table[one] for one in role.loop] if role.ahead else []
+        #: What is still to run: pieces of code, how often, and whether a pass through one is an iteration.
+        self.left = [
+            ([table[one] for one in code], times, at == 1)
+            for at, (code, times) in enumerate(segments)
+            if code and times
+        ]
+        self.program, self.times, self.iterates = self.left.pop(0)
         self.pc = self.last = 0
+        self.done = False
         self.laps: list[float] = []
         self.counters = [0.0] * 6
         self.passed: Counter[int] = Counter()
         self.arrivals: Counter[tuple[int, str]] = Counter()
         self.standing: defaultdict[int, float] = defaultdict(float)
+        #: When the groups of its copies are there, and the copies of the next one.
+        self.groups: list[float] = []
+        self.under_way = 0.0
+        #: When it came to the named barrier where it stands.
+        self.reached = 0.0
+        #: Named barrier where it stands -> which of its meetings.
+        self.meeting: dict[int, int] = {}
         self.skipped: set[RoleInstruction] = set()
 
     def advance(self, now: float) -> None:
-        """Go on to the next instruction; a loop begins again."""
+        """Go on to the next instruction, of the next pass or piece where this one is at its end."""
         self.pc += 1
-        if self.pc >= len(self.program):
-            if not self.left:
-                self.laps.append(now)
-            else:
-                self.program, self.left = self.left, []
-            self.pc = 0
+        if self.pc < len(self.program):
+            return
+        self.pc = 0
+        if self.iterates:
+            self.laps.append(now)
+        self.times -= 1
+        if self.times <= 0:
+            self.done = not self.left
+            if self.left:
+                self.program, self.times, self.iterates = self.left.pop(0)
 
 
 def _prepare(one: RoleInstruction, costs: RoleCosts) -> _Prepared:
-    return _Prepared(
-        one, tuple(bit for bit in range(6) if one.waits >> bit & 1), costs.occupies(one), costs.latency[one.latency],
-        costs.product(one) if one.kind == "matrix" else (0.0, 0.0),
-    )  # fmt: skip
+    beside = (0.0, 0.0, 0.0)
+    if costs.wgmma and one.kind != "mma_sync" and one.pipe in costs.wgmma.pipe:
+        taken = costs.wgmma.pipe_under_mma[one.pipe]
+        beside = (taken, costs.wgmma.ports_under_mma[one.pipe], costs.wgmma.gap_under_mma[one.pipe])
+    product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
+    taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)
+    waits = tuple(bit for bit in range(6) if one.waits >> bit & 1)
+    return _Prepared(one, waits, taken, costs.latency[one.latency], product, beside)
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Threads that come to a named barrier until it opens."""
+
+    #: (time, role).
+    arrivals: list[tuple[float, int]]
+    threads: int
+    complete: bool
+
+
+def _pieces(role: RoleCode, iterations: int | None) -> list[tuple[Sequence[RoleInstruction], float]]:
+    """(code, how often) of a role."""
+    if iterations is None:
+        return [(role.ahead, 1), (role.loop, math.inf)]
+    return [(role.begin, 1), (role.loop, iterations), (role.end, 1)]
 
 
 class _State:
     """Everything that changes during a run."""
 
-    def __init__(self, kernel: KernelRoles, costs: RoleCosts) -> None:
+    def __init__(self, kernel: KernelRoles, costs: RoleCosts, iterations: int | None = None) -> None:
+        """Loops for ever where ``iterations`` is None, otherwise a tile of so many."""
         self.kernel, self.costs = kernel, costs
         table: dict[RoleInstruction, _Prepared] = {}
         partition = kernel.roles[kernel.matrix].warp % PARTITIONS
         self.warps = [
-            _Warp(index, role, 0 if role.warp % PARTITIONS == partition else index + 1, costs, table)
+            _Warp(
+                index,
+                role.name,
+                0 if role.warp % PARTITIONS == partition else index + 1,
+                _pieces(role, iterations),
+                costs,
+                table,
+            )
             for index, role in enumerate(kernel.roles)
         ]
         #: Barrier -> party -> when it arrived, phase by phase.
@@ -107,10 +161,24 @@ class _State:
             {(role, kind): [] for role, kind, _ in barrier.parties} for barrier in kernel.barriers
         ]
         self.per_phase = [{(role, kind): n for role, kind, n in barrier.parties} for barrier in kernel.barriers]
+        #: Named barriers: their meetings, and the threads of all roles that ever come to one.
+        self.meetings: list[list[_Meeting]] = [[] for _ in kernel.barriers]
+        self.everybody = [0] * len(kernel.barriers)
+        for role in kernel.roles:
+            brought: dict[int, int] = {}
+            for one in (*role.begin, *role.loop, *role.end):
+                if one.kind in ("named_wait", "named_arrive") and one.barrier >= 0:
+                    brought[one.barrier] = max(one.shape[0], brought.get(one.barrier, 0))
+            for barrier, threads in brought.items():
+                self.everybody[barrier] += threads
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
         self.pipe_free = dict.fromkeys(PIPES, 0.0)
         self.busy = dict.fromkeys((*PIPES, "issue"), 0.0)
-        self.tensor_free = self.copy_free = 0.0
+        self.tensor_free = self.copy_free = self.ports_free = 0.0
+        hopper = costs.wgmma
+        self.queue = (
+            WgmmaQueue(len(self.warps), hopper.mma_queue, hopper.mma_latency, hopper.mma_hidden_fma) if hopper else None
+        )
         #: Cycles from the end of the product issued last until its commit is seen.
         self.completion = 0.0
 
@@ -132,12 +200,27 @@ class _State:
         barrier = self.kernel.barriers[one.barrier]
         if one.kind == "wait":
             return self.complete(one.barrier, warp.passed[one.barrier] + 1 - barrier.stages * one.amount)
-        # Who waits at a named barrier has arrived there.
-        met = warp.passed[one.barrier]
-        if warp.arrivals[one.barrier, one.kind] == met:
-            self.arrive(warp, one, one.kind, at + self.costs.named)
-        others = [times for (role, _), times in self.arrived[one.barrier].items() if role != warp.index]
-        return max((times[met] for times in others), default=0.0) if all(len(t) > met for t in others) else None
+        # Who waits at a named barrier has arrived there; it counts threads, whoever brings them.
+        if one.barrier not in warp.meeting:
+            warp.reached = at
+            warp.meeting[one.barrier] = self.meet(warp, one, at)
+        meeting = self.meetings[one.barrier][warp.meeting[one.barrier]]
+        if not meeting.complete:
+            return None
+        return (
+            max((time for time, role in meeting.arrivals if role != warp.index), default=-math.inf) + self.costs.named
+        )
+
+    def meet(self, warp: _Warp, one: RoleInstruction, at: float) -> int:
+        """Arrive at a named barrier; which of its meetings that is."""
+        meetings = self.meetings[one.barrier]
+        if not meetings or meetings[-1].complete:
+            meetings.append(_Meeting([], 0, False))
+        meeting = meetings[-1]
+        meeting.arrivals.append((at, warp.index))
+        meeting.threads += one.shape[0]
+        meeting.complete = meeting.threads >= (one.amount if one.amount > 0 else self.everybody[one.barrier])
+        return len(meetings) - 1
 
     def arrive(self, warp: _Warp, one: RoleInstruction, kind: str, at: float) -> None:
         if one.barrier < 0:
@@ -151,11 +234,33 @@ class _State:
         """Where everybody waits: let a warp past a wait under a branch, which the first iteration may do without, once."""
         for warp in self.warps:
             one = warp.program[warp.pc].code
+            if warp.done:
+                continue
             if one.guarded and not warp.laps and one not in warp.skipped:
                 warp.skipped.add(one)
                 warp.advance(warp.free)
                 return True
         return False
+
+    def open_meeting(self) -> bool:
+        """Where everybody waits: open a named barrier outside of the loops, to which others come than could be told."""
+        for warp in self.warps:
+            if not warp.done and not warp.iterates:
+                for barrier, at in warp.meeting.items():
+                    meeting = self.meetings[barrier][at]
+                    if not meeting.complete:
+                        meeting.complete = True
+                        return True
+        return False
+
+    def leave(self) -> bool:
+        """Where all that are left stand behind their iterations, for arrivals that only a next tile would bring: let them go."""
+        waiting = [warp for warp in self.warps if not warp.done]
+        if any(warp.left or warp.iterates for warp in waiting):
+            return False
+        for warp in waiting:
+            warp.done = True
+        return bool(waiting)
 
     def ready(self, warp: _Warp) -> float | None:
         """Earliest issue of the warp's next instruction; None while it waits for something unknown."""
@@ -170,9 +275,31 @@ class _State:
                 return None
             if one.kind == "named_wait":
                 at = max(at, opens)
-        if warp.issue == 0:
-            at = max(at, self.pipe_free[one.pipe])
+        elif one.kind == "group_wait" and len(warp.groups) > one.amount:
+            at = max(at, warp.groups[-1 - one.amount])
+        elif self.queue and one.kind in ("wgmma", "wgmma_wait"):
+            known = self.queue.room(at) if one.kind == "wgmma" else self.queue.through(warp.index, one.amount, at)
+            if known is None:
+                return None
+            at = known
+        if warp.issue == 0 and one.kind != "wgmma":
+            at = max(at, self.pipe_free[one.pipe], self.ports_free if prepared.beside[1] else 0.0)
         return max(at, self.issue_free[warp.issue])
+
+    def occupy(self, prepared: _Prepared, now: float) -> tuple[float, float]:
+        """(cycles of its pipe, cycles beyond its stall) of an instruction that is issued at ``now``."""
+        queue = self.queue
+        if queue is None or not queue.runs(now):
+            return prepared.taken, 0.0
+        if prepared.code.pipe == "fma" and now < queue.free:
+            # A matrix instruction that does not advance does not slow others either.
+            hides = queue.hidden > 0.0
+            queue.steal()
+            if not hides:
+                return prepared.taken, 0.0
+        taken, ports, gap = prepared.beside
+        self.ports_free = max(self.ports_free, now) + ports
+        return taken, gap
 
     def issue(self, warp: _Warp, now: float) -> None:
         """Effects of the warp's next instruction, issued at ``now``."""
@@ -183,9 +310,11 @@ class _State:
         start = now
         if warp.issue == 0:
             self.busy["issue"] += 1.0
-            if one.kind != "matrix":
+            if one.kind not in ("matrix", "wgmma"):
+                taken, gap = self.occupy(prepared, now)
+                after += gap
                 start = max(self.pipe_free[one.pipe], now)
-                self.pipe_free[one.pipe] = start + prepared.taken
+                self.pipe_free[one.pipe] = start + taken
                 self.busy[one.pipe] += prepared.taken
         if one.kind in ("tensor_load", "tensor_store"):
             result = release = start + prepared.taken + costs.tensor_memory
@@ -195,17 +324,28 @@ class _State:
             warp.standing[one.barrier] += max(0.0, opens - now - costs.poll)
             warp.passed[one.barrier] += 1
         elif one.kind == "named_wait":
-            after = max(after, now + costs.named)
+            after = max(after, warp.reached + costs.met)
             warp.standing[one.barrier] += max(0.0, now - warp.free)
+            warp.meeting.pop(one.barrier, None)
             warp.passed[one.barrier] += 1
         elif one.kind == "named_arrive":
-            self.arrive(warp, one, one.kind, now + costs.named)
+            if one.barrier >= 0:
+                self.meet(warp, one, now)
         elif one.kind == "arrive":
             self.arrive(warp, one, one.kind, now + (costs.remote if one.pair else costs.handover))
         elif one.kind == "matrix":
             cycles, self.completion = prepared.product
             self.tensor_free = max(self.tensor_free, now) + cycles
             self.busy["tensor"] += cycles
+        elif one.kind == "wgmma" and self.queue:
+            self.queue.issue(warp.index, now, prepared.product[0], bool(one.amount))
+            self.busy["tensor"] += prepared.product[0]
+        elif one.kind == "group_copy":
+            # 32 lanes of a warp on each of the sub-partitions.
+            self.copy_free = max(self.copy_free, now) + 32 * PARTITIONS * one.amount / costs.lane_bytes
+            warp.under_way = self.copy_free + costs.lane_latency
+        elif one.kind == "group":
+            warp.groups.append(max(warp.under_way, now))
         elif one.kind == "commit":
             self.arrive(warp, one, one.kind, max(self.tensor_free, now) + self.completion)
         elif one.kind == "copy":
@@ -222,8 +362,33 @@ class _State:
         warp.advance(now)
 
 
-def run_roles(kernel: KernelRoles, costs: RoleCosts) -> RolesRun:
-    """The steady state of ``kernel``; CodeError when its roles wait for something that never comes."""
+def _step(state: _State, count: int) -> None:
+    """Issue the next instruction, the ``count``-th; CodeError where everybody waits for something that never comes."""
+    while True:
+        chosen, best = None, math.inf
+        for warp in state.warps:
+            ready = None if warp.done else state.ready(warp)
+            if ready is not None and (
+                ready < best or (ready == best and chosen is not None and warp.last < chosen.last)
+            ):
+                chosen, best = warp, ready
+        if state.queue and (service := state.queue.next_service()) <= best and service < math.inf:
+            state.queue.serve(service)
+        elif chosen is not None:
+            chosen.last = count
+            state.issue(chosen, best)
+            return
+        elif all(warp.done for warp in state.warps):
+            return
+        elif not (state.skip_guarded() or state.open_meeting() or state.leave()):
+            raise CodeError(
+                f"{state.kernel.kernel}: its roles wait for each other: {_standing(state)}; the reading of the code is wrong"
+            )
+
+
+def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
+    """The steady state of ``ctas`` CTAs on an SM; CodeError when roles wait for something that never comes."""
+    kernel = together(kernel, ctas)
     state = _State(kernel, costs)
     matrix = state.warps[kernel.matrix]
     at: dict[str, float] = {}
@@ -232,22 +397,8 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts) -> RolesRun:
     while len(matrix.laps) < _SETTLING + _AVERAGED:
         if not begun and len(matrix.laps) == _SETTLING:
             at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
-        chosen, best = None, math.inf
-        for warp in state.warps:
-            ready = state.ready(warp)
-            if ready is not None and (
-                ready < best or (ready == best and chosen is not None and warp.last < chosen.last)
-            ):
-                chosen, best = warp, ready
-        if chosen is None and state.skip_guarded():
-            continue
-        if chosen is None:
-            raise CodeError(
-                f"{kernel.kernel}: its roles wait for each other: {_standing(state)}; the reading of the code is wrong"
-            )
         count += 1
-        chosen.last = count
-        state.issue(chosen, best)
+        _step(state, count)
     laps = matrix.laps
     waits = {
         (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / _AVERAGED
@@ -259,11 +410,27 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts) -> RolesRun:
     return RolesRun(max((laps[-1] - laps[_SETTLING - 1]) / _AVERAGED, busy["tensor"]), busy, waits)
 
 
+def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: int = 1) -> float:
+    """Cycles from the first instruction of ``ctas`` CTAs, begun together, to the last of a tile of ``iterations`` each.
+
+    CodeError when roles wait for something that never comes, or the kernel comes without the code around its loops.
+    """
+    if not all(role.begin for role in kernel.roles):
+        raise CodeError(f"{kernel.kernel}: expected the code around its loops, got the loops alone")
+    state = _State(together(kernel, ctas), costs, iterations)
+    count = 0
+    while not all(warp.done for warp in state.warps):
+        count += 1
+        _step(state, count)
+    return max(warp.free for warp in state.warps)
+
+
 def _standing(state: _State) -> str:
     """Who waits where."""
     found = []
     for warp in state.warps:
-        one = warp.program[warp.pc].code
-        where = state.kernel.barriers[one.barrier].name if one.barrier >= 0 else one.kind
-        found.append(f"{warp.name} at {where}")
+        if not warp.done:
+            one = warp.program[warp.pc].code
+            where = state.kernel.barriers[one.barrier].name if one.barrier >= 0 else one.kind
+            found.append(f"{warp.name} at {where}")
     return ", ".join(found)

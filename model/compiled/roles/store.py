@@ -21,7 +21,7 @@ def dump_roles(kernels: Sequence[tuple[str, KernelRoles]]) -> str:
 
     packed = [
         [name, kernel.kernel, kernel.target, kernel.barriers,
-         [[role.name, role.warp, numbers(role.ahead), numbers(role.loop)] for role in kernel.roles]]
+         [[role.name, role.warp, *map(numbers, (role.ahead, role.loop, role.begin, role.end))] for role in kernel.roles]]
         for name, kernel in kernels
     ]  # fmt: skip
     plain = json.dumps({"instructions": list(table), "kernels": packed}, separators=(",", ":"))
@@ -36,7 +36,7 @@ def load_roles(text: str) -> dict[str, KernelRoles]:
         return {
             name: KernelRoles(
                 kernel, target,
-                tuple(RoleCode(role, warp, *(tuple(table[i] for i in code) for code in (ahead, loop))) for role, warp, ahead, loop in roles),
+                tuple(RoleCode(role, warp, *(tuple(table[i] for i in part) for part in code)) for role, warp, *code in roles),
                 tuple(Barrier(label, stages, named, tuple(tuple(party) for party in parties)) for label, stages, named, parties in barriers),
             )
             for name, kernel, target, barriers, roles in raw["kernels"]

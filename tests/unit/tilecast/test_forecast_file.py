@@ -45,13 +45,32 @@ def test_a_generated_kernel_beside_its_forecast_before_compilation(capsys: pytes
     assert code == 0 and "busy   mufu" in out and "Before compilation the same loop is forecast at" in out
 
 
+def test_a_launch_of_a_hopper_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    kernel = str(ROOT / "kernels" / "generated" / "hopper_ws_d64_full.py")
+    work = ("forecast", kernel, "--machine", "h200-sxm", "--ctas", "264", "--iterations", "64")
+    code, out, _ = run(capsys, *work, "--json")
+    found = json.loads(out)
+    whole = found["launch"]
+    # Two CTAs on each of 132 SMs, one after the other; one block's products stand outside of the loop.
+    assert whole["cycles"] == pytest.approx(2 * (whole["ends_cycles"] + 63 * found["cycles_per_iteration"]))
+    assert whole["milliseconds"] == pytest.approx(whole["cycles"] / found["clock_mhz"] * 1e-3)
+    assert whole["busy"]["tensor"] < found["tensor_share"]
+    code, out, _ = run(capsys, *work)
+    assert code == 0 and "264 CTAs of 64 iterations take" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((KERNEL,), "which machine? b200, b300, or a file of your own"),
-        (("LISTING",), "expected code for sm_100a or sm_103a, got sm_90a"),
+        ((KERNEL,), "which machine? h200-sxm, b200, b300, or a file of your own"),
+        (("LISTING", "--warps", "4", "--ctas", "8"), "--ctas and --iterations"),
+        (
+            ("LISTING", "--warps", "4", "--ctas", "8", "--iterations", "1:2:3"),
+            "expected a number such as 128, or a range",
+        ),
         (("LISTING", "--machine", "b200", "--warps", "4"), "expected code for sm_100a (b200), got sm_90a"),
-        (("LISTING", "--machine", "h200", "--warps", "4"), "expected a loop with tcgen05 products, found none"),
+        (("ADDS", "--machine", "h200", "--warps", "4"), "expected a loop with matrix products, found none"),
         (("LISTING", "--machine", "h200"), "say --warps"),
         (("LISTING", "--machine", "b2000"), "b2000"),
         (("LISTING", "--machine", "h200", "--set", "mufu.ex2=none"), "mufu.ex2"),
@@ -63,5 +82,8 @@ def test_what_cannot_be_forecast_is_one_sentence(
 ) -> None:
     listing = tmp_path / "loop.sass"
     listing.write_text(HOPPER)
-    code, out, err = run(capsys, "forecast", *(str(listing) if one == "LISTING" else one for one in arguments))
+    adds = tmp_path / "adds.sass"
+    adds.write_text(HOPPER.replace("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0", "FADD R1, R1, R2"))
+    files = {"LISTING": str(listing), "ADDS": str(adds)}
+    code, out, err = run(capsys, "forecast", *(files.get(one, one) for one in arguments))
     assert code == 2 and not out and text in err and err.count("\n") == 1

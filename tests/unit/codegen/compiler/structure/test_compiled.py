@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tilecast.codegen.compiler.structure.report import as_dict, as_text
 from tilecast.codegen.compiler.structure.shape import KernelShape, Loop, Role
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.model.compiled.roles.costs import role_costs
-from tilecast.model.compiled.roles.run import run_roles
+from tilecast.model.compiled.roles.launch import cta_cost
+from tilecast.model.compiled.roles.run import run_roles, tile_cycles
 from tilecast.model.machine.changes import change_machine
 from tilecast.model.machine.machine import load_machine
 
@@ -208,6 +210,96 @@ def test_a_steady_loop_is_no_faster_than_its_busiest_unit(pair: KernelShape) -> 
     assert run_roles(found, slower).cycles > run.cycles
 
 
-def test_steady_loops_of_other_kernels_are_refused(hopper: KernelShape) -> None:
-    with pytest.raises(ShapeError, match="expected a loop with tcgen05 products, found none"):
-        kernel_roles(hopper)
+def test_the_steady_loop_of_a_hopper_kernel(hopper: KernelShape) -> None:
+    found = kernel_roles(hopper)
+    consumers = [role for role in found.roles if any(one.kind == "wgmma" for one in role.loop)]
+    # Three warpgroups of 64 rows: S = Q K^T and O += P V with 64 keys at head_dim 64.
+    assert len(consumers) == 3 and found.flop == 3 * 2 * 2 * 64 * 64 * 64
+    assert {one.shape for role in consumers for one in role.loop if one.kind == "wgmma"} == {(64, 64, 16)}
+    assert {one.source for one in consumers[0].loop if one.kind == "wgmma"} == {"smem", "register"}
+    free = {one.amount for one in found.roles[-1].loop if one.kind == "wait"}
+    assert free == {1}, "a slot of K and V is free at first, also where the first wait's parity is not known"
+    costs = role_costs(load_machine("h200-sxm"))
+    run = run_roles(found, costs)
+    # Eight products of 32 cycles a warpgroup.
+    assert run.busy["tensor"] == pytest.approx(3 * 8 * 32)
+    assert run.busy["tensor"] < run.cycles < 2 * run.busy["tensor"]
+    # Exponentials of 64 x 64 scores on four sub-partitions of a quarter of 16 a cycle each.
+    assert run.busy["mufu"] == pytest.approx(3 * 64 * 64 / 16, rel=0.02)
+
+
+def test_a_tile_of_a_hopper_kernel_is_its_iterations_and_its_ends(hopper: KernelShape) -> None:
+    found, costs = kernel_roles(hopper), role_costs(load_machine("h200-sxm"))
+    cost = cta_cost(found, costs)
+    assert cost.peeled == 1, "Q K^T of the first block stands before the loop, P V of the last behind it"
+    assert 1000 < cost.ends < 6 * cost.steady.cycles
+    assert tile_cycles(found, costs, 40) - tile_cycles(found, costs, 20) == pytest.approx(
+        20 * cost.steady.cycles, rel=0.03
+    )
+
+
+MATMUL = """
+import triton, triton.language as tl
+@triton.jit
+def matmul(a, b, c, n, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, ks = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    total = tl.zeros((M, N), tl.float32)
+    for k in range(0, n, K):
+        x = tl.load(a + rows[:, None] * n + (k + ks)[None, :])
+        y = tl.load(b + (k + ks)[:, None] * n + columns[None, :])
+        total = tl.dot(x, y, total)
+    tl.store(c + rows[:, None] * n + columns[None, :], total)
+"""
+
+
+def test_a_kernel_of_triton_that_is_not_ours(tmp_path: Path) -> None:
+    """Its one role copies by lanes, in groups, and multiplies: copies bind it where they come slowly."""
+    import importlib.util
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    file = tmp_path / "matmul.py"
+    file.write_text(MATMUL)
+    spec = importlib.util.spec_from_file_location("matmul_not_ours", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    signature = {
+        "a": "*fp16",
+        "b": "*fp16",
+        "c": "*fp32",
+        "n": "i32",
+        "M": "constexpr",
+        "N": "constexpr",
+        "K": "constexpr",
+    }
+    divisible = {(i,): [["tt.divisibility", 16]] for i in range(4)}
+    source = ASTSource(module.matmul, signature, {"M": 128, "N": 128, "K": 64}, divisible)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+    found = kernel_roles(kernel_shape(from_cubin(made.asm["cubin"], "matmul.cubin", "sm_90a", "matmul"), 4))
+    assert len(found.roles) == 1 and found.flop == 2 * 128 * 128 * 64
+    copied = sum(128 * one.amount for one in found.roles[0].loop if one.kind == "group_copy")
+    assert copied == 2 * 2 * 128 * 64, "bytes of both operands' tiles"
+    costs = role_costs(load_machine("h200-sxm"))
+    run = run_roles(found, costs)
+    assert run.busy["tensor"] == pytest.approx(8 * 64.0)
+    slow = replace(costs, lane_bytes=16.0)
+    assert run_roles(found, slow).cycles == pytest.approx(copied / 16.0, rel=0.02)
+    # Two CTAs share the tensor core: what one leaves idle the other uses, and no more.
+    both = run_roles(found, costs, 2)
+    assert both.busy["tensor"] == pytest.approx(2 * run.busy["tensor"], rel=0.1)
+    assert both.busy["tensor"] <= both.cycles <= 2.01 * run.cycles
+
+
+def test_a_kernel_without_products_in_a_loop_is_refused(tmp_path: Path) -> None:
+    listing = tmp_path / "loop.sass"
+    listing.write_text(
+        '\t.section\t.text.loop,"ax",@progbits\n\t.headerflags\t@"EF_CUDA_SM90"\n'
+        "        /*0000*/                   FADD R1, R1, R2 ;\n"
+        "        /*0010*/              @P0 BRA 0x0 ;\n"
+        "        /*0020*/                   EXIT ;\n"
+    )
+    with pytest.raises(ShapeError, match="expected a loop with matrix products, found none"):
+        kernel_roles(kernel_shape(read_binary(str(listing)), 4))

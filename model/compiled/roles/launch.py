@@ -1,0 +1,81 @@
+"""A whole launch of a kernel by its steady loop: what its CTAs cost, dealt to the SMs."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.code import MATRIX_KINDS, KernelRoles, RoleInstruction
+from tilecast.model.compiled.roles.costs import RoleCosts
+from tilecast.model.compiled.roles.run import RolesRun, run_roles, tile_cycles
+from tilecast.model.machine.machine import Machine
+
+#: Iterations of the tile from which its beginning and end are told: beyond what a ring of barriers needs to fill.
+_TOLD = 24
+
+
+@dataclass(frozen=True, slots=True)
+class CtaCost:
+    """CTAs of a kernel on an SM: so many at a time."""
+
+    ctas: int
+    steady: RolesRun
+    #: Cycles of a CTA beyond its iterations: set-up, first loads, epilogue.
+    ends: float
+    #: Iterations' worth of products that stand outside of the loop.
+    peeled: float
+
+    def cycles(self, iterations: int) -> float:
+        """Cycles of a CTA that has the work of ``iterations``, in or out of the loop."""
+        return self.ends + max(0.0, iterations - self.peeled) * self.steady.cycles
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launch takes; shares are of its cycles."""
+
+    cycles: float
+    #: Pipe, "issue" or "tensor" -> busy share of an SM (0..1).
+    busy: dict[str, float]
+
+
+def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> CtaCost:
+    """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM; CodeError where its code cannot be followed."""
+    steady = run_roles(kernel, costs, ctas)
+    ends = tile_cycles(kernel, costs, _TOLD, ctas) - _TOLD * steady.cycles
+    inside = sum(_flop(role.loop) for role in kernel.roles)
+    outside = sum(_flop(role.begin) + _flop(role.end) for role in kernel.roles)
+    return CtaCost(ctas, steady, max(0.0, ends), round(outside / inside))
+
+
+def _flop(code: Sequence[RoleInstruction]) -> float:
+    return sum(2.0 * math.prod(one.shape) for one in code if one.kind in MATRIX_KINDS)
+
+
+def launch(cost: CtaCost, iterations: Sequence[int], machine: Machine) -> Launch:
+    """CTAs of ``iterations`` each on all SMs of ``machine``, the longest first, each to the SM that is free first."""
+    slots = [0.0] * (int(machine["chip.sm_count"]) * cost.ctas)
+    for count in sorted(iterations, reverse=True):
+        heapq.heapreplace(slots, slots[0] + cost.cycles(count))
+    cycles = max(slots)
+    # An iteration of the steady state is one of every CTA on the SM.
+    laps = sum(iterations) / len(slots)
+    return Launch(cycles, {name: laps * busy / cycles for name, busy in cost.steady.busy.items()})
+
+
+def spread(said: str, ctas: int) -> list[int]:
+    """Iterations of every CTA: "128", or "1:128" for as many of each length between, as under a causal mask.
+
+    CodeError for text that is neither.
+    """
+    parts = said.split(":")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts) or len(parts) > 2:
+        raise CodeError(f"iterations: expected a number such as 128, or a range such as 1:128, got '{said}'")
+    first, last = int(parts[0]), int(parts[-1])
+    if ctas < 1:
+        raise CodeError(f"CTAs: expected at least 1, got {ctas}")
+    step = (last - first) / max(1, ctas - 1)
+    return [round(first + step * i) for i in range(ctas)]

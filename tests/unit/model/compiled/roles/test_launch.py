@@ -1,0 +1,78 @@
+"""Launches of kernels: CTAs dealt to SMs, iterations said in words, CTAs that share an SM."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction, together
+from tilecast.model.compiled.roles.costs import role_costs
+from tilecast.model.compiled.roles.launch import CtaCost, cta_cost, launch, spread
+from tilecast.model.compiled.roles.run import RolesRun
+from tilecast.model.machine.machine import load_machine
+
+H200 = load_machine("h200-sxm")
+COSTS = role_costs(H200)
+STEADY = RolesRun(100.0, {"tensor": 80.0, "issue": 30.0}, {})
+
+
+def one(pipe: str, kind: str = "plain", barrier: int = -1, amount: int = 0, **more) -> RoleInstruction:
+    return RoleInstruction(pipe, more.pop("stall", 1), more.pop("waits", 0), more.pop("write_counter", 7), 7, "fixed", kind, barrier, amount, **more)  # fmt: skip
+
+
+def product(columns: int = 128) -> RoleInstruction:
+    return one("tensor", "wgmma", amount=1, shape=(64, columns, 16), source="smem", dtype="bf16")
+
+
+def test_iterations_as_they_are_said() -> None:
+    assert spread("7", 3) == [7, 7, 7]
+    assert spread("1:4", 4) == [1, 2, 3, 4] and spread("1:128", 1) == [1]
+    for wrong in ("", "0", "1:2:3", "-1", "many"):
+        with pytest.raises(CodeError, match="iterations: expected"):
+            spread(wrong, 2)
+    with pytest.raises(CodeError, match="CTAs: expected"):
+        spread("1", 0)
+
+
+@given(st.integers(1, 1000), st.integers(1, 200), st.integers(1, 3))
+def test_equal_ctas_go_in_waves(ctas: int, iterations: int, per_sm: int) -> None:
+    cost = CtaCost(per_sm, STEADY, 500.0, 1.0)
+    found = launch(cost, [iterations] * ctas, H200)
+    waves = ceil(ctas / (132 * per_sm))
+    assert found.cycles == waves * (500.0 + (iterations - 1) * 100.0)
+    assert found.busy["tensor"] == pytest.approx(ctas * iterations / (132 * per_sm) * 80.0 / found.cycles)
+
+
+def test_long_ctas_go_first() -> None:
+    cost = CtaCost(1, STEADY, 0.0, 0.0)
+    assert launch(cost, [1] * 132 + [2] * 66, H200).cycles == 200.0
+
+
+def test_ctas_of_an_sm_share_its_tensor_core_and_nothing_else() -> None:
+    wait = (one("other", "wgmma_wait"), one("fma", stall=400))
+    role = RoleCode("warp 0", 0, (), (product(), *wait), (one("other"),), (one("other"),))
+    kernel = KernelRoles("hand-made", "sm_90a", (role,), ())
+    alone, both = cta_cost(kernel, COSTS), cta_cost(kernel, COSTS, 2)
+    assert alone.steady.cycles == pytest.approx(64 + 66.85 + 400, abs=6.0)
+    # The second CTA's product runs while the first one's warp stands.
+    assert both.steady.cycles == pytest.approx(alone.steady.cycles, abs=70.0)
+    assert both.steady.busy["tensor"] == pytest.approx(2 * alone.steady.busy["tensor"])
+
+
+def test_ctas_of_an_sm_have_barriers_of_their_own() -> None:
+    barrier = Barrier("full", 2, False, ((1, "arrive", 1),))
+    roles = (RoleCode("a", 0, (), (one("shared", "wait", 0),)), RoleCode("b", 4, (), (one("shared", "arrive", 0),)))
+    found = together(KernelRoles("hand-made", "sm_90a", roles, (barrier,)), 2)
+    assert [role.loop[0].barrier for role in found.roles] == [0, 0, 1, 1]
+    assert [one.parties for one in found.barriers] == [((1, "arrive", 1),), ((3, "arrive", 1),)]
+
+
+def test_products_outside_of_the_loop_count_as_iterations() -> None:
+    role = RoleCode("warp 0", 0, (), (product(),) * 4, (product(),) * 8, (one("other"),))
+    assert cta_cost(KernelRoles("hand-made", "sm_90a", (role,), ()), COSTS).peeled == 2
+    with pytest.raises(CodeError, match="expected the code around its loops"):
+        cta_cost(KernelRoles("hand-made", "sm_90a", (RoleCode("warp 0", 0, (), (product(),)),), ()), COSTS)
