@@ -10,7 +10,7 @@ import typer
 from tilecast.cli.workload_options import AsJson
 
 app = typer.Typer(
-    no_args_is_help=True, help="Forecasts against reality: published, measured, ablations, counters, tuner."
+    no_args_is_help=True, help="Forecasts against reality: published, measured, foreign, ablations, counters, tuner."
 )
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
@@ -113,6 +113,25 @@ def validate_ablations(
     if picture is not None:
         write_picture(report, picture)
     show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
+
+
+@app.command("foreign", epilog="Example: tilecast validate foreign --json")
+def validate_foreign(
+    table: Annotated[str | None, typer.Argument(help="A table of launches (default: the H200's).")] = None,
+    loops: Annotated[str | None, typer.Option("--loops", help="The kernels' loops (default: the H200's).")] = None,
+    machine: Annotated[str, typer.Option("--machine", help="Machine name or file.")] = "h200-sxm",
+    as_json: AsJson = False,
+) -> None:
+    """Kernels that are not ours, forecast from their machine code, against their cycles and busy units as counted."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.foreign.run import LOOPS, TABLE, run_foreign
+    from tilecast.validation.foreign.text import report_dict, report_text
+
+    with Screen() as screen:
+        screen("forecast", 0, 0, "loops")
+        found = run_foreign(Path(table) if table else TABLE, Path(loops) if loops else LOOPS, machine)
+    show(report_text(found, machine), report_dict(found, machine), as_json)
 
 
 @app.command("counters", epilog="Example: tilecast validate counters --rows")
