@@ -27,6 +27,10 @@ _KIND = {"copy_in": "copy", "matrix_wait": "wgmma_wait"}
 _HOME = {"shared": "smem", "tensor": "tmem", "registers": "register"}
 _ARRIVALS = ("arrive", "commit", "copy")
 _NAMED = ("named_wait", "named_arrive")
+#: Instructions of a loop in which lanes take turns, at most.
+_TURN = 16
+#: Low bits of an address in shared memory that do not depend on where it begins.
+_SPAN = 256
 #: What runs ahead of a loop and matters there without a barrier.
 _GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
@@ -61,7 +65,9 @@ class _Steady:
             if step.kind == "wait" and self.site(step) == site
         )
         # Where the first one's parity is not known, a later one's is that of the same phase but for whole laps.
-        return next((step.amount for step in waits if step.amount >= 0), 0)
+        known = next((step.amount for step in waits if step.amount >= 0), None)
+        # Where none is known: who fills slots finds them free at first, who empties them does not find them full.
+        return known if known is not None else int(any(step.kind == "copy_in" for step in self.repeated))
 
 
 def kernel_roles(shape: KernelShape) -> KernelRoles:
@@ -72,7 +78,7 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
         raise ShapeError(
             f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
         )
-    chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)]
+    chosen = _placed([one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)])
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
     if unknown is not None:
@@ -112,14 +118,57 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
     return KernelRoles(shape.kernel, shape.target, codes, barriers)
 
 
+def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
+    """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
+
+    Shared memory begins at an address that the loader gives, a multiple of the span below: what is known agrees in its low bits.
+    """
+    sites = {site for one in chosen for step in one.repeated if (site := one.site(step)) is not None and not site.named}
+    rings: dict[int, set[Barrier]] = {}
+    for site in sites:
+        if site.resolved:
+            rings.setdefault(site.places[0] % _SPAN, set()).add(site)
+
+    def place(step: Step) -> Step:
+        found = []
+        for warps, site in step.barriers:
+            alike = rings.get(site.offset % _SPAN, set()) if not site.resolved and not site.named else set()
+            found.append((warps, next(iter(alike)) if len(alike) == 1 else site))
+        return dataclasses.replace(step, barriers=tuple(found))
+
+    parts = ("ahead", "repeated", "begin", "end")
+    return [
+        dataclasses.replace(one, **{part: tuple(map(place, getattr(one, part))) for part in parts}) for one in chosen
+    ]
+
+
 def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], Loop]]]:
     """Each role's innermost loops that work, with the loops around them, outermost first."""
-    found = {role: [one for one in _innermost(role.whole, ()) if _works(one[1])] for role in shape.roles}
+    found = {role: [one for one in _innermost(_unrolled(role.whole), ()) if _works(one[1])] for role in shape.roles}
     taken: set[int] = set()
     for role in sorted(found, key=lambda role: len(found[role])):
         found[role] = [one for one in found[role] if one[1].address not in taken] or found[role]
         taken |= {loop.address for _, loop in found[role]}
     return found
+
+
+def _unrolled(loop: Loop) -> Loop:
+    """``loop`` with what it repeats only until all lanes have had their turn (a copy whose operands may differ) run in line, once."""
+    body: list[Step | Loop] = []
+    for one in loop.body:
+        inner = _unrolled(one) if isinstance(one, Loop) else one
+        body += inner.body if isinstance(inner, Loop) and _takes_turns(inner) else (inner,)
+    return dataclasses.replace(loop, body=tuple(body), beside=tuple(map(_unrolled, loop.beside)))
+
+
+def _takes_turns(loop: Loop) -> bool:
+    kinds = {step.kind for step in loop.steps}
+    return (
+        not loop.inner
+        and len(loop.steps) <= _TURN
+        and "to_uniform" in kinds
+        and not kinds & {"matrix", "wait", "arrive"}
+    )
 
 
 def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, ...], Loop]]:
@@ -136,9 +185,11 @@ def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: Ke
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
     around, loop = min(loops, key=lambda one: len(one[1].steps))
     ahead = tuple(step for step in _ahead(around[-1], loop) if step.kind == "expect" or _kind(step) != "plain")
+    begin = _ahead(around[-1], loop, True)
     if len(around) > 1:
         # What is handed over once, before the first tile, and what every tile begins with.
-        ahead = (*(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive")), *ahead)
+        handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive"))
+        ahead, begin = (*handed, *ahead), (*handed, *begin)
     partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
     guards = {(one.name, guard.name): guard.warps for one in (around[-1], loop) for guard in one.guards if guard.warps}
@@ -146,7 +197,7 @@ def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: Ke
     def run_by(warp: int, steps: Sequence[Step], where: Loop) -> tuple[Step, ...]:
         return tuple(step for step in steps if warp in guards.get((where.name, step.guard), (warp,)))
 
-    begin, end = _ahead(around[-1], loop, True), around[-1].after(loop) if loop in around[-1].body else ()
+    end = around[-1].after(loop) if loop in around[-1].body else ()
     return [
         _Steady(
             role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop), loop),

@@ -60,7 +60,7 @@ class _Prepared(NamedTuple):
 
 class _Warp:
     __slots__ = (
-        "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "name", "passed",
+        "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "multiplies", "name", "passed",
         "pc", "program", "reached", "skipped", "standing", "times", "under_way",
     )  # fmt: skip
 
@@ -80,6 +80,7 @@ class _Warp:
         self.program, self.times, self.iterates = self.left.pop(0)
         self.pc = self.last = 0
         self.done = False
+        self.multiplies = any(one.kind in MATRIX_KINDS for code, _ in segments for one in code)
         self.laps: list[float] = []
         self.counters = [0.0] * 6
         self.passed: Counter[int] = Counter()
@@ -254,9 +255,12 @@ class _State:
         return False
 
     def leave(self) -> bool:
-        """Where all that are left stand behind their iterations, for arrivals that only a next tile would bring: let them go."""
+        """Where all that multiply are through: let others go, who wait for what only a next tile would bring.
+
+        A role that brings two blocks an iteration is then ahead of those that take one.
+        """
         waiting = [warp for warp in self.warps if not warp.done]
-        if any(warp.left or warp.iterates for warp in waiting):
+        if any(warp.left or warp.iterates for warp in waiting if warp.multiplies):
             return False
         for warp in waiting:
             warp.done = True
