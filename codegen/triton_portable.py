@@ -261,7 +261,7 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         loads = "descriptors" if machine.tensor_kind in ("wgmma", "tcgen05") else "pointers"
     if loads not in LOADS:
         raise VariantError(f"triton: loads must be {' or '.join(LOADS)}, got '{loads}'")
-    v_pieces = _pieces(workload.head_dim_v)
+    v_pieces = pieces(workload.head_dim_v)
     must_pipeline = len(v_pieces) > 1 or needs_pipeline(variant, workload, machine)
     return TritonKernel(
         title=_title(workload),
@@ -277,7 +277,7 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
         edge_stages=1 if workload.mask == "none" and not must_pipeline else variant.kv_stages,
         loads=loads,
         longest_first=variant.scheduler == "longest-first",
-        qk_pieces=_pieces(workload.head_dim_qk),
+        qk_pieces=pieces(workload.head_dim_qk),
         v_pieces=v_pieces,
     )
 
@@ -300,12 +300,12 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
         lines.append("Programs of a head start with its last rows, which see the most keys.")
     split = [dim for dim in (workload.head_dim_qk, workload.head_dim_v) if dim & (dim - 1)]
     if split:
-        sums = " + ".join(str(piece.width) for piece in _pieces(split[0]))
+        sums = " + ".join(str(piece.width) for piece in pieces(split[0]))
         lines.append(f"Triton's blocks are powers of two: head_dim {split[0]} goes as {sums}, nothing is padded.")
     return textwrap.fill("  ".join(lines), 120)
 
 
-def _pieces(head_dim: int) -> tuple[Piece, ...]:
+def pieces(head_dim: int) -> tuple[Piece, ...]:
     """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
     widths = tile_widths(head_dim)
     if widths[-1] < _SMALLEST_DOT:

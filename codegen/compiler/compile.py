@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
@@ -50,10 +50,6 @@ def tool(name: str) -> Path:
     if not (folder / name).exists():
         raise CompileError(f"triton {triton.__version__} ships no {name}: use a release that does (3.6 or later)")
     return folder / name
-
-
-class _CompiledInsteadError(Exception):
-    """Leaves a launch once its kernel is compiled: there is no GPU to run it."""
 
 
 class _Name(str):
@@ -100,6 +96,9 @@ class _Shape:
 
     def is_contiguous(self) -> bool:
         return True
+
+    def new_empty(self, shape: tuple[int, ...]) -> _Shape:
+        return _Shape(tuple(shape), self.dtype, self._size, self.device.index)
 
     def numel(self) -> int:
         total = 1
@@ -158,15 +157,14 @@ def load_source(path: str | Path) -> ModuleType:
 
 @contextmanager
 def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running: it ends in `_CompiledInsteadError`."""
+    """Inside, launching compiles and collects instead of running."""
     import triton
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> NoReturn:
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
-        raise _CompiledInsteadError
 
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_OfflineDriver(capability, sms))
@@ -194,6 +192,20 @@ def compile_kernel(
 
     ``shape`` has the fields of a workload: Triton specialises on arguments that are 1 or multiples of 16.  Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
     """
+    found = compile_kernels(path, target, dtype, with_lse, shape)
+    if len(found) != 1:
+        names = ", ".join(kernel.name for kernel in found)
+        raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}: {names}")
+    return found[0]
+
+
+def compile_kernels(
+    path: str | Path, target: str, dtype: str = "bf16", with_lse: bool = True, shape: Mapping[str, Any] | None = None
+) -> tuple[Compiled, ...]:
+    """Compile all kernels that ``launch`` of ``path`` starts, in their order: a forward pass has one, a backward pass three.
+
+    Arguments and refusals are those of `compile_kernel`.
+    """
     if target not in TARGETS:
         raise CompileError(f"--arch: expected {', '.join(TARGETS)}, got '{target}'")
     if dtype not in _DTYPE_NAMES:
@@ -209,36 +221,42 @@ def compile_kernel(
         raise CompileError(f"{path}: written for {', '.join(needs)}, not for {target}: pick one of those with --arch")
     capability, sms = TARGETS[target]
     work = header["workload"] if shape is None else shape
+    tensors = _tensors(work, header.get("pass", "fwd"), _DTYPE_NAMES[dtype], capability, with_lse)
     found: list[Any] = []
+    left, right = work["window"] or (-1, -1)
+    # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
+    with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            module.launch(*tensors, work["head_dim_qk"] ** -0.5, left, right)
+        except Exception as error:
+            raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
+    return tuple(
+        Compiled(
+            name=kernel.metadata.name,
+            target=target,
+            cubin=kernel.asm["cubin"],
+            ptx=kernel.asm["ptx"],
+            shared_bytes=int(kernel.metadata.shared),
+            tmem_columns=int(getattr(kernel.metadata, "tmem_size", 0) or 0),
+            warps=int(kernel.metadata.num_warps),
+        )
+        for kernel in found
+    )
 
-    def tensor(heads: int, length: int, width: int, name: str = _DTYPE_NAMES[dtype], size: int = 2) -> _Shape:
-        shape = (work["batch"], heads, length, width) if width else (work["batch"], heads, length)
-        return _Shape(shape, name, size, capability)
+
+def _tensors(
+    work: Mapping[str, Any], direction: str, dtype: str, capability: int, with_lse: bool
+) -> tuple[_Shape | None, ...]:
+    """What ``launch`` of a forward ("fwd") or a backward ("bwd") pass takes before the scale, of the shape ``work``."""
+
+    def tensor(heads: int, length: int, width: int) -> _Shape:
+        return _Shape((work["batch"], heads, length, width), dtype, 2, capability)
 
     q = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_qk"])
     k = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_qk"])
     v = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_v"])
     out = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_v"])
-    lse = tensor(work["heads_q"], work["seqlen_q"], 0, "torch.float32", 4) if with_lse else None
-    left, right = work["window"] or (-1, -1)
-    # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
-    with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            module.launch(q, k, v, out, lse, work["head_dim_qk"] ** -0.5, left, right)
-        except _CompiledInsteadError:
-            pass
-        except Exception as error:
-            raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
-    if len(found) != 1:
-        raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}")
-    kernel = found[0]
-    meta = kernel.metadata
-    return Compiled(
-        name=meta.name,
-        target=target,
-        cubin=kernel.asm["cubin"],
-        ptx=kernel.asm["ptx"],
-        shared_bytes=int(meta.shared),
-        tmem_columns=int(getattr(meta, "tmem_size", 0) or 0),
-        warps=int(meta.num_warps),
-    )
+    lse = _Shape(out.shape[:3], "torch.float32", 4, capability)
+    if direction == "bwd":
+        return q, k, v, out, lse, out, q, k, v
+    return q, k, v, out, lse if with_lse else None

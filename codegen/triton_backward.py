@@ -1,0 +1,425 @@
+"""What the template of the `triton_bwd` family needs to know: a FlashAttention-2 backward in plain Triton, without atomics.
+
+Python decides here, `templates/triton_backward.py.j2` only writes.  The kernels run from sm_80 on (with tensor descriptors
+from sm_90 on) and in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
+from tilecast.codegen.triton_portable import Piece, pieces
+from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.workload import Workload
+
+TEMPLATE = "triton_backward.py.j2"
+#: Elements of O that a program of the first kernel reads: enough to fill its warps, few enough for their registers.
+_ROW_ELEMENTS = 4096
+_MASK_TEXT = {
+    "none": "Every query sees every key; only the block of keys that reaches over the last one is masked.",
+    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
+    "window": "Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks "
+    "on the two edges of that band are masked.",
+}
+#: Masks of the loop over queries: what `add_queries` takes (nothing: its blocks are never masked), and the condition.
+_KEY_SIDE = {
+    "none": ("", ""),
+    "causal": ("keys, diagonal, ", "keys[:, None] <= at"),
+    "window": (
+        "keys, diagonal, window_left, window_right, ",
+        "(keys[:, None] >= at - window_left) & (keys[:, None] <= at + window_right)",
+    ),
+}
+#: Masks of the loop over keys: what `add_keys` takes, and the condition.
+_QUERY_SIDE = {
+    "none": ("seqlen_k", "keys < seqlen_k"),
+    "causal": ("last_key", "keys <= last_key[:, None]"),
+    "window": ("first_key, last_key", "(keys >= first_key[:, None]) & (keys <= last_key[:, None])"),
+}
+_SIZES = ("heads_q", "group", "seqlen_q", "seqlen_k", "padded")
+#: Letters of the strides of a tensor.
+_STRIDE = {"q": "q", "k": "k", "v": "v", "dout": "d", "out": "o", "dq": "dq", "dk": "dk", "dv": "dv"}
+
+
+def _strides(tensors: tuple[str, ...]) -> list[str]:
+    return [f"stride_{_STRIDE[tensor]}{axis}" for tensor in tensors for axis in "bhs"]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBackward:
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    title: str
+    description: str
+    mask: str
+    head_dim_qk: int
+    head_dim_v: int
+    variant: Fa2BackwardVariant
+    qk_pieces: tuple[Piece, ...]
+    v_pieces: tuple[Piece, ...]
+
+    # -- constants -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tma(self) -> bool:
+        """Whether the tiles of the loops come by tensor descriptors."""
+        return self.variant.loads == "descriptors"
+
+    @property
+    def padded(self) -> int:
+        """Rows that terms are padded to: what no loop reads beyond."""
+        return max(self.variant.dkv_tile_m, self.variant.dq_tile_m, self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program of the first kernel."""
+        return max(16, _ROW_ELEMENTS // (1 << (self.head_dim_v - 1).bit_length()))
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def _names(self, tensor: str) -> list[str]:
+        return [f"{tensor}{piece.suffix}" for piece in self._pieces(tensor)]
+
+    def _pieces(self, tensor: str) -> tuple[Piece, ...]:
+        return self.qk_pieces if tensor in ("q", "k", "dq", "dk") else self.v_pieces
+
+    @property
+    def kv_names(self) -> str:
+        """K and V that stay."""
+        return ", ".join([*self._names("k"), *self._names("v")])
+
+    @property
+    def query_names(self) -> str:
+        """Q, dO and the terms of their rows that stay."""
+        return ", ".join([*self._names("q"), *self._names("dout"), "lse2", "delta"])
+
+    @property
+    def dkv(self) -> str:
+        """Sums of the keys' loop."""
+        return ", ".join([*self._names("dk"), *self._names("dv")])
+
+    @property
+    def dq(self) -> str:
+        """Sums of the queries' loop."""
+        return ", ".join(self._names("dq"))
+
+    @property
+    def dq_state(self) -> str:
+        """The same as one value."""
+        return f"({self.dq})" if len(self.qk_pieces) > 1 else self.dq
+
+    @property
+    def first_dkv(self) -> str:
+        """dK and dV before any query."""
+        pieces_of = (*self._pieces("dk"), *self._pieces("dv"))
+        return ", ".join(f"tl.zeros([DKV_TILE_N, {piece.width}], tl.float32)" for piece in pieces_of)
+
+    @property
+    def first_dq(self) -> str:
+        """dQ before any key."""
+        return ", ".join(f"tl.zeros([DQ_TILE_M, {piece.width}], tl.float32)" for piece in self.qk_pieces)
+
+    @property
+    def queries(self) -> str:
+        """Where Q and dO of a head are, and the terms of its rows."""
+        where = [*self._described("q"), *self._described("dout"), "batch", "head"]
+        if not self.tma:
+            where = ["q_head", "dout_head", "stride_qs", "stride_ds", "seqlen_q"]
+        return ", ".join([*where, "terms_head", "padded"])
+
+    @property
+    def kv(self) -> str:
+        """Where K and V of a head are."""
+        if self.tma:
+            return ", ".join([*self._described("k"), *self._described("v"), "batch", "head_kv"])
+        return "k_ptr, v_ptr, stride_ks, stride_vs"
+
+    def _described(self, tensor: str) -> list[str]:
+        return [f"{tensor}_desc{piece.suffix}" for piece in self._pieces(tensor)]
+
+    # -- masks ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def key_limits(self) -> str:
+        """What `add_queries` compares positions with, a comma after each; nothing where no block is masked."""
+        return _KEY_SIDE[self.mask][0]
+
+    @property
+    def key_visible(self) -> str:
+        """The condition under which a masked block's query sees a key, keys down, queries across."""
+        return _KEY_SIDE[self.mask][1]
+
+    @property
+    def query_limits(self) -> str:
+        """What `add_keys` compares keys with."""
+        found = _QUERY_SIDE[self.mask][0]
+        # Loads of masked blocks must stop at the last key.
+        return f"{found}, seqlen_k" if not self.tma and self.mask != "none" else found
+
+    @property
+    def query_visible(self) -> str:
+        """The condition under which a key of a masked block is seen, queries down, keys across."""
+        return _QUERY_SIDE[self.mask][1]
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    @property
+    def delta_statements(self) -> tuple[str, ...]:
+        """Statements that add up dO * O."""
+        lines = []
+        for piece in self.v_pieces:
+            for name, stride in (("out", "stride_os"), ("dout", "stride_ds")):
+                at = f"{name}_ptr{_plus(piece)}, {stride}, seqlen_q - row, ROWS, {piece.width}, True"
+                lines.append(f"{name} = load_rows({at}).to(tl.float32)")
+            lines.append("delta += tl.sum(out * dout, 1)")
+        return tuple(lines)
+
+    def _stays(self, tensor: str, valid: str, tile: str) -> list[str]:
+        """Statements that load a tile which stays: once for a program, so always from pointers."""
+        return [
+            f"{tensor}{piece.suffix} = load_rows({tensor}_ptr{_plus(piece)}, stride_{_STRIDE[tensor]}s, {valid}, {tile}, {piece.width}, True)"
+            for piece in self._pieces(tensor)
+        ]
+
+    def _moves(self, tensor: str, piece: Piece, tile: str, place: str, head: str, checked: str) -> str:
+        """The statement that loads a tile of a step."""
+        name = f"{tensor}{piece.suffix}"
+        if self.tma:
+            box = f"{tensor}_desc{piece.suffix}.load([batch, {head}, {place}, {piece.start}])"
+            return f"{name} = {box}.reshape([{tile}, {piece.width}])"
+        rows = "seqlen_q - row" if place == "row" else "seqlen_k - key"
+        stride = f"stride_{_STRIDE[tensor]}s"
+        return f"{name} = load_rows({tensor}_block{_plus(piece)}, {stride}, {rows}, {tile}, {piece.width}, {checked})"
+
+    def _blocks(self, tensors: tuple[str, str], place: str, base: str) -> list[str]:
+        """Statements that find the rows of a step."""
+        if self.tma:
+            return []
+        return [
+            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s" for x in tensors
+        ]  # fmt: skip
+
+    @property
+    def kv_statements(self) -> tuple[str, ...]:
+        """Statements that load K and V of a program of keys."""
+        loads = [line for tensor in "kv" for line in self._stays(tensor, "seqlen_k - key", "DKV_TILE_N")]
+        return (*loads, f"kv = ({self.kv_names})")
+
+    @property
+    def head_statements(self) -> tuple[str, ...]:
+        """Statements that find Q and dO of a head."""
+        lines = []
+        if not self.tma:
+            for x in ("q", "dout"):
+                batch, head = (f"stride_{_STRIDE[x]}{axis}" for axis in "bh")
+                lines.append(f"{x}_head = {x}_ptr + batch.to(tl.int64) * {batch} + tl.cast(head, tl.int64) * {head}")
+        return (*lines, f"queries = ({self.queries})")
+
+    @property
+    def st_statements(self) -> tuple[str, ...]:
+        """Statements for S^T of a block of queries."""
+        lines = self._blocks(("q", "dout"), "row", "_head")
+        for piece in self.qk_pieces:
+            lines.append(self._moves("q", piece, "DKV_TILE_M", "row", "head", "True"))
+            lines.append(f"s = tl.dot(k{piece.suffix}, q{piece.suffix}.T{', s' if piece.start else ''})")
+        return tuple(lines)
+
+    @property
+    def dv_statements(self) -> tuple[str, ...]:
+        """Statements that add to dV, and those for dP^T."""
+        lines = []
+        for piece in self.v_pieces:
+            dout, dv = f"dout{piece.suffix}", f"dv{piece.suffix}"
+            lines.append(self._moves("dout", piece, "DKV_TILE_M", "row", "head", "True"))
+            lines.append(f"{dv} = tl.dot(p.to({dout}.dtype), {dout}, {dv})")
+            lines.append(f"dp = tl.dot(v{piece.suffix}, {dout}.T{', dp' if piece.start else ''})")
+        return tuple(lines)
+
+    @property
+    def dk_statements(self) -> tuple[str, ...]:
+        """Statements that add to dK."""
+        return tuple(f"dk{x.suffix} = tl.dot(ds, q{x.suffix}, dk{x.suffix})" for x in self.qk_pieces)
+
+    @property
+    def dkv_stores(self) -> tuple[str, ...]:
+        """Statements that write dK and dV."""
+        return self._stores("dk", "seqlen_k - key", "DKV_TILE_N", " * scale") + self._stores(
+            "dv", "seqlen_k - key", "DKV_TILE_N", ""
+        )
+
+    def _stores(self, tensor: str, valid: str, tile: str, factor: str) -> tuple[str, ...]:
+        stride = f"stride_{_STRIDE[tensor]}s"
+        return tuple(
+            f"store_rows({tensor}_ptr{_plus(x)}, {stride}, {valid}, {tensor}{x.suffix}{factor}, {tile}, {x.width})"
+            for x in self._pieces(tensor)
+        )
+
+    @property
+    def query_statements(self) -> tuple[str, ...]:
+        """Statements that load Q and dO of a program of queries."""
+        return tuple(line for x in ("q", "dout") for line in self._stays(x, "seqlen_q - row", "DQ_TILE_M"))
+
+    @property
+    def s_statements(self) -> tuple[str, ...]:
+        """Statements for S of a block of keys."""
+        lines = self._blocks(("k", "v"), "key", "_ptr")
+        for piece in self.qk_pieces:
+            lines.append(self._moves("k", piece, "DQ_TILE_N", "key", "head_kv", "MASKED"))
+            lines.append(f"s = tl.dot(q{piece.suffix}, k{piece.suffix}.T{', s' if piece.start else ''})")
+        return tuple(lines)
+
+    @property
+    def dp_statements(self) -> tuple[str, ...]:
+        """Statements for dP of a block of keys."""
+        lines = []
+        for piece in self.v_pieces:
+            lines.append(self._moves("v", piece, "DQ_TILE_N", "key", "head_kv", "MASKED"))
+            lines.append(f"dp = tl.dot(dout{piece.suffix}, v{piece.suffix}.T{', dp' if piece.start else ''})")
+        return tuple(lines)
+
+    @property
+    def dq_statements(self) -> tuple[str, ...]:
+        """Statements that add to dQ."""
+        return tuple(f"dq{x.suffix} = tl.dot(ds, k{x.suffix}, dq{x.suffix})" for x in self.qk_pieces)
+
+    @property
+    def dq_stores(self) -> tuple[str, ...]:
+        """Statements that write dQ."""
+        return self._stores("dq", "seqlen_q - row", "DQ_TILE_M", " * scale")
+
+    @property
+    def first_q(self) -> str:
+        """A piece of Q, for its dtype."""
+        return self._names("q")[0]
+
+    @property
+    def first_k(self) -> str:
+        """A piece of K, for its dtype."""
+        return self._names("k")[0]
+
+    # -- signatures and launches ---------------------------------------------------------------------------------------
+
+    @property
+    def _window(self) -> tuple[str, ...]:
+        return ("window_left", "window_right") if self.mask == "window" else ()
+
+    @property
+    def unspecialized(self) -> str:
+        """Sizes that the compiled code must not depend on."""
+        return "[" + ", ".join(f'"{name}"' for name in (*_SIZES, *self._window)) + "]"
+
+    @property
+    def row_terms_signature(self) -> str:
+        """The head of the first kernel."""
+        names = ["out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr", *_strides(("out", "dout"))]
+        text = ", ".join([*names, "heads_q", "seqlen_q", "padded", "dlse_rows"])
+        return in_lines(text, "def row_terms(", "):")
+
+    def _tensors(self, moving: tuple[str, ...], staying: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """(descriptors, tensors given as pointers) of a kernel, in the order of its arguments."""
+        if self.tma:
+            return [name for x in moving for name in self._described(x)], staying
+        return [], (*moving, *staying)
+
+    def _signature(self, name: str, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
+        described, pointers = self._tensors(moving, staying)
+        names = [*described, *(f"{x}_ptr" for x in pointers), "terms_ptr", *_strides(pointers), *_SIZES, *self._window]
+        return in_lines(", ".join([*names, "scale_log2", "scale"]), f"def {name}(", "):")
+
+    @property
+    def key_signature(self) -> str:
+        """The head of the kernel of dK and dV."""
+        return self._signature("key_gradients", *_KEY_TENSORS)
+
+    @property
+    def query_signature(self) -> str:
+        """The head of the kernel of dQ."""
+        return self._signature("query_gradients", *_QUERY_TENSORS)
+
+    @property
+    def host(self) -> Host:
+        """What windows the host takes."""
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, (), "")
+
+    def _boxes(self, name: str, tensors: tuple[str, ...], rows: str) -> list[str]:
+        """Statements that make the descriptors of a kernel."""
+        loops, columns = box_loops([(x, rows, piece.width) for x in tensors for piece in self._pieces(x)])
+        made = f"TensorDescriptor.from_tensor(x, [1, 1, count.value, {columns}])"
+        return [f"{name} = [", f"    {made}", *(f"    {loop}" for loop in loops), "]"]
+
+    @property
+    def host_statements(self) -> tuple[str, ...]:
+        """Statements that return the launches of a call."""
+        lines = list(WINDOW_STATEMENTS) if self.mask == "window" else []
+        sizes = "heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded"
+        lines += [f"sizes = ({', '.join([sizes, *self._window])})"]
+        if self.tma:
+            lines += self._boxes("of_queries", _KEY_TENSORS[0], "DKV_TILE_M")
+            lines += self._boxes("of_keys", _QUERY_TENSORS[0], "DQ_TILE_N")
+        calls = []
+        for boxes, tensors in (("of_queries", _KEY_TENSORS), ("of_keys", _QUERY_TENSORS)):
+            _, pointers = self._tensors(*tensors)
+            given = ", ".join(pointers)
+            head = f"*{boxes}, " if self.tma else ""
+            calls.append(f"({head}{given}, terms, *(n for x in ({given}) for n in x.stride()[:3]), *sizes)")
+        return (
+            *lines,
+            "for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])",
+            "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)",
+            f"for_keys = {calls[0]}",
+            f"for_queries = {calls[1]}",
+            "return (",
+            "    (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),",
+            "    (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_keys),",
+            "    (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),",
+            ")",
+        )
+
+
+#: Tensors of the two large kernels: those of which tiles move, and those of which one tile stays or is written.
+_KEY_TENSORS = (("q", "dout"), ("k", "v", "dk", "dv"))
+_QUERY_TENSORS = (("k", "v"), ("q", "dout", "dq"))
+
+
+def _plus(piece: Piece) -> str:
+    return f" + {piece.start}" if piece.start else ""
+
+
+def context(variant: Fa2BackwardVariant, workload: Workload) -> TritonBackward:
+    """The kernels of a variant, which must be writable (`fa2_backward.writable`)."""
+    return TritonBackward(
+        title=_title(workload),
+        description=_description(variant, workload),
+        mask=workload.mask,
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        variant=variant,
+        qk_pieces=pieces(workload.head_dim_qk),
+        v_pieces=pieces(workload.head_dim_v),
+    )
+
+
+def _title(workload: Workload) -> str:
+    mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
+    dims = f"{workload.head_dim_qk}"
+    if workload.head_dim_v != workload.head_dim_qk:
+        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
+    return f"{mask} backward for head_dim {dims}: FlashAttention-2 in plain Triton, the same bits every run"
+
+
+def _description(variant: Fa2BackwardVariant, workload: Workload) -> str:
+    lines = [
+        _MASK_TEXT[workload.mask],
+        "Three kernels, no atomics: row_terms makes two numbers of each query row,",
+        f"key_gradients keeps dK and dV of {variant.dkv_tile_n} keys and walks over {variant.dkv_tile_m} queries at a time,",
+        f"query_gradients keeps dQ of {variant.dq_tile_m} queries and walks over {variant.dq_tile_n} keys at a time.",
+        "S and dP are computed in both: seven matrix products in place of five, and no sum of several programs.",
+    ]
+    split = [dim for dim in (workload.head_dim_qk, workload.head_dim_v) if dim & (dim - 1)]
+    if split:
+        sums = " + ".join(str(piece.width) for piece in pieces(split[0]))
+        lines.append(f"Triton's blocks are powers of two: head_dim {split[0]} goes as {sums}, nothing is padded.")
+    return textwrap.fill(" ".join(lines), 120)

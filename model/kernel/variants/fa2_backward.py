@@ -1,0 +1,162 @@
+"""FlashAttention-2 class backward in plain Triton: knobs, legality, what the template writes, space, first choices.
+
+Two kernels and seven matrix products, so that no sum crosses programs: one has a block of keys and adds up dK and dV over
+the queries, the other has a block of queries and adds up dQ over the keys.  A third, which costs next to nothing, goes
+before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from tilecast.model.kernel.variants.fa2 import tile_widths
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: How tiles of a loop reach shared memory: by cp.async from pointers, or by the bulk copy engine from descriptors.
+LOADS = ("pointers", "descriptors")
+_SMALLEST_DOT = 16
+#: Rows of a wgmma and of a tcgen05.mma: the tile that stays must have as many for each warpgroup.
+_MATRIX_ROWS = 64
+#: Bytes that the compiler adds to the tiles: barriers, and the two terms of each row of a stage.
+_MARGIN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Fa2BackwardVariant:
+    """Tiles, warps and pipeline stages of the two loops: ``dkv_`` owns keys and walks over queries, ``dq_`` the reverse."""
+
+    family: str = "fa2_bwd"
+    dkv_tile_m: int = 32
+    dkv_tile_n: int = 64
+    dkv_warps: int = 8
+    dkv_stages: int = 2
+    dq_tile_m: int = 64
+    dq_tile_n: int = 32
+    dq_warps: int = 4
+    dq_stages: int = 2
+    loads: str = "pointers"
+
+
+def _accumulators(rows: int, columns: int, warps: int) -> int:
+    """Registers a thread that a rows x columns tile in float32 takes."""
+    return rows * columns // (32 * warps)
+
+
+def registers(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> dict[str, int]:
+    """Registers a thread that each loop keeps its sums and score tiles in, by the loop's prefix.
+
+    The keys' loop holds dK, dV and two score tiles, the queries' loop dQ and two score tiles; tcgen05 keeps sums in tensor
+    memory.  Addresses and what the compiler copies come on top, so this is a lower bound.
+    """
+    v = variant
+    in_tensor_memory = machine.tensor_kind == "tcgen05"
+    keys = 0 if in_tensor_memory else workload.head_dim_qk + workload.head_dim_v
+    queries = 0 if in_tensor_memory else workload.head_dim_qk
+    return {
+        "dkv": _accumulators(v.dkv_tile_n, keys + 2 * v.dkv_tile_m, v.dkv_warps),
+        "dq": _accumulators(v.dq_tile_m, queries + 2 * v.dq_tile_n, v.dq_warps),
+    }
+
+
+def shared_bytes(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> dict[str, int]:
+    """Shared memory of each loop's tiles, by its prefix: ``stages`` tiles that move, and the two that stay.
+
+    On Ampere what stays is held in registers where the compiler can, on wgmma and tcgen05 in shared memory; tcgen05 also
+    reads dS from there.
+    """
+    v = variant
+    row = workload.dtype_bytes * (workload.head_dim_qk + workload.head_dim_v)
+    stays = machine.tensor_kind in ("wgmma", "tcgen05")
+    return {
+        "dkv": row * (v.dkv_stages * v.dkv_tile_m + stays * v.dkv_tile_n),
+        "dq": row * (v.dq_stages * v.dq_tile_n + stays * v.dq_tile_m),
+    }
+
+
+def legality(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    for loop, need in shared_bytes(variant, workload, machine).items():
+        limit = machine["smem.per_cta_bytes"] - _MARGIN
+        if need > limit:
+            lever = f"use a smaller {loop}_tile_m or {loop}_tile_n, or fewer {loop}_stages"
+            return over_limit(f"shared memory of the {loop} loop", need, limit, "bytes", lever)
+    for loop, need in registers(variant, workload, machine).items():
+        if need > machine["reg.max_per_thread"]:
+            lever = f"use 8 {loop}_warps or a smaller {loop}_tile_m or {loop}_tile_n"
+            return over_limit(f"a thread of the {loop} loop", need, machine["reg.max_per_thread"], "registers", lever)
+    return LEGAL
+
+
+def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant`` that computes what it should."""
+    if workload.dtype not in ("bf16", "fp16"):
+        return Verdict(f"family fa2_bwd is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
+    for name in ("dkv_tile_m", "dkv_tile_n", "dq_tile_m", "dq_tile_n"):
+        extent = getattr(variant, name)
+        if extent < _SMALLEST_DOT or extent & (extent - 1):
+            return Verdict(f"{name} must be a power of two of at least {_SMALLEST_DOT}, got {extent}", "use 32 or 64")
+    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
+        if tile_widths(width)[-1] < _SMALLEST_DOT:
+            return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
+    if variant.loads not in LOADS:
+        return Verdict(f"loads must be {' or '.join(LOADS)}, got '{variant.loads}'", "use one of them")
+    if machine.tensor_kind not in ("wgmma", "tcgen05"):
+        if variant.loads == "descriptors":
+            return Verdict(f"{machine.name} has no bulk copy engine for tensor descriptors", "use loads=pointers")
+        return LEGAL
+    for loop, stages in (("dkv", variant.dkv_stages), ("dq", variant.dq_stages)):
+        if stages < 2:
+            # The loop of the keys has two sums and tiles of different widths: both are what Triton 3.6 gets wrong there.
+            return Verdict(
+                f"{loop}_stages must be 2 or more on {machine.name}, got {stages}: Triton 3.6 computes wrong numbers for a "
+                "wgmma loop with several sums that has no software pipeline", f"use {loop}_stages=2",
+            )  # fmt: skip
+    for name, rows, warps in (
+        ("dkv_tile_n", variant.dkv_tile_n, variant.dkv_warps),
+        ("dq_tile_m", variant.dq_tile_m, variant.dq_warps),
+    ):
+        if rows < _MATRIX_ROWS or (machine.tensor_kind == "wgmma" and rows < _MATRIX_ROWS * warps // 4):
+            least = max(_MATRIX_ROWS, _MATRIX_ROWS * warps // 4)
+            return Verdict(
+                f"{name} must be at least {least} for {warps} warps on {machine.name}, got {rows}: a warpgroup multiplies "
+                f"{_MATRIX_ROWS} rows", f"use {name}={least} or fewer warps",
+            )  # fmt: skip
+    return LEGAL
+
+
+def space(workload: Workload, machine: Machine) -> Iterator[Fa2BackwardVariant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    loads = LOADS if machine.tensor_kind in ("wgmma", "tcgen05") else LOADS[:1]
+    tiles = (16, 32, 64, 128)
+    for way, dkv, dq in product(loads, product(tiles, (32, 64, 128), (4, 8), (2, 3)), product((64, 128), tiles, (4, 8), (2, 3))):  # fmt: skip
+        found = Fa2BackwardVariant("fa2_bwd", *dkv, *dq, way)
+        if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
+            yield found
+
+
+def chosen(workload: Workload, machine: Machine) -> Fa2BackwardVariant:
+    """The variant to start from for a shape: the largest tiles of which the compiler spills nothing.
+
+    The tile that stays costs registers with the head, so it shrinks as heads grow; the tile that moves hides latency.
+    """
+    wide = max(workload.head_dim_qk, workload.head_dim_v)
+    if machine.tensor_kind not in ("wgmma", "tcgen05"):
+        return _AMPERE[64 if wide <= 64 else 128 if wide <= 128 else 256]
+    found = _NEWER[64 if wide <= 64 else 128 if wide <= 128 else 256]
+    return found if legality(found, workload, machine).legal else replace(found, dkv_stages=2, dq_stages=2)
+
+
+_AMPERE = {
+    64: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 32, 8, 2),
+    128: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2),
+    256: Fa2BackwardVariant("fa2_bwd", 32, 32, 8, 2, 64, 32, 8, 2),
+}
+_NEWER = {
+    64: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    128: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    256: Fa2BackwardVariant("fa2_bwd", 16, 64, 4, 2, 128, 32, 8, 2, "descriptors"),
+}
