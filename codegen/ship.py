@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
+from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
+from tilecast.model.backward import TRITON_BACKWARD, parse_backward
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.verdict import VariantError
@@ -56,9 +58,13 @@ class Shipped:
 
 
 def read_list(path: Path = LIST) -> tuple[Shipped, ...]:
-    """The rows of the list, in its order."""
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["kernel"]
-    return tuple(_shipped(row) for row in rows)
+    """The forward kernels of the list, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["kernel"])
+
+
+def read_backward_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The backward passes of the list, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["backward"])
 
 
 def _shipped(row: dict[str, object]) -> Shipped:
@@ -88,9 +94,20 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         )  # fmt: skip
         short = predict(kernel.workload, machine, variant, clock="short", interval=False)
         lines.append(_page_row(kernel, short, measured))
+    backward = []
+    for kernel in read_backward_list():
+        given = parse_backward(kernel.variant, TRITON_BACKWARD.variant())
+        yield (
+            Path("generated") / f"{kernel.module}.py",
+            generate_backward(kernel.workload, load_machine(kernel.machine), given, version).source,
+        )
+        index.append(
+            {"module": kernel.module, "family": kernel.family, "pass": "bwd", "dtypes": ["bf16", "fp16"], **kernel.facts}
+        )  # fmt: skip
+        backward.append(f"| `{kernel.module}.py` | {_purpose(kernel)} | {_devices(kernel)} | `{kernel.variant}` |")
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
-    yield Path("README.md"), _page(lines)
+    yield Path("README.md"), _page(lines, backward)
 
 
 def _measured() -> dict[str, dict[str, str]]:
@@ -103,15 +120,29 @@ def _measured() -> dict[str, dict[str, str]]:
 
 def _page_row(kernel: Shipped, forecast: Prediction, measured: dict[str, dict[str, str]]) -> str:
     work = kernel.workload
-    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
-    low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
-    lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
     found = measured.get(f"{kernel.module}@{work.seqlen_q}")
     figure = (
         f"{float(found['tflops']):.0f} ({found['gpu'].removeprefix('NVIDIA ')}, {found['date']})" if found else "no"
     )
-    purpose = f"head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
-    return f"| `{kernel.module}.py` | {purpose} | {work.seqlen_q} | {forecast.tflops:.0f} on {forecast.machine.name} | {figure} |"
+    return f"| `{kernel.module}.py` | {_purpose(kernel)} | {work.seqlen_q} | {forecast.tflops:.0f} on {forecast.machine.name} | {figure} |"
+
+
+def _purpose(kernel: Shipped) -> str:
+    """Which calls a kernel serves."""
+    work = kernel.workload
+    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
+    low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
+    lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
+    return f"head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
+
+
+def _devices(kernel: Shipped) -> str:
+    """Compute capabilities that a kernel serves."""
+    capability = kernel.facts["capability"]
+    if isinstance(capability, dict):
+        return ".".join(map(str, capability["min"])) + " and newer"
+    assert isinstance(capability, list)
+    return ", ".join(".".join(map(str, pair)) for pair in capability)
 
 
 def _needs(kernel: Shipped) -> str:
@@ -119,8 +150,8 @@ def _needs(kernel: Shipped) -> str:
     return f"; Triton {'.'.join(map(str, least))} or newer" if isinstance(least, list) else ""
 
 
-def _page(lines: list[str]) -> str:
-    rows = "\n".join(lines)
+def _page(lines: list[str], backward: list[str]) -> str:
+    rows, gradients = "\n".join(lines), "\n".join(backward)
     return f"""# Kernels that ship
 
 Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
@@ -146,6 +177,17 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 | file | for | seqlen | forecast | measured |
 |---|---|---|---|---|
 {rows}
+
+## Backward passes
+
+`triton_bwd_*` (pointers, any GPU from Ampere on) and `triton_tma_bwd_*` (tensor descriptors, sm_90 and newer data-centre GPUs):
+`launch(q, k, v, out, lse, dout, dq, dk, dv, scale)` writes the gradients that `tilecast.attention` gives to autograd, whatever
+kernel went forward.  Each file starts three or four kernels and uses no atomics, so the same call gives the same bits; beside
+the tensors it needs 8 bytes for each query row of each head, rounded up to whole tiles.  Nothing forecasts them yet.
+
+| file | for | compute capability | variant |
+|---|---|---|---|
+{gradients}
 """
 
 

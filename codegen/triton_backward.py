@@ -44,6 +44,40 @@ _SIZES = ("heads_q", "group", "seqlen_q", "seqlen_k", "padded")
 _STRIDE = {"q": "q", "k": "k", "v": "v", "dout": "d", "out": "o", "dq": "dq", "dk": "dk", "dv": "dv"}
 
 
+#: Tensors of the kernel of dQ: those of which tiles move, and those of which one tile stays or is written.
+_QUERY_TENSORS = (("k", "v"), ("q", "dout", "dq"))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyKernel:
+    """A kernel whose programs own keys: of dK, of dV, or of both."""
+
+    name: str
+    #: The function of a step.
+    step: str
+    #: What it adds up, and the tensors of which a tile stays for that.
+    sums: tuple[str, ...]
+    stays: tuple[str, ...]
+    about: str
+    step_about: str
+
+    @property
+    def tensors(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Tensors of which tiles move, and those of which one tile stays or is written."""
+        return ("q", "dout"), (*self.stays, *self.sums)
+
+
+_TOGETHER = (
+    KeyKernel("key_gradients", "add_queries", ("dk", "dv"), ("k", "v"), "dK and dV",
+              "S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q"),
+)  # fmt: skip
+_APART = (
+    KeyKernel("key_gradients", "add_queries_to_dk", ("dk",), ("k", "v"), "dK",
+              "S^T = K Q^T, dP^T = V dO^T, dK += dS^T Q"),
+    KeyKernel("value_gradients", "add_queries_to_dv", ("dv",), ("k",), "dV", "S^T = K Q^T, dV += P^T dO"),
+)  # fmt: skip
+
+
 def _strides(tensors: tuple[str, ...]) -> list[str]:
     return [f"stride_{_STRIDE[tensor]}{axis}" for tensor in tensors for axis in "bhs"]
 
@@ -87,19 +121,28 @@ class TritonBackward:
         return self.qk_pieces if tensor in ("q", "k", "dq", "dk") else self.v_pieces
 
     @property
-    def kv_names(self) -> str:
+    def key_kernels(self) -> tuple[KeyKernel, ...]:
+        """The kernels of dK and dV."""
+        return _APART if self.variant.dkv_apart else _TOGETHER
+
+    def kv_names(self, kernel: KeyKernel) -> str:
         """K and V that stay."""
-        return ", ".join([*self._names("k"), *self._names("v")])
+        return ", ".join(name for tensor in kernel.stays for name in self._names(tensor))
 
     @property
     def query_names(self) -> str:
         """Q, dO and the terms of their rows that stay."""
         return ", ".join([*self._names("q"), *self._names("dout"), "lse2", "delta"])
 
-    @property
-    def dkv(self) -> str:
-        """Sums of the keys' loop."""
-        return ", ".join([*self._names("dk"), *self._names("dv")])
+    def key_sums(self, kernel: KeyKernel) -> str:
+        """Sums of a loop over queries."""
+        return ", ".join(name for tensor in kernel.sums for name in self._names(tensor))
+
+    def first_key_sums(self, kernel: KeyKernel) -> str:
+        """The same before any query."""
+        widths = [piece.width for tensor in kernel.sums for piece in self._pieces(tensor)]
+        made = ", ".join(f"tl.zeros([DKV_TILE_N, {width}], tl.float32)" for width in widths)
+        return f"({made})" if len(widths) > 1 else made
 
     @property
     def dq(self) -> str:
@@ -110,12 +153,6 @@ class TritonBackward:
     def dq_state(self) -> str:
         """The same as one value."""
         return f"({self.dq})" if len(self.qk_pieces) > 1 else self.dq
-
-    @property
-    def first_dkv(self) -> str:
-        """dK and dV before any query."""
-        pieces_of = (*self._pieces("dk"), *self._pieces("dv"))
-        return ", ".join(f"tl.zeros([DKV_TILE_N, {piece.width}], tl.float32)" for piece in pieces_of)
 
     @property
     def first_dq(self) -> str:
@@ -202,11 +239,18 @@ class TritonBackward:
             f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s" for x in tensors
         ]  # fmt: skip
 
-    @property
-    def kv_statements(self) -> tuple[str, ...]:
+    def kv_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
         """Statements that load K and V of a program of keys."""
-        loads = [line for tensor in "kv" for line in self._stays(tensor, "seqlen_k - key", "DKV_TILE_N")]
-        return (*loads, f"kv = ({self.kv_names})")
+        loads = [line for tensor in kernel.stays for line in self._stays(tensor, "seqlen_k - key", "DKV_TILE_N")]
+        return (*loads, f"kv = ({self.kv_names(kernel)})")
+
+    def key_places(self, kernel: KeyKernel) -> tuple[str, ...]:
+        """Statements that find the rows of a program of keys."""
+        rows = (("batch", "b"), ("head_kv", "h"), ("key", "s"))
+        return tuple(
+            f"{x}_ptr += " + " + ".join(f"{place}.to(tl.int64) * stride_{_STRIDE[x]}{axis}" for place, axis in rows)
+            for x in kernel.tensors[1]
+        )
 
     @property
     def head_statements(self) -> tuple[str, ...]:
@@ -227,27 +271,32 @@ class TritonBackward:
             lines.append(f"s = tl.dot(k{piece.suffix}, q{piece.suffix}.T{', s' if piece.start else ''})")
         return tuple(lines)
 
-    @property
-    def dv_statements(self) -> tuple[str, ...]:
-        """Statements that add to dV, and those for dP^T."""
+    def dout_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
+        """Statements that load dO of a block of queries, add to dV, and those for dP^T."""
         lines = []
         for piece in self.v_pieces:
             dout, dv = f"dout{piece.suffix}", f"dv{piece.suffix}"
             lines.append(self._moves("dout", piece, "DKV_TILE_M", "row", "head", "True"))
-            lines.append(f"{dv} = tl.dot(p.to({dout}.dtype), {dout}, {dv})")
-            lines.append(f"dp = tl.dot(v{piece.suffix}, {dout}.T{', dp' if piece.start else ''})")
+            if "dv" in kernel.sums:
+                lines.append(f"{dv} = tl.dot(p.to({dout}.dtype), {dout}, {dv})")
+            if "dk" in kernel.sums:
+                lines.append(f"dp = tl.dot(v{piece.suffix}, {dout}.T{', dp' if piece.start else ''})")
         return tuple(lines)
 
-    @property
-    def dk_statements(self) -> tuple[str, ...]:
-        """Statements that add to dK."""
-        return tuple(f"dk{x.suffix} = tl.dot(ds, q{x.suffix}, dk{x.suffix})" for x in self.qk_pieces)
+    def dk_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
+        """Statements that make dS^T and add to dK."""
+        if "dk" not in kernel.sums:
+            return ()
+        delta = "tl.load(terms_head + padded + rows)[None, :]"
+        adds = (f"dk{x.suffix} = tl.dot(ds, q{x.suffix}, dk{x.suffix})" for x in self.qk_pieces)
+        return (f"ds = (p * (dp - {delta})).to({self._names('q')[0]}.dtype)", *adds)
 
-    @property
-    def dkv_stores(self) -> tuple[str, ...]:
+    def key_stores(self, kernel: KeyKernel) -> tuple[str, ...]:
         """Statements that write dK and dV."""
-        return self._stores("dk", "seqlen_k - key", "DKV_TILE_N", " * scale") + self._stores(
-            "dv", "seqlen_k - key", "DKV_TILE_N", ""
+        return tuple(
+            line
+            for tensor in kernel.sums
+            for line in self._stores(tensor, "seqlen_k - key", "DKV_TILE_N", " * scale" if tensor == "dk" else "")
         )
 
     def _stores(self, tensor: str, valid: str, tile: str, factor: str) -> tuple[str, ...]:
@@ -291,11 +340,6 @@ class TritonBackward:
         return self._stores("dq", "seqlen_q - row", "DQ_TILE_M", " * scale")
 
     @property
-    def first_q(self) -> str:
-        """A piece of Q, for its dtype."""
-        return self._names("q")[0]
-
-    @property
     def first_k(self) -> str:
         """A piece of K, for its dtype."""
         return self._names("k")[0]
@@ -329,10 +373,9 @@ class TritonBackward:
         names = [*described, *(f"{x}_ptr" for x in pointers), "terms_ptr", *_strides(pointers), *_SIZES, *self._window]
         return in_lines(", ".join([*names, "scale_log2", "scale"]), f"def {name}(", "):")
 
-    @property
-    def key_signature(self) -> str:
-        """The head of the kernel of dK and dV."""
-        return self._signature("key_gradients", *_KEY_TENSORS)
+    def key_signature(self, kernel: KeyKernel) -> str:
+        """The head of a kernel whose programs own keys."""
+        return self._signature(kernel.name, *kernel.tensors)
 
     @property
     def query_signature(self) -> str:
@@ -357,31 +400,25 @@ class TritonBackward:
         sizes = "heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded"
         lines += [f"sizes = ({', '.join([sizes, *self._window])})"]
         if self.tma:
-            lines += self._boxes("of_queries", _KEY_TENSORS[0], "DKV_TILE_M")
-            lines += self._boxes("of_keys", _QUERY_TENSORS[0], "DQ_TILE_N")
-        calls = []
-        for boxes, tensors in (("of_queries", _KEY_TENSORS), ("of_keys", _QUERY_TENSORS)):
-            _, pointers = self._tensors(*tensors)
-            given = ", ".join(pointers)
-            head = f"*{boxes}, " if self.tma else ""
-            calls.append(f"({head}{given}, terms, *(n for x in ({given}) for n in x.stride()[:3]), *sizes)")
-        return (
-            *lines,
-            "for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])",
-            "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)",
-            f"for_keys = {calls[0]}",
-            f"for_queries = {calls[1]}",
-            "return (",
-            "    (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),",
-            "    (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_keys),",
-            "    (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),",
-            ")",
-        )
+            lines += self._boxes("of_queries", ("q", "dout"), "DKV_TILE_M")
+            lines += self._boxes("of_keys", ("k", "v"), "DQ_TILE_N")
+        rows = "for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])"
+        lines += [rows, "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)"]
+        launches = ["    (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),"]
+        blocks = "triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv"
+        for kernel in self.key_kernels:
+            lines.append(self._arguments(f"for_{kernel.name}", "of_queries", *kernel.tensors))
+            launches.append(f"    ({kernel.name}, ({blocks}, 1, 1), for_{kernel.name}),")
+        lines.append(self._arguments("for_queries", "of_keys", *_QUERY_TENSORS))
+        blocks = "triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q"
+        launches.append(f"    (query_gradients, ({blocks}, 1, 1), for_queries),")
+        return (*lines, "return (", *launches, ")")
 
-
-#: Tensors of the two large kernels: those of which tiles move, and those of which one tile stays or is written.
-_KEY_TENSORS = (("q", "dout"), ("k", "v", "dk", "dv"))
-_QUERY_TENSORS = (("k", "v"), ("q", "dout", "dq"))
+    def _arguments(self, name: str, boxes: str, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
+        """The statement that collects a kernel's arguments but the scales."""
+        given = ", ".join(self._tensors(moving, staying)[1])
+        head = f"*{boxes}, " if self.tma else ""
+        return f"{name} = ({head}{given}, terms, *(n for x in ({given}) for n in x.stride()[:3]), *sizes)"
 
 
 def _plus(piece: Piece) -> str:
@@ -411,12 +448,16 @@ def _title(workload: Workload) -> str:
 
 
 def _description(variant: Fa2BackwardVariant, workload: Workload) -> str:
+    keys = "programs of key_gradients keep dK and dV"
+    if variant.dkv_apart:
+        keys = "programs of key_gradients keep dK, those of value_gradients dV"
+    products = "eight" if variant.dkv_apart else "seven"
     lines = [
         _MASK_TEXT[workload.mask],
-        "Three kernels, no atomics: row_terms makes two numbers of each query row,",
-        f"key_gradients keeps dK and dV of {variant.dkv_tile_n} keys and walks over {variant.dkv_tile_m} queries at a time,",
+        "No atomics: row_terms makes two numbers of each query row,",
+        f"{keys} of {variant.dkv_tile_n} keys and walk over {variant.dkv_tile_m} queries at a time,",
         f"query_gradients keeps dQ of {variant.dq_tile_m} queries and walks over {variant.dq_tile_n} keys at a time.",
-        "S and dP are computed in both: seven matrix products in place of five, and no sum of several programs.",
+        f"Each computes what it needs of S and dP: {products} matrix products in place of five, and no sum of several programs.",
     ]
     split = [dim for dim in (workload.head_dim_qk, workload.head_dim_v) if dim & (dim - 1)]
     if split:

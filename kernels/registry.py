@@ -11,12 +11,14 @@ The index is a JSON list, one object per kernel module, written by the generator
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
+     "pass": "bwd",                       optional, "fwd": whether it computes attention or its gradients
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
 with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a shape; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
-float32 (batch, heads_q, seqlen_q) or None.
+float32 (batch, heads_q, seqlen_q) or None.  A backward module provides ``launch(q, k, v, out, lse, dout, dq, dk, dv, scale,
+window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`).
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
 facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.
@@ -45,7 +47,8 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "forecast")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "forecast")
+PASSES = ("fwd", "bwd")
 #: Names a family whose kernels go first.
 FAMILY_VARIABLE = "TILECAST_FAMILY"
 
@@ -70,6 +73,8 @@ class Entry:
     seqlen_q_max: int
     preference: int
     triton_min: tuple[int, int] = (0, 0)
+    #: "bwd" for gradients.
+    direction: str = "fwd"
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a device of this (major, minor) compute capability runs the kernel."""
@@ -153,13 +158,25 @@ def launcher(entry: Entry) -> Callable[..., Any]:
     module = importlib.import_module(f"{PACKAGE}.{entry.module}")
     from tilecast.kernels import launching  # loads torch
 
-    return launching.launcher(module)
+    return launching.launcher(module) if entry.direction == "fwd" else launching.backward_launcher(module)
+
+
+def shipped() -> tuple[Entry, ...]:
+    """Forward kernels that ship with this package and the Triton at hand compiles, in the order TILECAST_FAMILY asks for."""
+    return _of_pass("fwd")
+
+
+def shipped_backward() -> tuple[Entry, ...]:
+    """The same of backward passes."""
+    return _of_pass("bwd")
 
 
 @functools.cache
-def shipped() -> tuple[Entry, ...]:
-    """What ships with this package and the Triton at hand compiles, in the order TILECAST_FAMILY asks for."""
-    return usable(read_index(INDEX), _triton_version(), os.environ.get(FAMILY_VARIABLE, "")) if INDEX.is_file() else ()
+def _of_pass(direction: str) -> tuple[Entry, ...]:
+    if not INDEX.is_file():
+        return ()
+    entries = usable(read_index(INDEX), _triton_version(), os.environ.get(FAMILY_VARIABLE, ""))
+    return tuple(e for e in entries if e.direction == direction)
 
 
 def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: str = "") -> tuple[Entry, ...]:
@@ -217,6 +234,9 @@ def _entry(row: Any, where: str) -> Entry:
         raise RegistryError(f"{where}: field 'module': expected a module name, got {row['module']!r}")
     if row["mask"] not in COVERED_BY:
         raise RegistryError(f"{where}: field 'mask': expected {', '.join(COVERED_BY)}, got {row['mask']!r}")
+    direction = row.get("pass", "fwd")
+    if direction not in PASSES:
+        raise RegistryError(f"{where}: field 'pass': expected {', '.join(PASSES)}, got {direction!r}")
     dtypes = row["dtypes"]
     if not isinstance(dtypes, list) or not dtypes or not set(dtypes) <= set(DTYPES):
         raise RegistryError(f"{where}: field 'dtypes': expected some of {', '.join(DTYPES)}, got {dtypes!r}")
@@ -235,6 +255,7 @@ def _entry(row: Any, where: str) -> Entry:
         seqlen_q_max=NO_LIMIT if last is None else _whole(row, "seqlen_q_max", where),
         preference=_whole(row, "preference", where),
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
+        direction=direction,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.variant import Variant
-from tilecast.model.kernel.variants import fa2, fa3, fa4, unfused
+from tilecast.model.kernel.variants import fa2, fa2_backward, fa3, fa4, unfused
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -121,9 +121,17 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def find_family(name: str) -> Family:
     """The family called ``name`` or by one of its aliases; VariantError with the nearest names otherwise."""
+    _refuse_backward(name)
     if name not in _BY_NAME:
         raise VariantError(f"unknown kernel family '{name}'{nearest(name, tuple(_BY_NAME))}")
     return _BY_NAME[name]
+
+
+def _refuse_backward(name: str) -> None:
+    if name in fa2_backward.NAMES:
+        raise VariantError(
+            f"family {name} is a backward pass: 'tilecast generate --pass bwd' writes it, and nothing forecasts it yet"
+        )
 
 
 def family_of(variant: Variant) -> Family:
@@ -229,6 +237,7 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
                 )
         pairs[key.strip().replace("-", "_")] = value.strip()
     named = pairs.pop("family", base.family if base else "")
+    _refuse_backward(named)
     if named not in _BY_NAME:
         raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
     family = _BY_NAME[named]

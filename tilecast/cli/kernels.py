@@ -43,6 +43,9 @@ def generate(
         bool, typer.Option("--list", help="List the family's variants by forecast instead of writing one.")
     ] = False,
     top: Annotated[int, typer.Option("--top", min=1, help="How many variants --list shows.")] = 20,
+    direction: Annotated[
+        str, typer.Option("--pass", help="fwd, or bwd: the gradients of q, k and v, in plain Triton.")
+    ] = "fwd",
     as_json: AsJson = False,
 ) -> None:
     """Write an attention kernel: the variant given, or the best by forecast, as one self-contained file."""
@@ -53,8 +56,15 @@ def generate(
     from tilecast.codegen.generate import generate as write
     from tilecast.model.families import find_family
 
+    if direction not in ("fwd", "bwd"):
+        raise typer.BadParameter(f"expected fwd or bwd, got '{direction}'", param_hint="'--pass'")
     if output is not None:
         check_writable(output)
+    if direction == "bwd":
+        if list_variants:
+            raise OutputError("--list orders variants by forecast, and backward passes have none yet: drop --list")
+        _generate_backward(work, machine, kernel, output, as_json)
+        return
     name, variant = kernel.on(machine)
     if list_variants:
         if output is not None or variant is not None:
@@ -77,6 +87,32 @@ def generate(
         f"  forecast  {forecast.tflops:.0f} TFLOP/s, {forecast.time_ms:.4g} ms at {forecast.clock_mhz:.0f} MHz ({clock.words()}), "
         f"bound by {forecast.binding.name}\n"
         f"  targets   {', '.join(targets)}: tilecast inspect {shlex.quote(output)} --arch {targets[0]}"
+    )
+    show(text, {**made.header, "file": output}, as_json)
+
+
+def _generate_backward(work: Workload, machine: Machine, kernel: Kernel, output: str | None, as_json: bool) -> None:
+    """Write a backward pass: the variant given, or the one to start from."""
+    from tilecast import __version__
+    from tilecast.base.files import write_text_atomically
+    from tilecast.cli.tables import show
+    from tilecast.codegen.backward import generate_backward, targets
+    from tilecast.model.backward import TRITON_BACKWARD, check_family, parse_backward
+
+    if kernel.family is not None:
+        check_family(kernel.family)
+    variant = None
+    if kernel.variant is not None:
+        variant = parse_backward(kernel.variant, TRITON_BACKWARD.chosen(work, machine))
+    made = generate_backward(work, machine, variant, __version__)
+    if output is None:
+        show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
+        return
+    write_text_atomically(output, made.source)
+    text = (
+        f"{output}: backward pass of {work.label()} for {machine.name}\n"
+        f"  variant   {made.header['variant']}\n"
+        f"  targets   {', '.join(targets(made.variant))}; no forecast: backward passes have none yet"
     )
     show(text, {**made.header, "file": output}, as_json)
 

@@ -8,7 +8,7 @@ before them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from tilecast.model.kernel.variants.fa2 import tile_widths
@@ -16,6 +16,8 @@ from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
+#: The family, and the template that writes it.
+NAMES = ("fa2_bwd", "triton_bwd")
 #: How tiles of a loop reach shared memory: by cp.async from pointers, or by the bulk copy engine from descriptors.
 LOADS = ("pointers", "descriptors")
 _SMALLEST_DOT = 16
@@ -39,6 +41,8 @@ class Fa2BackwardVariant:
     dq_warps: int = 4
     dq_stages: int = 2
     loads: str = "pointers"
+    #: Whether dK and dV have a kernel each: eight products, but half the sums, so that tiles of keys can be larger.
+    dkv_apart: bool = False
 
 
 def _accumulators(rows: int, columns: int, warps: int) -> int:
@@ -54,7 +58,8 @@ def registers(variant: Fa2BackwardVariant, workload: Workload, machine: Machine)
     """
     v = variant
     in_tensor_memory = machine.tensor_kind == "tcgen05"
-    keys = 0 if in_tensor_memory else workload.head_dim_qk + workload.head_dim_v
+    widths = (workload.head_dim_qk, workload.head_dim_v)
+    keys = 0 if in_tensor_memory else max(widths) if v.dkv_apart else sum(widths)
     queries = 0 if in_tensor_memory else workload.head_dim_qk
     return {
         "dkv": _accumulators(v.dkv_tile_n, keys + 2 * v.dkv_tile_m, v.dkv_warps),
@@ -132,8 +137,9 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa2BackwardVariant]:
     """Every combination of knobs worth telling apart that the machine can run."""
     loads = LOADS if machine.tensor_kind in ("wgmma", "tcgen05") else LOADS[:1]
     tiles = (16, 32, 64, 128)
-    for way, dkv, dq in product(loads, product(tiles, (32, 64, 128), (4, 8), (2, 3)), product((64, 128), tiles, (4, 8), (2, 3))):  # fmt: skip
-        found = Fa2BackwardVariant("fa2_bwd", *dkv, *dq, way)
+    keys, queries = product(tiles, tiles[1:], (4, 8), (2, 3)), product(tiles[2:], tiles, (4, 8), (2, 3))
+    for way, apart, dkv, dq in product(loads, (False, True), keys, queries):
+        found = Fa2BackwardVariant("fa2_bwd", *dkv, *dq, way, apart)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
@@ -143,20 +149,23 @@ def chosen(workload: Workload, machine: Machine) -> Fa2BackwardVariant:
 
     The tile that stays costs registers with the head, so it shrinks as heads grow; the tile that moves hides latency.
     """
+    table = _NEWER if machine.tensor_kind in ("wgmma", "tcgen05") else _AMPERE
     wide = max(workload.head_dim_qk, workload.head_dim_v)
-    if machine.tensor_kind not in ("wgmma", "tcgen05"):
-        return _AMPERE[64 if wide <= 64 else 128 if wide <= 128 else 256]
-    found = _NEWER[64 if wide <= 64 else 128 if wide <= 128 else 256]
-    return found if legality(found, workload, machine).legal else replace(found, dkv_stages=2, dq_stages=2)
+    return table[next((width for width in table if width >= wide), max(table))]
 
 
+#: By the wider head dimension: up to that many.  Shared memory of Ampere's fits the 99 KB of consumer GPUs as well.
 _AMPERE = {
-    64: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 32, 8, 2),
+    64: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2),
+    96: Fa2BackwardVariant("fa2_bwd", 16, 64, 8, 2, 64, 32, 8, 2),
     128: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2),
-    256: Fa2BackwardVariant("fa2_bwd", 32, 32, 8, 2, 64, 32, 8, 2),
+    192: Fa2BackwardVariant("fa2_bwd", 32, 32, 8, 2, 64, 16, 8, 2),
+    256: Fa2BackwardVariant("fa2_bwd", 16, 32, 8, 2, 64, 16, 8, 2),
 }
 _NEWER = {
-    64: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    128: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    256: Fa2BackwardVariant("fa2_bwd", 16, 64, 4, 2, 128, 32, 8, 2, "descriptors"),
+    64: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 128, 8, 2, "descriptors"),
+    96: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    128: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    192: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors", True),
+    256: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 32, 8, 2, "descriptors", True),
 }
