@@ -14,9 +14,17 @@ FALLBACKS = ("sdpa",)
 LAYOUTS = ("bhsd", "bshd")
 #: Kernels multiply the scale by log2(e) in float32; above this the product overflows.
 LARGEST_SCALE = 2.0e38
-NO_BACKWARD = (
-    "attention: a gradient is asked for and tilecast has no backward pass yet; "
-    "call it under torch.no_grad(), pass .detach()-ed tensors, or fallback='sdpa'"
+NO_DOUBLE_BACKWARD = (
+    "attention: a gradient of a gradient is asked for, and tilecast's gradients have none: "
+    "call backward without create_graph=True, or compute that attention with PyTorch's SDPA"
+)
+NO_LSE = (
+    "attention_forward: expected return_lse=True where a gradient is asked for, got False: "
+    "tilecast.attention asks for it by itself"
+)
+NO_TRANSFORMS = (
+    "attention: expected a plain call, got one under a torch.func transform (vmap, jvp, grad, vjp): use tensors with "
+    "requires_grad and backward(), a batch dimension, or fallback='sdpa'"
 )
 
 

@@ -24,6 +24,14 @@ def attention_flops(
     return int(per_pair * (highs - lows))
 
 
+def attention_backward_flops(
+    dout_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, out_shape: Any, lse_shape: Any, dlse_shape: Any,
+    scale: Any, left: int, right: int, **_: Any,
+) -> int:
+    """Backward FLOP as the papers count them: five products where forward has two, whatever a kernel does again."""
+    return attention_flops(q_shape, k_shape, v_shape, scale, left, right) * 5 // 2
+
+
 def _clipped_sum(rows: int, start: int, top: int) -> int:
     """Sum over i in [0, rows) of start + i, each clipped to [0, top]."""
     first = max(0, min(rows, -start))

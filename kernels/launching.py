@@ -96,6 +96,75 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
     )
 
 
+def backward_launcher(module: Any) -> Callable[..., None]:
+    """``launch`` of a generated backward pass, which remembers what it works out for a shape.
+
+    ``module`` is the file as a module: its ``plan``, its ``OPTIONS`` and what it rounds lengths up to.  The result has the
+    signature, the shapes and the refusals of the file's ``launch``.
+    """
+    plans: dict[Any, Any] = {}
+    whole = module.PADDED.value
+
+    def launch(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None,
+    ) -> None:  # fmt: skip
+        if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+        if terms is None:
+            terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
+        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms)
+        key = (
+            q.device,
+            *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
+            window_left,
+            window_right,
+        )
+        steps = plans.get(key)
+        if steps is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            steps = plans[key] = _backward_steps(module, tensors, window_left, window_right)
+        scales = max(scale * LOG2E, 1e-37), scale  # the first as in the forward pass
+        for start, recipe, scaled in steps:
+            arguments = [
+                value if at is None else tensors[at] if value is None else _on(value, tensors[at]) for at, value in recipe
+            ]
+            start(*arguments, *(scales if scaled else ()))
+        if not steps:
+            for gradient in (dq, dk, dv):
+                gradient.zero_()
+
+    return launch
+
+
+def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
+    """(compiled kernel on its grid, recipe of its arguments, whether the scales follow) of each launch of a shape.
+
+    A recipe says for each argument (place among ``tensors`` or None, value or None): a tensor as it is, a descriptor of
+    one, which is its type and fields, or a number.
+    """
+    # One tensor may be given twice, and still every argument must tell which one it is of.
+    apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+    place = {id(tensor): i for i, tensor in enumerate(apart) if tensor is not None}
+
+    def recipe(argument: Any) -> tuple[int | None, Any]:
+        base = getattr(argument, "base", None)
+        if id(base) in place:
+            return place[id(base)], (type(argument), {**vars(argument), "base": None})
+        return (place[id(argument)], None) if id(argument) in place else (None, argument)
+
+    steps = []
+    for number, ((kernel, grid, arguments), options) in enumerate(
+        zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
+    ):
+        scales = (1.0, 1.0) if number else ()
+        # An interpreter compiles nothing.
+        compiled = kernel.warmup(*arguments, *scales, grid=grid, **options) or kernel
+        steps.append((compiled[grid], [recipe(argument) for argument in arguments], bool(number)))
+    return steps
+
+
 def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Takes the items at ``places``, at least one, out of a tuple."""
     if len(places) > 1:

@@ -129,10 +129,13 @@ def candidates(
     return tuple(kept)
 
 
-def head_dims(capability: tuple[int, int], dtype: str, mask: str) -> tuple[tuple[int, int], ...]:
+def head_dims(
+    capability: tuple[int, int], dtype: str, mask: str, entries: tuple[Entry, ...] | None = None
+) -> tuple[tuple[int, int], ...]:
     """(head_dim_qk, head_dim_v) for which `candidates` finds a kernel, ascending."""
-    pairs = {(e.head_dim_qk, e.head_dim_v) for e in shipped()}
-    return tuple(sorted(p for p in pairs if candidates(capability, dtype, *p, mask)))
+    known = shipped() if entries is None else entries
+    pairs = {(e.head_dim_qk, e.head_dim_v) for e in known}
+    return tuple(sorted(p for p in pairs if candidates(capability, dtype, *p, mask, known)))
 
 
 def select(

@@ -35,15 +35,21 @@ def torch():
     return pytest.importorskip("torch")
 
 
+BACKWARD = tuple(replace(entry, module=f"b{entry.module}", direction="bwd") for entry in SHIPPED)
+
+
 @pytest.fixture
 def op(torch, monkeypatch):
     """The operator module with kernels for the CPU; ``op.launched`` lists (module, arguments)."""
-    from tilecast.kernels import operator
+    from tilecast.kernels import operator, selection
     from tilecast.kernels.fallback import sdpa_attention
 
     launched = []
 
     def launcher(entry):
+        if entry.direction == "bwd":
+            return backward_launch(entry)
+
         def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
             launched.append((entry.module, (q, k, v, out, lse, scale, window_left, window_right)))
             left, right = (-1, 0) if entry.mask == "causal" else (window_left, window_right)
@@ -54,13 +60,33 @@ def op(torch, monkeypatch):
 
         return launch
 
+    def backward_launch(entry):
+        def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+            launched.append((entry.module, (q, k, v, out, lse, dout, dq, dk, dv, scale, window_left, window_right, dlse)))
+            left, right = (-1, 0) if entry.mask == "causal" else (window_left, window_right)
+            inputs = [t.detach().double().requires_grad_() for t in (q, k, v)]
+            with torch.enable_grad():
+                made, sums = sdpa_attention(*inputs, scale, left, right, True)
+                total = (made * dout).sum()
+                if dlse is not None:
+                    seen = lse > -float("inf")
+                    total = total + (sums[seen] * dlse[seen]).sum()
+            for mine, exact in zip((dq, dk, dv), torch.autograd.grad(total, inputs), strict=True):
+                mine.copy_(exact)
+
+        return launch
+
     monkeypatch.setattr(registry, "shipped", lambda: SHIPPED)
+    monkeypatch.setattr(registry, "shipped_backward", lambda: BACKWARD)
     monkeypatch.setattr(registry, "launcher", launcher)
-    monkeypatch.setattr(operator, "_capability", lambda kind, device: HOPPER)
-    monkeypatch.setattr(operator, "_kernels", {})
+    monkeypatch.setattr(selection, "capability_of", lambda kind, device: HOPPER)
+    selection.forward_kernels.clear()
+    selection.backward_kernels.clear()
     operator.launched = launched
     yield operator
     del operator.launched
+    selection.forward_kernels.clear()
+    selection.backward_kernels.clear()
 
 
 def tensors(torch, batch=2, heads=4, heads_kv=2, seqlen_q=5, seqlen_k=7, d=64, dv=64, dtype="float16"):
@@ -284,30 +310,11 @@ def test_no_kernel_for_the_query_length_or_without_triton(torch, op, monkeypatch
     monkeypatch.setattr(registry, "shipped", lambda: (replace(KERNEL, seqlen_q_min=6),))
     with pytest.raises(UnsupportedError, match="kernels for head_dim 64/64 none start at 6 query rows, got 5"):
         op.attention(q, k, v)
-    op._kernels.clear()
+    op.forward_kernels.clear()
     monkeypatch.setattr(registry, "shipped", lambda: SHIPPED)
     monkeypatch.setattr(registry, "launcher", lambda entry: __import__("triton_that_is_not_there"))
     with pytest.raises(UnsupportedError, match="the kernels need Triton"):
         op.attention(q, k, v)
-
-
-def test_gradients_are_refused_everywhere(torch, op) -> None:
-    q, k, v = tensors(torch)
-    operator = torch.ops.tilecast.attention_forward
-    for names in ({0}, {1}, {2}):
-        inputs = [t.clone().requires_grad_(i in names) for i, t in enumerate((q, k, v))]
-        with pytest.raises(UnsupportedError, match="no backward pass yet; call it under torch"):
-            op.attention(*inputs)
-        with pytest.raises(UnsupportedError, match="no backward pass yet"):
-            operator(*inputs, None, -1, -1, False)
-        with pytest.raises(UnsupportedError, match="no backward pass yet"):
-            torch.compile(op.attention, backend="aot_eager")(*inputs)
-        with torch.no_grad():
-            assert not op.attention(*inputs).requires_grad
-        with torch.inference_mode():
-            op.attention(*inputs)
-    loss = op.attention(q.clone().requires_grad_(), k, v, causal=True, fallback="sdpa")
-    assert loss.requires_grad
 
 
 # --- what reaches the kernel, and what comes back --------------------------------------------------------------

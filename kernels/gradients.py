@@ -1,0 +1,144 @@
+"""Gradients of the attention operator: ``torch.ops.tilecast.attention_backward``, and how autograd comes to call it.
+
+Plain eager calls pass through `differentiable`, which costs less than the dispatcher; whatever watches operators sees
+``attention_forward``, of which `keep_for_gradients` and `gradients` are the autograd formula.  Both keep q, k, v, the
+output and the lse, and both end in the same operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from tilecast.kernels import registry
+from tilecast.kernels.errors import NO_DOUBLE_BACKWARD, NO_LSE, UnsupportedError, check_agreement, check_ranks
+from tilecast.kernels.flops import attention_backward_flops
+from tilecast.kernels.selection import Kernels, backward_kernels, empty_output, find_kernels, readable
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def differentiable(
+    forward: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any, scale: float | None, left: int, right: int
+) -> tuple[Any, Any]:
+    """(out, lse) of ``forward`` on real tensors, with gradients of q, k and v."""
+    return _Attention.apply(forward, q, k, v, scale, left, right)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Attention(torch.autograd.Function):
+    """Attention of plain eager calls."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, forward: Any, q: Any, k: Any, v: Any, scale: float | None, left: int, right: int
+    ) -> tuple[Any, Any]:
+        out, lse = forward(q, k, v, scale, left, right, True)
+        # A problem without a backward pass is refused where it can still go elsewhere.
+        _kernels_of(q, k, v, *registry.reduce_mask(left, right, q.shape[2], k.shape[2])[:1])
+        _keep(ctx, (q, k, v, out, lse), scale, left, right)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        return (None, *gradients(ctx, *given)[:6])
+
+
+def keep_for_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    """What a call of ``attention_forward`` keeps; UnsupportedError for one that made no lse."""
+    q, k, v, scale, left, right, return_lse = inputs
+    if not return_lse:
+        raise UnsupportedError(NO_LSE)
+    _keep(ctx, (q, k, v, *output), scale, left, right)
+
+
+def _keep(ctx: Any, tensors: tuple[Any, ...], scale: float | None, left: int, right: int) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.options = scale, left, right
+    # Most calls use one of the two outputs: zeros for the other would cost memory and time.
+    ctx.set_materialize_grads(False)
+
+
+def gradients(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+    """Gradients of the inputs of ``attention_forward`` from those of its outputs, each None where nothing uses it."""
+    if dout is None and dlse is None:
+        return (None,) * 7
+    q, k, v, out, lse = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    found = torch.ops.tilecast.attention_backward(dout, q, k, v, out, lse, dlse, *ctx.options)
+    return (*found, None, None, None, None)
+
+
+def _kernels_of(q: Any, k: Any, v: Any, mask: str) -> Kernels:
+    """Backward passes of a problem; UnsupportedError where there is none."""
+    found = backward_kernels.get((q.get_device(), q.dtype, q.shape[3], v.shape[3], mask))
+    return find_kernels(q, k, v, mask, "bwd") if found is None else found
+
+
+def _run(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int
+) -> tuple[Any, Any, Any]:
+    """The operator on a device: dq, dk, dv, each in the memory order of its tensor."""
+    check_ranks(q, k, v)
+    check_agreement(q, k, v)
+    dq, dk, dv = (empty_output(x, x.shape[3]) for x in (q, k, v))
+    if not (dq.numel() and dk.numel()):
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
+    kernels = _kernels_of(q, k, v, mask)
+    launch, windowed = next(
+        ((launch, windowed) for first, last, launch, windowed in kernels if first <= q.shape[2] <= last),
+        kernels[-1][2:],
+    )
+    launch(
+        readable(q), readable(k), readable(v), readable(out), lse.contiguous(), readable(dout), dq, dk, dv,
+        1.0 / math.sqrt(q.shape[3]) if scale is None else scale, *((left, right) if windowed else (-1, -1)),
+        None if dlse is None else dlse.contiguous(),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _fake(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int
+) -> tuple[Any, Any, Any]:
+    """Shapes and strides of the operator, without a device."""
+    check_ranks(q, k, v)
+    check_agreement(q, k, v)
+    return empty_output(q, q.shape[3]), empty_output(k, k.shape[3]), empty_output(v, v.shape[3])
+
+
+def _refuse_double_backward(keys: Any, *arguments: Any) -> Any:
+    """Autograd of the operator: there is none, so say so; otherwise go on below autograd."""
+    if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
+        raise UnsupportedError(NO_DOUBLE_BACKWARD)
+    below = keys & torch._C._after_autograd_keyset
+    with torch._C._AutoDispatchBelowAutograd():
+        return _operator.redispatch(below, *arguments)
+
+
+def _register() -> tuple[Any, Any]:
+    library = torch.library.Library("tilecast", "FRAGMENT")
+    tags = tuple(
+        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
+    )
+    library.define(
+        "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float? scale, "
+        "SymInt window_left, SymInt window_right) -> (Tensor, Tensor, Tensor)",
+        tags=tags,
+    )
+    operator = torch.ops.tilecast.attention_backward
+    library.impl("attention_backward", _run, "CUDA")
+    # No kernel runs there; registered so that a direct call says so in our words.
+    library.impl("attention_backward", _run, "CPU")
+    library.impl("attention_backward", _refuse_double_backward, "Autograd", with_keyset=True)
+    torch.library.register_fake("tilecast::attention_backward", _fake, lib=library)
+    register_flop_formula(operator)(attention_backward_flops)
+    return library, operator.default
+
+
+# The registrations live as long as the library object.
+_library, _operator = _register()

@@ -1,0 +1,161 @@
+"""Which kernel runs a problem on a device, and why none does: what the operator and its gradients ask alike.
+
+Kernels are imported when a problem is met for the first time, and remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilecast.kernels import registry
+from tilecast.kernels.errors import UnsupportedError, check_agreement, scale_refusal
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: Kernels of a problem: (device, dtype, head_dim_qk, head_dim_v, mask) -> (first seqlen_q, last seqlen_q, launch,
+#: whether it takes a window), best first.  The device is CUDA's index, -1 for the CPU.
+Kernels = tuple[tuple[int, int, Callable[..., Any], bool], ...]
+Known = dict[tuple[int, Any, int, int, str], Kernels]
+forward_kernels: Known = {}
+backward_kernels: Known = {}
+_grad_enabled = torch.is_grad_enabled
+
+
+def wants_gradients(q: Any, k: Any, v: Any) -> bool:
+    """Whether autograd will ask for a gradient of this call."""
+    return _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def refusal(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int) -> str | None:
+    """Why no kernel runs this valid problem; None when one does."""
+    if scale is not None and (refused := scale_refusal(scale)):
+        return refused
+    if q.dtype not in DTYPE_NAMES:
+        return _dtype_refusal(q.dtype)
+    # Shapes alone, as FakeTensorMode also has them on a machine without a GPU: nothing will run.
+    if q.device.type == "meta" or (q.device.type == "cuda" and not torch.cuda.is_available()):
+        return None
+    mask = "none" if left < 0 and right < 0 else "causal" if left < 0 and right == 0 else "window"
+    refused = _kernel_refusal(q, v.shape[3], mask, "fwd")
+    if refused is None and wants_gradients(q, k, v):
+        refused = _kernel_refusal(q, v.shape[3], mask, "bwd")
+    return refused
+
+
+def _dtype_refusal(dtype: Any) -> str:
+    return f"q, k, v: expected dtype torch.bfloat16 or torch.float16, got {dtype}; cast them, or use fallback='sdpa'"
+
+
+def _kernel_refusal(q: Any, head_dim_v: int, mask: str, direction: str) -> str | None:
+    """Why no shipped kernel computes such problems ("fwd") or their gradients ("bwd") on q's device; None when one does."""
+    head_dim = q.shape[3]
+    served = _served(q.device.type, q.get_device(), DTYPE_NAMES[q.dtype], mask, direction)
+    if isinstance(served, str):
+        return served
+    # Compared one by one: under torch.compile the sizes may be symbols, and this makes them constants.
+    for known, known_v in served:
+        if head_dim == known and head_dim_v == known_v:
+            return None
+    have = ", ".join([f"{a}" if a == b else f"{a}/{b}" for a, b in served])
+    got = f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
+    what = "a shipped kernel has" if direction == "fwd" else "a shipped backward pass has"
+    return f"head_dim: expected one that {what} ({have}), got {got}; fallback='sdpa' runs it"
+
+
+def _served(kind: str, device: int, dtype: str, mask: str, direction: str) -> tuple[tuple[int, int], ...] | str:
+    """(head_dim, head_dim_v) that the shipped kernels take on a device, or the sentence that says why none does."""
+    capability = capability_of(kind, device)
+    if isinstance(capability, str):
+        return capability
+    served = registry.head_dims(capability, dtype, mask, _entries(direction))
+    if not served:
+        version = f"compute capability {capability[0]}.{capability[1]}"
+        what = "kernel" if direction == "fwd" else "backward pass"
+        return f"q, k, v: no shipped {what} for {dtype}, mask '{mask}' on {version}; fallback='sdpa' runs it"
+    return served
+
+
+# Reads the index file and asks the driver: torch.compile takes its answer as a constant.  This is all that
+# torch.compiler.assume_constant_result does, without importing the whole compiler into programs that never compile.
+_served._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _entries(direction: str) -> tuple[registry.Entry, ...]:
+    return registry.shipped() if direction == "fwd" else registry.shipped_backward()
+
+
+def capability_of(kind: str, device: int) -> tuple[int, int] | str:
+    """Compute capability of a device, or the sentence that says why its tensors cannot run."""
+    if kind != "cuda":
+        return f"q, k, v: expected tensors on a CUDA device, got device '{kind}'; move them, or use fallback='sdpa'"
+    if torch.version.hip is not None:
+        return "q, k, v: expected an NVIDIA GPU, got PyTorch for ROCm; fallback='sdpa' runs there"
+    major, minor = torch.cuda.get_device_capability(device)
+    return major, minor
+
+
+def find_kernels(q: Any, k: Any, v: Any, mask: str, direction: str = "fwd") -> Kernels:
+    """The kernels of a problem met for the first time, imported and remembered; UnsupportedError where there is none."""
+    # Devices by index alone look the same when neither is CUDA.
+    check_agreement(q, k, v)
+    dtype, device, head_dim, head_dim_v = q.dtype, q.get_device(), q.shape[3], v.shape[3]
+    refused = _kernel_refusal(q, head_dim_v, mask, direction) if dtype in DTYPE_NAMES else _dtype_refusal(dtype)
+    if refused:
+        raise UnsupportedError(refused)
+    capability = capability_of(q.device.type, device)
+    assert not isinstance(capability, str)
+    try:
+        found = tuple(
+            (e.seqlen_q_min, e.seqlen_q_max, _on_device(registry.launcher(e), device), e.mask == "window")
+            for e in registry.candidates(
+                capability, DTYPE_NAMES[dtype], head_dim, head_dim_v, mask, _entries(direction)
+            )
+        )
+    except ImportError as error:
+        raise UnsupportedError(
+            f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; "
+            "pip install 'tilecast[gpu]', or use fallback='sdpa'"
+        ) from error
+    known = forward_kernels if direction == "fwd" else backward_kernels
+    known[(device, dtype, head_dim, head_dim_v, mask)] = found
+    return found
+
+
+def _on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
+    """Triton launches on the current device; on a machine with several, make that the tensors' own."""
+    if device < 0 or torch.cuda.device_count() < 2:
+        return launch
+
+    def launch_there(*arguments: Any) -> None:
+        if torch.cuda.current_device() == device:
+            launch(*arguments)
+        else:
+            with torch.cuda.device(device):
+                launch(*arguments)
+
+    return launch_there
+
+
+# --- tensors as kernels take and make them ------------------------------------------------------------------------
+
+
+def readable(tensor: Any) -> Any:
+    """The tensor, or a contiguous copy where its last stride is not 1 or a row does not start at 16 bytes."""
+    a, b, c, last = tensor.stride()
+    if last != 1 or (a | b | c) & 7 or tensor.data_ptr() & 15:
+        # Not .contiguous(): that returns the tensor itself when only its address, or a stride nobody uses, is odd.
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def empty_output(q: Any, head_dim_v: int) -> Any:
+    """(batch, heads, seqlen_q, head_dim_v), dense, in the memory order of q: heads inside seqlen or seqlen inside heads."""
+    batch, heads, seqlen, _ = q.shape
+    outer = heads * seqlen * head_dim_v
+    if q.stride(1) < q.stride(2):
+        strides = (outer, head_dim_v, heads * head_dim_v, 1)
+    else:
+        strides = (outer, seqlen * head_dim_v, head_dim_v, 1)
+    return torch.empty_strided((batch, heads, seqlen, head_dim_v), strides, dtype=q.dtype, device=q.device)
