@@ -23,7 +23,7 @@ NO_LSE = (
     "tilecast.attention asks for it by itself"
 )
 NO_TRANSFORMS = (
-    "attention: expected a plain call, got one under a torch.func transform (vmap, jvp, grad, vjp): use tensors with "
+    "attention: expected a plain call, got one under a torch.func transform or forward-mode differentiation (vmap, jvp, grad, vjp): use tensors with "
     "requires_grad and backward(), a batch dimension, or fallback='sdpa'"
 )
 

@@ -25,8 +25,17 @@ def attention_flops(
 
 
 def attention_backward_flops(
-    dout_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, out_shape: Any, lse_shape: Any, dlse_shape: Any,
-    scale: Any, left: int, right: int, **_: Any,
+    dout_shape: Any,
+    q_shape: Any,
+    k_shape: Any,
+    v_shape: Any,
+    output_shape: Any,
+    lse_shape: Any,
+    dlse_shape: Any,
+    scale: Any,
+    left: int,
+    right: int,
+    **_: Any,
 ) -> int:
     """Backward FLOP as the papers count them: five products where forward has two, whatever a kernel does again."""
     return attention_flops(q_shape, k_shape, v_shape, scale, left, right) * 5 // 2

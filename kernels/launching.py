@@ -128,7 +128,8 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         scales = max(scale * LOG2E, 1e-37), scale  # the first as in the forward pass
         for start, recipe, scaled in steps:
             arguments = [
-                value if at is None else tensors[at] if value is None else _on(value, tensors[at]) for at, value in recipe
+                value if at is None else tensors[at] if value is None else _on(value, tensors[at])
+                for at, value in recipe
             ]
             start(*arguments, *(scales if scaled else ()))
         if not steps:

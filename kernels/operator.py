@@ -3,7 +3,7 @@
 Two ways lead to a kernel.  Plain eager calls go straight there, because the dispatcher would cost more than all the
 rest of this file.  Whatever wants to watch or rewrite operators (torch.compile, FakeTensorMode, FlopCounterMode, tensor
 subclasses, functorch, the profiler, jit.trace) sees ``torch.ops.tilecast.attention_forward`` with its fake kernel, FLOP
-formula and autograd refusal.  Both end in `_forward`.
+formula and autograd (`gradients`).  Both end in `_forward`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from typing import Any, Literal, overload
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
@@ -136,6 +137,7 @@ def attention(
         and not _profiling()
         and _functorch() is None
         and _jit_tracing() is None
+        and forward_ad._current_level < 0
     ):
         try:
             if (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled():
@@ -160,7 +162,7 @@ def _watched(
     check_ranks(q, k, v)
     if not _is_compiling():
         try:
-            if _functorch() is not None:
+            if _functorch() is not None or _has_tangent(q, k, v):
                 raise UnsupportedError(NO_TRANSFORMS)
             # Gradients need the lse.
             return _operator(q, k, v, scale, left, right, return_lse or wants_gradients(q, k, v))  # type: ignore[no-any-return]
@@ -176,6 +178,11 @@ def _watched(
     if fallback is None:
         raise UnsupportedError(refused)
     return _fall_back(q, k, v, scale, left, right, return_lse)
+
+
+def _has_tangent(*tensors: Any) -> bool:
+    """Whether forward-mode differentiation is on for one of the tensors."""
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _fall_back(

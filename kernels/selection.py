@@ -25,7 +25,7 @@ _grad_enabled = torch.is_grad_enabled
 
 def wants_gradients(q: Any, k: Any, v: Any) -> bool:
     """Whether autograd will ask for a gradient of this call."""
-    return _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return _grad_enabled() and bool(q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def refusal(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int) -> str | None:

@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,7 +87,11 @@ class Shape:
 
     def tensors(self, group: int) -> tuple[tuple[int, ...], ...]:
         """Extents of q, k and v."""
-        widths = (self.heads, self.head_dim), (self.heads // group, self.head_dim), (self.heads // group, self.head_dim_v)
+        widths = (
+            (self.heads, self.head_dim),
+            (self.heads // group, self.head_dim),
+            (self.heads // group, self.head_dim_v),
+        )
         return tuple((self.batch, heads, self.seqlen, width) for heads, width in widths)
 
 
@@ -249,7 +254,9 @@ def problem(shape: Shape) -> tuple[Any, ...]:
     return q, k, v, out, lse, torch.randn_like(out), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def ours(path: Path, shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, str, Callable[[], object], int, int]]:
+def ours(
+    path: Path, shape: Shape, tensors: tuple[Any, ...]
+) -> Iterator[tuple[str, str, Callable[[], object], int, int]]:
     """(kernel, its knobs, a launch of it, registers, spilled bytes) of a candidate."""
     module = load(path)
     q, k, v, out, lse, dout, dq, dk, dv = tensors
@@ -266,7 +273,9 @@ def ours(path: Path, shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[s
         prefix = {"row_terms": "none", "query_gradients": "dq_"}.get(name, "dkv_")
         own = ",".join(f"{key}={value}" for key, value in knobs.items() if key.startswith(prefix) or key == "loads")
 
-        def run(kernel: Any = kernel, grid: Any = grid, given: Any = (*arguments, *scales), options: Any = options) -> None:
+        def run(
+            kernel: Any = kernel, grid: Any = grid, given: Any = (*arguments, *scales), options: Any = options
+        ) -> None:
             kernel[grid](*given, **options)
 
         yield name, own, run, getattr(compiled, "n_regs", 0), getattr(compiled, "n_spills", 0)
@@ -279,20 +288,21 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
 
     from tilecast.kernels import registry
 
-    q, k, v, out, lse, dout, dq, dk, dv = tensors
+    q, k, v, lse, dout = *tensors[:3], *tensors[4:6]
     capability = torch.cuda.get_device_capability()
     wanted = capability, "bf16", shape.head_dim, shape.head_dim_v, shape.mask
     for entry in registry.candidates(*wanted, registry.shipped_backward())[:1]:
         module = load(registry.INDEX.parent / f"{entry.module}.py")
         terms = lse.new_empty((*q.shape[:2], 2, -(-shape.seqlen // module.PADDED.value) * module.PADDED.value))
-        yield entry.module, lambda: module.launch(*tensors, shape.head_dim**-0.5, *shape.window, None, terms)
+        given = (*tensors, shape.head_dim**-0.5, *shape.window, None, terms)
+        yield entry.module, partial(module.launch, *given)
     if shape.mask == "window":
         return
     for name, backend in (("sdpa flash", SDPBackend.FLASH_ATTENTION), ("sdpa cudnn", SDPBackend.CUDNN_ATTENTION)):
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         with sdpa_kernel(backend):
             made = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=shape.mask == "causal")
-        yield name, lambda made=made, inputs=inputs: torch.autograd.grad(made, inputs, dout, retain_graph=True)
+        yield name, partial(torch.autograd.grad, made, inputs, dout, retain_graph=True)
 
 
 class Table:

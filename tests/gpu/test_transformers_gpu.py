@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -93,7 +95,23 @@ def test_refusals(model, tokens) -> None:
     padding[0, :3] = 0
     with torch.no_grad(), pytest.raises(UnsupportedError, match="expected no padding"):
         model(tokens, attention_mask=padding)
-    with pytest.raises(UnsupportedError, match="no backward pass yet"):
-        model(tokens)
     with pytest.raises(UnsupportedError, match=r"use a DynamicCache|needs a tensor"):
         model.generate(tokens, max_new_tokens=4, cache_implementation="static")
+
+
+def test_a_training_step(model, tokens) -> None:
+    """The gradients of all parameters are as close to float32 SDPA's as those of bfloat16 SDPA, and the same every time."""
+
+    def gradients(name, of):
+        of.set_attn_implementation(name)
+        of.zero_grad()
+        of(tokens, labels=tokens).loss.backward()
+        return {key: parameter.grad.clone() for key, parameter in of.named_parameters() if parameter.grad is not None}
+
+    ours, again, peer = gradients("tilecast", model), gradients("tilecast", model), gradients("sdpa", model)
+    exact = gradients("sdpa", copy.deepcopy(model).float())
+    model.zero_grad()
+    assert ours.keys() == exact.keys() and all(torch.equal(ours[key], again[key]) for key in ours)
+    for key, true in exact.items():
+        error, peer_error = ((x[key].float() - true).abs().max().item() for x in (ours, peer))
+        assert error <= 2 * peer_error + 2**-8 * true.abs().max().item(), key

@@ -139,7 +139,7 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa2BackwardVariant]:
     tiles = (16, 32, 64, 128)
     keys, queries = product(tiles, tiles[1:], (4, 8), (2, 3)), product(tiles[2:], tiles, (4, 8), (2, 3))
     for way, apart, dkv, dq in product(loads, (False, True), keys, queries):
-        found = Fa2BackwardVariant("fa2_bwd", *dkv, *dq, way, apart)
+        found = Fa2BackwardVariant(NAMES[0], dkv[0], dkv[1], dkv[2], dkv[3], dq[0], dq[1], dq[2], dq[3], way, apart)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 

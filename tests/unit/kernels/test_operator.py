@@ -1,7 +1,6 @@
 """The attention operator without a GPU: selection, refusals, shapes, FLOP, fallback, tracing.
 
-A stand-in kernel (the fallback, behind the shipped kernels' ``launch``) runs on the CPU, so that everything around the
-kernel is the product's own code.
+Stand-in kernels (`conftest`) run on the CPU, so that everything around the kernel is the product's own code.
 """
 
 from __future__ import annotations
@@ -15,87 +14,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from support.stand_in_kernels import AMPERE, HOPPER, KERNEL, SHIPPED, tensors
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import AttentionError, UnsupportedError, limits
-from tilecast.kernels.registry import Entry, RegistryError, candidates, read_index, reduce_mask, select, usable
+from tilecast.kernels.registry import RegistryError, candidates, read_index, reduce_mask, select, usable
 from tilecast.model.kernel.workload import Workload
-
-HOPPER, AMPERE = (9, 0), (8, 0)
-KERNEL = Entry("k", "test", frozenset({HOPPER}), None, 64, 64, "none", frozenset({"bf16", "fp16"}), 0, 2**62, 10)
-SHIPPED = tuple(
-    replace(KERNEL, module=f"k{d}_{dv}_{mask}", head_dim_qk=d, head_dim_v=dv, mask=mask)
-    for d, dv in ((64, 64), (192, 128))
-    for mask in ("none", "causal", "window")
-)
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-BACKWARD = tuple(replace(entry, module=f"b{entry.module}", direction="bwd") for entry in SHIPPED)
-
-
-@pytest.fixture
-def op(torch, monkeypatch):
-    """The operator module with kernels for the CPU; ``op.launched`` lists (module, arguments)."""
-    from tilecast.kernels import operator, selection
-    from tilecast.kernels.fallback import sdpa_attention
-
-    launched = []
-
-    def launcher(entry):
-        if entry.direction == "bwd":
-            return backward_launch(entry)
-
-        def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
-            launched.append((entry.module, (q, k, v, out, lse, scale, window_left, window_right)))
-            left, right = (-1, 0) if entry.mask == "causal" else (window_left, window_right)
-            values, sums = sdpa_attention(q, k, v, scale, left, right, True)
-            out.copy_(values)
-            if lse is not None:
-                lse.copy_(sums)
-
-        return launch
-
-    def backward_launch(entry):
-        def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
-            launched.append((entry.module, (q, k, v, out, lse, dout, dq, dk, dv, scale, window_left, window_right, dlse)))
-            left, right = (-1, 0) if entry.mask == "causal" else (window_left, window_right)
-            inputs = [t.detach().double().requires_grad_() for t in (q, k, v)]
-            with torch.enable_grad():
-                made, sums = sdpa_attention(*inputs, scale, left, right, True)
-                total = (made * dout).sum()
-                if dlse is not None:
-                    seen = lse > -float("inf")
-                    total = total + (sums[seen] * dlse[seen]).sum()
-            for mine, exact in zip((dq, dk, dv), torch.autograd.grad(total, inputs), strict=True):
-                mine.copy_(exact)
-
-        return launch
-
-    monkeypatch.setattr(registry, "shipped", lambda: SHIPPED)
-    monkeypatch.setattr(registry, "shipped_backward", lambda: BACKWARD)
-    monkeypatch.setattr(registry, "launcher", launcher)
-    monkeypatch.setattr(selection, "capability_of", lambda kind, device: HOPPER)
-    selection.forward_kernels.clear()
-    selection.backward_kernels.clear()
-    operator.launched = launched
-    yield operator
-    del operator.launched
-    selection.forward_kernels.clear()
-    selection.backward_kernels.clear()
-
-
-def tensors(torch, batch=2, heads=4, heads_kv=2, seqlen_q=5, seqlen_k=7, d=64, dv=64, dtype="float16"):
-    torch.manual_seed(0)
-    return (
-        torch.randn(batch, heads, seqlen_q, d).to(getattr(torch, dtype)),
-        torch.randn(batch, heads_kv, seqlen_k, d).to(getattr(torch, dtype)),
-        torch.randn(batch, heads_kv, seqlen_k, dv).to(getattr(torch, dtype)),
-    )
 
 
 def sees(row, key, left, right, seqlen_q, seqlen_k):
