@@ -88,7 +88,7 @@ def attention(
     layout: str = "bhsd",
     fallback: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale q k^T + mask) v, fused; forward only.
+    """softmax(scale q k^T + mask) v, fused, with gradients of q, k and v.
 
     q: (batch, heads_q, seqlen_q, head_dim), k: (batch, heads_kv, seqlen_k, head_dim), v: (batch, heads_kv, seqlen_k,
     head_dim_v), all bfloat16 or all float16 on one CUDA device; heads_q is a multiple of heads_kv (GQA, MQA).  With
@@ -100,11 +100,11 @@ def attention(
     window: (left, right) keys beside the diagonal that stay visible, -1 for no limit; causal=True means right = 0.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: also return the natural log of each row's sum of exp(score), float32 (batch, heads_q, seqlen_q).
-    fallback: "sdpa" sends what is not supported (dtype, device, head_dim, gradients) to PyTorch's SDPA with these same
-    semantics; None (the default) raises.
+    fallback: "sdpa" sends what is not supported (dtype, device, head_dim, torch.func transforms) to PyTorch's SDPA with
+    these same semantics; None (the default) raises.
 
     Rows that see no key give zeros and an lse of -inf.  Output memory follows q: heads innermost where q's are.
-    Bit-for-bit deterministic, and what one sequence gets does not depend on the rest of the batch or on the number of
+    Bit-for-bit deterministic, gradients too, and what one sequence gets does not depend on the rest of the batch or on the number of
     heads: kernels are chosen by facts of one sequence and use no atomics.
 
     Raises AttentionError (a ValueError) for calls that make no sense, UnsupportedError (also a NotImplementedError) for

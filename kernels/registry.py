@@ -190,7 +190,7 @@ def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: s
     kept = tuple(e for e in entries if triton is None or triton >= e.triton_min)
     if not family:
         return kept
-    families = sorted({e.family for e in entries})
+    families = sorted({e.family for e in entries if e.direction == "fwd"})
     if family not in families:
         raise RegistryError(f"{FAMILY_VARIABLE}: expected {', '.join(families)} (or unset), got '{family}'")
     above = max(e.preference for e in entries) + 1

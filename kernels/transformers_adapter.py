@@ -24,7 +24,7 @@ _CHANGES_THE_RESULT = ("softcap", "s_aux", "position_bias", "head_mask", "cu_seq
 def register(name: str = "tilecast", fallback: str | None = None) -> None:
     """Make ``attn_implementation=name`` mean tilecast's attention in every model of this process.
 
-    ``fallback`` is `tilecast.attention`'s: "sdpa" lets the same model run on a CPU, in float32 or with gradients.
+    ``fallback`` is `tilecast.attention`'s: "sdpa" lets the same model run on a CPU or in float32.
     ImportError when transformers is missing or older than its attention interfaces.
     """
     try:

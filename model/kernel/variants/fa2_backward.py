@@ -149,7 +149,7 @@ def chosen(workload: Workload, machine: Machine) -> Fa2BackwardVariant:
 
     The tile that stays costs registers with the head, so it shrinks as heads grow; the tile that moves hides latency.
     """
-    table = _NEWER if machine.tensor_kind in ("wgmma", "tcgen05") else _AMPERE
+    table = {"wgmma": _HOPPER, "tcgen05": _BLACKWELL}.get(machine.tensor_kind, _AMPERE)
     wide = max(workload.head_dim_qk, workload.head_dim_v)
     return table[next((width for width in table if width >= wide), max(table))]
 
@@ -162,10 +162,17 @@ _AMPERE = {
     192: Fa2BackwardVariant("fa2_bwd", 32, 32, 8, 2, 64, 16, 8, 2),
     256: Fa2BackwardVariant("fa2_bwd", 16, 32, 8, 2, 64, 16, 8, 2),
 }
-_NEWER = {
+_HOPPER = {
     64: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 128, 8, 2, "descriptors"),
     96: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
     128: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
     192: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors", True),
     256: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 32, 8, 2, "descriptors", True),
+}
+_BLACKWELL = {
+    64: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    96: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
+    128: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 64, 8, 2, "descriptors"),
+    192: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 64, 8, 2, "descriptors", True),
+    256: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2, "descriptors", True),
 }

@@ -38,6 +38,9 @@ DRAWN = [*cases(NEWEST, True), *cases(OLDEST, True)] if ALL else [case for case 
 MATRIX = {"sm_80": "mma.sync", "sm_90a": "wgmma", "sm_100a": "tcgen05.mma", "sm_103a": "tcgen05.mma"}
 SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 232448}
 
+#: Of a CTA on consumer GPUs, which run the backward passes with pointers as well.
+CONSUMER_SHARED = 101376
+
 #: (head_dim, mask, CTAs that multiply together) -> warp instructions of FlashAttention-4's softmax loop for a 128x128 tile.
 with (MEASURED / "sm100_softmax_sass.csv").open(encoding="utf-8") as table:
     FLASH_ATTENTION_4 = {
@@ -89,6 +92,8 @@ def check(outcome: Outcome, case: Case) -> None:
         assert outcome.stack_bytes == 0
     if case.module.startswith("blackwell_ws") and case.release == NEWEST:
         check_softmax(outcome, case)
+    if case.module.startswith("triton_bwd"):
+        assert outcome.shared_bytes <= CONSUMER_SHARED
 
 
 def test_the_record_has_every_kernel_as_it_is_now(request) -> None:

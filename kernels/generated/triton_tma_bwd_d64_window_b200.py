@@ -1,0 +1,278 @@
+"""Sliding-window attention backward for head_dim 64: FlashAttention-2 in plain Triton, the same bits every run.
+
+Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks on the two
+edges of that band are masked. No atomics: row_terms makes two numbers of each query row, programs of key_gradients keep
+dK and dV of 128 keys and walk over 32 queries at a time, query_gradients keeps dQ of 128 queries and walks over 64 keys
+at a time. Each computes what it needs of S and dP: seven matrix products in place of five, and no sum of several
+programs.
+"""
+
+TILECAST = {
+    "tilecast": "0.1.0", "family": "triton_bwd", "machine": "b200", "targets": ["sm_90a", "sm_100a", "sm_103a"],
+    "pass": "bwd",
+    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=false",
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
+}  # fmt: skip
+
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+DKV_TILE_M = tl.constexpr(32)  # query rows of a step of programs that own keys
+DKV_TILE_N = tl.constexpr(128)  # keys of such programs
+DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
+DQ_TILE_N = tl.constexpr(64)  # keys of their steps
+ROWS = tl.constexpr(64)  # rows of programs of row_terms
+PADDED = tl.constexpr(128)  # the terms of a head are there for a multiple of so many rows
+LOG2E = tl.constexpr(1.4426950408889634)
+DTYPES = ("torch.bfloat16", "torch.float16")
+OPTIONS = (  # of the kernels, in the order of their launches
+    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+)
+
+
+@triton.jit
+def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
+    """ROWS x COLUMNS of a row-major matrix at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
+
+
+@triton.jit
+def store_rows(ptr, stride, valid, values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first `valid` rows of ROWS x COLUMNS to a row-major matrix at `ptr`."""
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    tl.store(pointers, values.to(ptr.dtype.element_ty), mask=rows < valid)
+
+
+@triton.jit(do_not_specialize=["heads_q", "seqlen_q", "padded", "dlse_rows"])
+def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride_oh, stride_os, stride_db, stride_dh,
+              stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
+    """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
+
+    Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
+    """
+    blocks = padded // ROWS
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    rows = row + tl.arange(0, ROWS)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    out_ptr += batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
+    dout_ptr += batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds
+    delta = tl.zeros([ROWS], tl.float32)
+    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 64, True).to(tl.float32)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 64, True).to(tl.float32)
+    delta += tl.sum(out * dout, 1)
+    lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
+    delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
+    empty = lse == float("-inf")
+    terms_ptr += batch_head * 2 * padded
+    tl.store(terms_ptr + rows, tl.where(empty, float("inf"), lse * LOG2E))
+    tl.store(terms_ptr + padded + rows, tl.where(empty, 0.0, delta))
+
+
+@triton.jit
+def add_queries(kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED: tl.constexpr):
+    """What the queries of one block add: S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q."""
+    k, v = kv
+    q_desc, dout_desc, batch, head, terms_head, padded = queries
+    dk, dv = state
+    q = q_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 64])
+    s = tl.dot(k, q.T)
+    rows = row + tl.arange(0, DKV_TILE_M)
+    p = tl.math.exp2(s * scale_log2 - tl.load(terms_head + rows)[None, :])
+    if MASKED:
+        at = (rows + diagonal)[None, :]
+        p = tl.where((keys[:, None] >= at - window_left) & (keys[:, None] <= at + window_right), p, 0.0)
+    dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 64])
+    dv = tl.dot(p.to(dout.dtype), dout, dv)
+    dp = tl.dot(v, dout.T)
+    ds = (p * (dp - tl.load(terms_head + padded + rows)[None, :])).to(q.dtype)
+    dk = tl.dot(ds, q, dk)
+    return dk, dv
+
+
+# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
+@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
+def key_gradients(q_desc, dout_desc, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh,
+                  stride_ks, stride_vb, stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks,
+                  stride_dvb, stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k, padded,
+                  window_left, window_right, scale_log2, scale):  # fmt: skip
+    """dK and dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
+    key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
+    batch_head = tl.program_id(0) // key_blocks
+    key = tl.program_id(0) % key_blocks * DKV_TILE_N
+    keys = key + tl.arange(0, DKV_TILE_N)
+    heads_kv = heads_q // group
+    batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
+    # 64 bits: a tensor may hold more than 2^31 elements.
+    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
+    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
+    dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
+    dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
+    k = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
+    v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 64, True)
+    kv = (k, v)
+    state = (tl.zeros([DKV_TILE_N, 64], tl.float32), tl.zeros([DKV_TILE_N, 64], tl.float32))
+
+    # Row i sees keys i + diagonal - window_left to i + diagonal + window_right: blocks on the upper edge of that band, blocks
+    # of which all rows see all keys, blocks on the lower edge.
+    diagonal = seqlen_k - seqlen_q
+    begin = tl.maximum(key - diagonal - window_right, 0) // DKV_TILE_M * DKV_TILE_M
+    end = tl.minimum(key + DKV_TILE_N - diagonal + window_left, seqlen_q)
+    full_begin = tl.cdiv(tl.maximum(key + DKV_TILE_N - 1 - diagonal - window_right, 0), DKV_TILE_M) * DKV_TILE_M
+    full_end = tl.maximum(tl.minimum(key - diagonal + window_left + 1, seqlen_q), 0) // DKV_TILE_M * DKV_TILE_M
+    full_stop = tl.maximum(full_begin, full_end)
+    # One loop for both edges: each body costs registers, compile time and room in the instruction cache.
+    upper = tl.maximum(tl.cdiv(tl.minimum(full_begin, end) - begin, DKV_TILE_M), 0)
+    lower = tl.maximum(tl.cdiv(end - full_stop, DKV_TILE_M), 0)
+    for head in tl.range(head_kv * group, head_kv * group + group):
+        terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
+        queries = (q_desc, dout_desc, batch, head, terms_head, padded)
+        for step in tl.range(0, upper + lower):
+            row = tl.where(step < upper, begin + step * DKV_TILE_M, full_stop + (step - upper) * DKV_TILE_M)
+            state = add_queries(
+                kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=True
+            )
+        for row in tl.range(full_begin, full_end, DKV_TILE_M):
+            state = add_queries(
+                kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=False
+            )
+
+    dk, dv = state
+    store_rows(dk_ptr, stride_dks, seqlen_k - key, dk * scale, DKV_TILE_N, 64)
+    store_rows(dv_ptr, stride_dvs, seqlen_k - key, dv, DKV_TILE_N, 64)
+
+
+@triton.jit
+def add_keys(queries, kv, key, first_key, last_key, scale_log2, state, MASKED: tl.constexpr):
+    """What the keys of one block add: S = Q K^T, dP = dO V^T, dQ += dS K."""
+    q, dout, lse2, delta = queries
+    k_desc, v_desc, batch, head_kv = kv
+    dq = state
+    k = k_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 64])
+    s = tl.dot(q, k.T)
+    p = tl.math.exp2(s * scale_log2 - lse2[:, None])
+    if MASKED:
+        keys = key + tl.arange(0, DQ_TILE_N)[None, :]
+        p = tl.where((keys >= first_key[:, None]) & (keys <= last_key[:, None]), p, 0.0)
+    v = v_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 64])
+    dp = tl.dot(dout, v.T)
+    ds = (p * (dp - delta[:, None])).to(k.dtype)
+    dq = tl.dot(ds, k, dq)
+    return dq
+
+
+@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
+def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
+                    stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k,
+                    padded, window_left, window_right, scale_log2, scale):  # fmt: skip
+    """dQ of DQ_TILE_M query rows of one head."""
+    query_blocks = tl.cdiv(seqlen_q, DQ_TILE_M)
+    batch_head = tl.program_id(0) // query_blocks
+    row = (query_blocks - 1 - tl.program_id(0) % query_blocks) * DQ_TILE_M
+    rows = row + tl.arange(0, DQ_TILE_M)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    head_kv = head // group
+    q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
+    dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
+    dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
+    q = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 64, True)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 64, True)
+    terms_ptr += batch_head.to(tl.int64) * 2 * padded
+    lse2, delta = tl.load(terms_ptr + rows), tl.load(terms_ptr + padded + rows)
+    queries = (q, dout, lse2, delta)
+    kv = (k_desc, v_desc, batch, head_kv)
+    dq = tl.zeros([DQ_TILE_M, 64], tl.float32)
+
+    diagonal = seqlen_k - seqlen_q
+    first_key = rows + diagonal - window_left
+    last_key = tl.minimum(rows + diagonal + window_right, seqlen_k - 1)
+    begin = tl.maximum(row + diagonal - window_left, 0) // DQ_TILE_N * DQ_TILE_N
+    end = tl.minimum(row + DQ_TILE_M + diagonal + window_right, seqlen_k)
+    full_begin = tl.cdiv(tl.maximum(row + DQ_TILE_M - 1 + diagonal - window_left, 0), DQ_TILE_N) * DQ_TILE_N
+    full_end = tl.maximum(tl.minimum(row + diagonal + window_right + 1, seqlen_k), 0) // DQ_TILE_N * DQ_TILE_N
+    full_stop = tl.maximum(full_begin, full_end)
+    left = tl.maximum(tl.cdiv(tl.minimum(full_begin, end) - begin, DQ_TILE_N), 0)
+    right = tl.maximum(tl.cdiv(end - full_stop, DQ_TILE_N), 0)
+    for step in tl.range(0, left + right):
+        key = tl.where(step < left, begin + step * DQ_TILE_N, full_stop + (step - left) * DQ_TILE_N)
+        dq = add_keys(queries, kv, key, first_key, last_key, scale_log2, dq, MASKED=True)
+    for key in tl.range(full_begin, full_end, DQ_TILE_N):
+        dq = add_keys(queries, kv, key, first_key, last_key, scale_log2, dq, MASKED=False)
+
+    store_rows(dq_ptr, stride_dqs, seqlen_q - row, dq * scale, DQ_TILE_M, 64)
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right):
+    """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
+    if min(window_left, window_right) < -1:
+        raise ValueError(f"window: expected limits of at least -1 (none), got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    for name, x in tensors.items():
+        extents = keys if name[-1] in "kv" else rows
+        width = 64 if name[-1] in "qk" else 64
+        want = (*extents, width), dtype, q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    padded = triton.cdiv(seqlen_q, PADDED.value) * PADDED.value
+    dlse_or_any = lse if dlse is None else dlse
+    for name, x in (("lse", lse), ("dlse", dlse_or_any), ("terms", terms)):
+        want = (*rows[:2], 2, padded) if name == "terms" else rows
+        if (tuple(x.shape), str(x.dtype), x.device) != (want, "torch.float32", q.device) or not x.is_contiguous():
+            raise ValueError(
+                f"{name}: expected contiguous float32 {want}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    no_limit = seqlen_q + seqlen_k
+    window_left = no_limit if window_left < 0 else min(window_left, no_limit)
+    window_right = no_limit if window_right < 0 else min(window_right, no_limit)
+    sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded, window_left, window_right)
+    of_queries = [
+        TensorDescriptor.from_tensor(x, [1, 1, count.value, 64]) for x, count in ((q, DKV_TILE_M), (dout, DKV_TILE_M))
+    ]
+    of_keys = [
+        TensorDescriptor.from_tensor(x, [1, 1, count.value, 64]) for x, count in ((k, DQ_TILE_N), (v, DQ_TILE_N))
+    ]
+    for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
+    for_key_gradients = (*of_queries, k, v, dk, dv, terms, *(n for x in (k, v, dk, dv) for n in x.stride()[:3]), *sizes)
+    for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
+    return (
+        (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
+        (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),
+        (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),
+    )
+
+
+def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+    """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
+
+    q, dq, k, dk: (batch, heads_q | heads_kv, seqlen_q | seqlen_k, 64); v, dv, out, dout: the same with 64; all bf16 or all
+    fp16, unit last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it
+    has one: (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED),
+    float32, all that is needed beside: written here, allocated where it is None.
+    window_left, window_right: keys before and after the diagonal that a row sees, -1 for no limit.
+    """
+    if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    if terms is None:
+        terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right)
+    for (kernel, grid, arguments), options in zip(launches, OPTIONS):
+        scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
+        kernel[grid](*arguments, *scales, **options)
+    if not launches:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
