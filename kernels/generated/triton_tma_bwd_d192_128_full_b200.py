@@ -143,7 +143,6 @@ def add_queries_to_dv(kv, queries, row, scale_log2, state):
     p = tl.math.exp2(s * scale_log2 - tl.load(terms_head + rows)[None, :])
     dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
     dv = tl.dot(p.to(dout.dtype), dout, dv)
-
     return dv
 
 

@@ -171,7 +171,6 @@ def add_queries_to_dv(
         p = tl.where((keys[:, None] >= at - window_left) & (keys[:, None] <= at + window_right), p, 0.0)
     dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
     dv = tl.dot(p.to(dout.dtype), dout, dv)
-
     return dv
 
 

@@ -147,7 +147,6 @@ def add_queries_to_dv(kv, queries, row, keys, diagonal, scale_log2, state, MASKE
         p = tl.where(keys[:, None] <= at, p, 0.0)
     dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 256])
     dv = tl.dot(p.to(dout.dtype), dout, dv)
-
     return dv
 
 
