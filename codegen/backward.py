@@ -27,7 +27,7 @@ class GeneratedBackward:
 
 def targets(variant: Fa2BackwardVariant) -> tuple[str, ...]:
     """Targets that a variant runs on: tensor descriptors need sm_90, pointers run from sm_80 on."""
-    return _NEWER if variant.loads == "descriptors" else ("sm_80", *_NEWER)
+    return _NEWER if "descriptors" in (variant.dkv_loads, variant.dq_loads) else ("sm_80", *_NEWER)
 
 
 def generate_backward(

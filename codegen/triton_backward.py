@@ -98,9 +98,17 @@ class TritonBackward:
     # -- constants -----------------------------------------------------------------------------------------------------
 
     @property
-    def tma(self) -> bool:
-        """Whether the tiles of the loops come by tensor descriptors."""
-        return self.variant.loads == "descriptors"
+    def queries_described(self) -> bool:
+        """Whether tiles of Q and dO come to the keys' loop by tensor descriptors."""
+        return self.variant.dkv_loads == "descriptors"
+
+    @property
+    def keys_described(self) -> bool:
+        """Whether tiles of K and V come to the queries' loop by tensor descriptors."""
+        return self.variant.dq_loads == "descriptors"
+
+    def _described_where_it_moves(self, tensor: str) -> bool:
+        return self.keys_described if tensor in "kv" else self.queries_described
 
     @property
     def padded(self) -> int:
@@ -163,14 +171,14 @@ class TritonBackward:
     def queries(self) -> str:
         """Where Q and dO of a head are, and the terms of its rows."""
         where = [*self._described("q"), *self._described("dout"), "batch", "head"]
-        if not self.tma:
+        if not self.queries_described:
             where = ["q_head", "dout_head", "stride_qs", "stride_ds", "seqlen_q"]
         return ", ".join([*where, "terms_head", "padded"])
 
     @property
     def kv(self) -> str:
         """Where K and V of a head are."""
-        if self.tma:
+        if self.keys_described:
             return ", ".join([*self._described("k"), *self._described("v"), "batch", "head_kv"])
         return "k_ptr, v_ptr, stride_ks, stride_vs"
 
@@ -194,7 +202,7 @@ class TritonBackward:
         """What `add_keys` compares keys with."""
         found = _QUERY_SIDE[self.mask][0]
         # Loads of masked blocks must stop at the last key.
-        return f"{found}, seqlen_k" if not self.tma and self.mask != "none" else found
+        return f"{found}, seqlen_k" if not self.keys_described and self.mask != "none" else found
 
     @property
     def query_visible(self) -> str:
@@ -224,7 +232,7 @@ class TritonBackward:
     def _moves(self, tensor: str, piece: Piece, tile: str, place: str, head: str, checked: str) -> str:
         """The statement that loads a tile of a step."""
         name = f"{tensor}{piece.suffix}"
-        if self.tma:
+        if self._described_where_it_moves(tensor):
             box = f"{tensor}_desc{piece.suffix}.load([batch, {head}, {place}, {piece.start}])"
             return f"{name} = {box}.reshape([{tile}, {piece.width}])"
         rows = "seqlen_q - row" if place == "row" else "seqlen_k - key"
@@ -233,7 +241,7 @@ class TritonBackward:
 
     def _blocks(self, tensors: tuple[str, str], place: str, base: str) -> list[str]:
         """Statements that find the rows of a step."""
-        if self.tma:
+        if self._described_where_it_moves(tensors[0]):
             return []
         return [
             f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s" for x in tensors
@@ -256,7 +264,7 @@ class TritonBackward:
     def head_statements(self) -> tuple[str, ...]:
         """Statements that find Q and dO of a head."""
         lines = []
-        if not self.tma:
+        if not self.queries_described:
             for x in ("q", "dout"):
                 batch, head = (f"stride_{_STRIDE[x]}{axis}" for axis in "bh")
                 lines.append(f"{x}_head = {x}_ptr + batch.to(tl.int64) * {batch} + tl.cast(head, tl.int64) * {head}")
@@ -364,7 +372,7 @@ class TritonBackward:
 
     def _tensors(self, moving: tuple[str, ...], staying: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         """(descriptors, tensors given as pointers) of a kernel, in the order of its arguments."""
-        if self.tma:
+        if self._described_where_it_moves(moving[0]):
             return [name for x in moving for name in self._described(x)], staying
         return [], (*moving, *staying)
 
@@ -399,8 +407,9 @@ class TritonBackward:
         lines = list(WINDOW_STATEMENTS) if self.mask == "window" else []
         sizes = "heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded"
         lines += [f"sizes = ({', '.join([sizes, *self._window])})"]
-        if self.tma:
+        if self.queries_described:
             lines += self._boxes("of_queries", ("q", "dout"), "DKV_TILE_M")
+        if self.keys_described:
             lines += self._boxes("of_keys", ("k", "v"), "DQ_TILE_N")
         rows = "for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])"
         lines += [rows, "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)"]
@@ -417,7 +426,7 @@ class TritonBackward:
     def _arguments(self, name: str, boxes: str, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
         """The statement that collects a kernel's arguments but the scales."""
         given = ", ".join(self._tensors(moving, staying)[1])
-        head = f"*{boxes}, " if self.tma else ""
+        head = f"*{boxes}, " if self._described_where_it_moves(moving[0]) else ""
         return f"{name} = ({head}{given}, terms, *(n for x in ({given}) for n in x.stride()[:3]), *sizes)"
 
 

@@ -115,7 +115,7 @@ def variants(shape: Shape) -> Iterator[Any]:
     keys, queries = KEY_LOOPS[wide], QUERY_LOOPS[wide]
     for loads, i in itertools.product(reversed(LOADS), range(max(len(keys), len(queries)))):
         (n, m, w, s), key = queries[i % len(queries)], keys[i % len(keys)]
-        yield Fa2BackwardVariant("fa2_bwd", *key[:4], m, n, w, s, loads, len(key) > 4)
+        yield Fa2BackwardVariant("fa2_bwd", *key[:4], m, n, w, s, loads, loads, len(key) > 4)
 
 
 def write(shapes: list[Shape], folder: Path) -> None:
@@ -271,7 +271,7 @@ def ours(
         scales = () if name == "row_terms" else (scale * module.LOG2E.value, scale)
         compiled = kernel[grid](*arguments, *scales, **options)
         prefix = {"row_terms": "none", "query_gradients": "dq_"}.get(name, "dkv_")
-        own = ",".join(f"{key}={value}" for key, value in knobs.items() if key.startswith(prefix) or key == "loads")
+        own = ",".join(f"{key}={value}" for key, value in knobs.items() if key.startswith(prefix))
 
         def run(
             kernel: Any = kernel, grid: Any = grid, given: Any = (*arguments, *scales), options: Any = options

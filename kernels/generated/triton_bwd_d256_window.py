@@ -10,7 +10,7 @@ programs.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=16,dkv_tile_n=32,dkv_warps=8,dkv_stages=2,dq_tile_m=64,dq_tile_n=16,dq_warps=8,dq_stages=2,loads=pointers,dkv_apart=false",
+    "variant": "family=fa2_bwd,dkv_tile_m=16,dkv_tile_n=32,dkv_warps=8,dkv_stages=2,dq_tile_m=64,dq_tile_n=16,dq_warps=8,dq_stages=2,dkv_loads=pointers,dq_loads=pointers,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 

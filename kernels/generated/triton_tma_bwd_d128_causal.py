@@ -1,7 +1,7 @@
 """Causal attention backward for head_dim 128: FlashAttention-2 in plain Triton, the same bits every run.
 
 Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked. No atomics: row_terms makes
-two numbers of each query row, programs of key_gradients keep dK and dV of 128 keys and walk over 64 queries at a time,
+two numbers of each query row, programs of key_gradients keep dK and dV of 64 keys and walk over 64 queries at a time,
 query_gradients keeps dQ of 128 queries and walks over 64 keys at a time. Each computes what it needs of S and dP: seven
 matrix products in place of five, and no sum of several programs.
 """
@@ -9,7 +9,7 @@ matrix products in place of five, and no sum of several programs.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=64,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=false",
+    "variant": "family=fa2_bwd,dkv_tile_m=64,dkv_tile_n=64,dkv_warps=4,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=3,dkv_loads=descriptors,dq_loads=pointers,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DKV_TILE_M = tl.constexpr(64)  # query rows of a step of programs that own keys
-DKV_TILE_N = tl.constexpr(128)  # keys of such programs
+DKV_TILE_N = tl.constexpr(64)  # keys of such programs
 DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
 DQ_TILE_N = tl.constexpr(64)  # keys of their steps
 ROWS = tl.constexpr(32)  # rows of programs of row_terms
@@ -27,8 +27,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True},
 )
 
 
@@ -135,18 +135,20 @@ def key_gradients(q_desc, dout_desc, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, st
 
 
 @triton.jit
-def add_keys(queries, kv, key, last_key, scale_log2, state, MASKED: tl.constexpr):
+def add_keys(queries, kv, key, last_key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """What the keys of one block add: S = Q K^T, dP = dO V^T, dQ += dS K."""
     q, dout, lse2, delta = queries
-    k_desc, v_desc, batch, head_kv = kv
+    k_ptr, v_ptr, stride_ks, stride_vs = kv
     dq = state
-    k = k_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 128])
+    k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
+    v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
+    k = load_rows(k_block, stride_ks, seqlen_k - key, DQ_TILE_N, 128, MASKED)
     s = tl.dot(q, k.T)
     p = tl.math.exp2(s * scale_log2 - lse2[:, None])
     if MASKED:
         keys = key + tl.arange(0, DQ_TILE_N)[None, :]
         p = tl.where(keys <= last_key[:, None], p, 0.0)
-    v = v_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 128])
+    v = load_rows(v_block, stride_vs, seqlen_k - key, DQ_TILE_N, 128, MASKED)
     dp = tl.dot(dout, v.T)
     ds = (p * (dp - delta[:, None])).to(k.dtype)
     dq = tl.dot(ds, k, dq)
@@ -154,9 +156,9 @@ def add_keys(queries, kv, key, last_key, scale_log2, state, MASKED: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
-def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
-                    stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k,
-                    padded, scale_log2, scale):  # fmt: skip
+def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
+                    stride_vh, stride_vs, stride_qb, stride_qh, stride_qs, stride_db, stride_dh, stride_ds, stride_dqb,
+                    stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k, padded, scale_log2, scale):  # fmt: skip
     """dQ of DQ_TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, DQ_TILE_M)
     batch_head = tl.program_id(0) // query_blocks
@@ -167,12 +169,14 @@ def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_q
     q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
     dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
     dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
+    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh
+    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh
     q = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 128, True)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 128, True)
     terms_ptr += batch_head.to(tl.int64) * 2 * padded
     lse2, delta = tl.load(terms_ptr + rows), tl.load(terms_ptr + padded + rows)
     queries = (q, dout, lse2, delta)
-    kv = (k_desc, v_desc, batch, head_kv)
+    kv = (k_ptr, v_ptr, stride_ks, stride_vs)
     dq = tl.zeros([DQ_TILE_M, 128], tl.float32)
 
     diagonal = seqlen_k - seqlen_q
@@ -180,9 +184,9 @@ def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_q
     full_end = tl.maximum(row + diagonal + 1, 0) // DQ_TILE_N * DQ_TILE_N
     end = tl.minimum(row + DQ_TILE_M + diagonal, seqlen_k)
     for key in tl.range(0, full_end, DQ_TILE_N):
-        dq = add_keys(queries, kv, key, last_key, scale_log2, dq, MASKED=False)
+        dq = add_keys(queries, kv, key, last_key, seqlen_k, scale_log2, dq, MASKED=False)
     for key in tl.range(full_end, end, DQ_TILE_N):
-        dq = add_keys(queries, kv, key, last_key, scale_log2, dq, MASKED=True)
+        dq = add_keys(queries, kv, key, last_key, seqlen_k, scale_log2, dq, MASKED=True)
 
     store_rows(dq_ptr, stride_dqs, seqlen_q - row, dq * scale, DQ_TILE_M, 128)
 
@@ -218,13 +222,10 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
     of_queries = [
         TensorDescriptor.from_tensor(x, [1, 1, count.value, 128]) for x, count in ((q, DKV_TILE_M), (dout, DKV_TILE_M))
     ]
-    of_keys = [
-        TensorDescriptor.from_tensor(x, [1, 1, count.value, 128]) for x, count in ((k, DQ_TILE_N), (v, DQ_TILE_N))
-    ]
     for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     for_key_gradients = (*of_queries, k, v, dk, dv, terms, *(n for x in (k, v, dk, dv) for n in x.stride()[:3]), *sizes)
-    for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
+    for_queries = (k, v, q, dout, dq, terms, *(n for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),

@@ -1,16 +1,16 @@
 """Attention backward for head_dim 192 (queries, keys) and 128 (values): FlashAttention-2 in plain Triton, the same bits every run.
 
 Every query sees every key; only the block of keys that reaches over the last one is masked. No atomics: row_terms makes
-two numbers of each query row, programs of key_gradients keep dK, those of value_gradients dV of 128 keys and walk over
-32 queries at a time, query_gradients keeps dQ of 128 queries and walks over 64 keys at a time. Each computes what it
-needs of S and dP: eight matrix products in place of five, and no sum of several programs. Triton's blocks are powers of
-two: head_dim 192 goes as 128 + 64, nothing is padded.
+two numbers of each query row, programs of key_gradients keep dK and dV of 64 keys and walk over 32 queries at a time,
+query_gradients keeps dQ of 128 queries and walks over 64 keys at a time. Each computes what it needs of S and dP: seven
+matrix products in place of five, and no sum of several programs. Triton's blocks are powers of two: head_dim 192 goes
+as 128 + 64, nothing is padded.
 """
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=true",
+    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=64,dkv_warps=4,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,dkv_loads=descriptors,dq_loads=descriptors,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DKV_TILE_M = tl.constexpr(32)  # query rows of a step of programs that own keys
-DKV_TILE_N = tl.constexpr(128)  # keys of such programs
+DKV_TILE_N = tl.constexpr(64)  # keys of such programs
 DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
 DQ_TILE_N = tl.constexpr(64)  # keys of their steps
 ROWS = tl.constexpr(32)  # rows of programs of row_terms
@@ -28,8 +28,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
     {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
 )
 
@@ -77,11 +76,11 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
 
 
 @triton.jit
-def add_queries_to_dk(kv, queries, row, scale_log2, state):
-    """What the queries of one block add: S^T = K Q^T, dP^T = V dO^T, dK += dS^T Q."""
+def add_queries(kv, queries, row, scale_log2, state):
+    """What the queries of one block add: S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q."""
     k_0, k_128, v = kv
     q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded = queries
-    dk_0, dk_128 = state
+    dk_0, dk_128, dv = state
     q_0 = q_desc_0.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
     s = tl.dot(k_0, q_0.T)
     q_128 = q_desc_128.load([batch, head, row, 128]).reshape([DKV_TILE_M, 64])
@@ -89,19 +88,20 @@ def add_queries_to_dk(kv, queries, row, scale_log2, state):
     rows = row + tl.arange(0, DKV_TILE_M)
     p = tl.math.exp2(s * scale_log2 - tl.load(terms_head + rows)[None, :])
     dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
+    dv = tl.dot(p.to(dout.dtype), dout, dv)
     dp = tl.dot(v, dout.T)
     ds = (p * (dp - tl.load(terms_head + padded + rows)[None, :])).to(q_0.dtype)
     dk_0 = tl.dot(ds, q_0, dk_0)
     dk_128 = tl.dot(ds, q_128, dk_128)
-    return dk_0, dk_128
+    return dk_0, dk_128, dv
 
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
-def key_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, v_ptr, dk_ptr, terms_ptr, stride_kb, stride_kh, stride_ks,
-                  stride_vb, stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks, heads_q, group, seqlen_q,
-                  seqlen_k, padded, scale_log2, scale):  # fmt: skip
-    """dK of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
+def key_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh,
+                  stride_ks, stride_vb, stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks, stride_dvb,
+                  stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k, padded, scale_log2, scale):  # fmt: skip
+    """dK and dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
     key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
     batch_head = tl.program_id(0) // key_blocks
     key = tl.program_id(0) % key_blocks * DKV_TILE_N
@@ -112,67 +112,26 @@ def key_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, v_ptr, dk_ptr, terms_p
     k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
     v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
     dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
+    dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
     k_0 = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 128, True)
     k_128 = load_rows(k_ptr + 128, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
     v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 128, True)
     kv = (k_0, k_128, v)
-    state = (tl.zeros([DKV_TILE_N, 128], tl.float32), tl.zeros([DKV_TILE_N, 64], tl.float32))
+    state = (
+        tl.zeros([DKV_TILE_N, 128], tl.float32),
+        tl.zeros([DKV_TILE_N, 64], tl.float32),
+        tl.zeros([DKV_TILE_N, 128], tl.float32),
+    )
 
     for head in tl.range(head_kv * group, head_kv * group + group):
         terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
         queries = (q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded)
         for row in tl.range(0, seqlen_q, DKV_TILE_M):
-            state = add_queries_to_dk(kv, queries, row, scale_log2, state)
+            state = add_queries(kv, queries, row, scale_log2, state)
 
-    dk_0, dk_128 = state
+    dk_0, dk_128, dv = state
     store_rows(dk_ptr, stride_dks, seqlen_k - key, dk_0 * scale, DKV_TILE_N, 128)
     store_rows(dk_ptr + 128, stride_dks, seqlen_k - key, dk_128 * scale, DKV_TILE_N, 64)
-
-
-@triton.jit
-def add_queries_to_dv(kv, queries, row, scale_log2, state):
-    """What the queries of one block add: S^T = K Q^T, dV += P^T dO."""
-    k_0, k_128 = kv
-    q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded = queries
-    dv = state
-    q_0 = q_desc_0.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
-    s = tl.dot(k_0, q_0.T)
-    q_128 = q_desc_128.load([batch, head, row, 128]).reshape([DKV_TILE_M, 64])
-    s = tl.dot(k_128, q_128.T, s)
-    rows = row + tl.arange(0, DKV_TILE_M)
-    p = tl.math.exp2(s * scale_log2 - tl.load(terms_head + rows)[None, :])
-    dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
-    dv = tl.dot(p.to(dout.dtype), dout, dv)
-    return dv
-
-
-# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
-def value_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh,
-                    stride_ks, stride_dvb, stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k,
-                    padded, scale_log2, scale):  # fmt: skip
-    """dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
-    key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
-    batch_head = tl.program_id(0) // key_blocks
-    key = tl.program_id(0) % key_blocks * DKV_TILE_N
-    keys = key + tl.arange(0, DKV_TILE_N)
-    heads_kv = heads_q // group
-    batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
-    # 64 bits: a tensor may hold more than 2^31 elements.
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
-    dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
-    k_0 = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 128, True)
-    k_128 = load_rows(k_ptr + 128, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
-    kv = (k_0, k_128)
-    state = tl.zeros([DKV_TILE_N, 128], tl.float32)
-
-    for head in tl.range(head_kv * group, head_kv * group + group):
-        terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
-        queries = (q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded)
-        for row in tl.range(0, seqlen_q, DKV_TILE_M):
-            state = add_queries_to_dv(kv, queries, row, scale_log2, state)
-
-    dv = state
     store_rows(dv_ptr, stride_dvs, seqlen_k - key, dv, DKV_TILE_N, 128)
 
 
@@ -272,13 +231,11 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
     ]
     for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
-    for_key_gradients = (*of_queries, k, v, dk, terms, *(n for x in (k, v, dk) for n in x.stride()[:3]), *sizes)
-    for_value_gradients = (*of_queries, k, dv, terms, *(n for x in (k, dv) for n in x.stride()[:3]), *sizes)
+    for_key_gradients = (*of_queries, k, v, dk, dv, terms, *(n for x in (k, v, dk, dv) for n in x.stride()[:3]), *sizes)
     for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),
-        (value_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_value_gradients),
         (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),
     )
 

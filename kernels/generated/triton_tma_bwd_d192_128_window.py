@@ -2,15 +2,15 @@
 
 Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks on the two
 edges of that band are masked. No atomics: row_terms makes two numbers of each query row, programs of key_gradients keep
-dK, those of value_gradients dV of 128 keys and walk over 32 queries at a time, query_gradients keeps dQ of 128 queries
-and walks over 64 keys at a time. Each computes what it needs of S and dP: eight matrix products in place of five, and
-no sum of several programs. Triton's blocks are powers of two: head_dim 192 goes as 128 + 64, nothing is padded.
+dK and dV of 64 keys and walk over 32 queries at a time, query_gradients keeps dQ of 128 queries and walks over 32 keys
+at a time. Each computes what it needs of S and dP: seven matrix products in place of five, and no sum of several
+programs. Triton's blocks are powers of two: head_dim 192 goes as 128 + 64, nothing is padded.
 """
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=true",
+    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=64,dkv_warps=4,dkv_stages=2,dq_tile_m=128,dq_tile_n=32,dq_warps=8,dq_stages=3,dkv_loads=descriptors,dq_loads=pointers,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
@@ -19,18 +19,17 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DKV_TILE_M = tl.constexpr(32)  # query rows of a step of programs that own keys
-DKV_TILE_N = tl.constexpr(128)  # keys of such programs
+DKV_TILE_N = tl.constexpr(64)  # keys of such programs
 DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
-DQ_TILE_N = tl.constexpr(64)  # keys of their steps
+DQ_TILE_N = tl.constexpr(32)  # keys of their steps
 ROWS = tl.constexpr(32)  # rows of programs of row_terms
 PADDED = tl.constexpr(128)  # the terms of a head are there for a multiple of so many rows
 LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True},
 )
 
 
@@ -77,89 +76,11 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
 
 
 @triton.jit
-def add_queries_to_dk(
-    kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED: tl.constexpr
-):
-    """What the queries of one block add: S^T = K Q^T, dP^T = V dO^T, dK += dS^T Q."""
+def add_queries(kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED: tl.constexpr):
+    """What the queries of one block add: S^T = K Q^T, dV += P^T dO, dP^T = V dO^T, dK += dS^T Q."""
     k_0, k_128, v = kv
     q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded = queries
-    dk_0, dk_128 = state
-    q_0 = q_desc_0.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
-    s = tl.dot(k_0, q_0.T)
-    q_128 = q_desc_128.load([batch, head, row, 128]).reshape([DKV_TILE_M, 64])
-    s = tl.dot(k_128, q_128.T, s)
-    rows = row + tl.arange(0, DKV_TILE_M)
-    p = tl.math.exp2(s * scale_log2 - tl.load(terms_head + rows)[None, :])
-    if MASKED:
-        at = (rows + diagonal)[None, :]
-        p = tl.where((keys[:, None] >= at - window_left) & (keys[:, None] <= at + window_right), p, 0.0)
-    dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
-    dp = tl.dot(v, dout.T)
-    ds = (p * (dp - tl.load(terms_head + padded + rows)[None, :])).to(q_0.dtype)
-    dk_0 = tl.dot(ds, q_0, dk_0)
-    dk_128 = tl.dot(ds, q_128, dk_128)
-    return dk_0, dk_128
-
-
-# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
-def key_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, v_ptr, dk_ptr, terms_ptr, stride_kb, stride_kh, stride_ks,
-                  stride_vb, stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks, heads_q, group, seqlen_q,
-                  seqlen_k, padded, window_left, window_right, scale_log2, scale):  # fmt: skip
-    """dK of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
-    key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
-    batch_head = tl.program_id(0) // key_blocks
-    key = tl.program_id(0) % key_blocks * DKV_TILE_N
-    keys = key + tl.arange(0, DKV_TILE_N)
-    heads_kv = heads_q // group
-    batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
-    # 64 bits: a tensor may hold more than 2^31 elements.
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
-    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
-    dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
-    k_0 = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 128, True)
-    k_128 = load_rows(k_ptr + 128, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
-    v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 128, True)
-    kv = (k_0, k_128, v)
-    state = (tl.zeros([DKV_TILE_N, 128], tl.float32), tl.zeros([DKV_TILE_N, 64], tl.float32))
-
-    # Row i sees keys i + diagonal - window_left to i + diagonal + window_right: blocks on the upper edge of that band, blocks
-    # of which all rows see all keys, blocks on the lower edge.
-    diagonal = seqlen_k - seqlen_q
-    begin = tl.maximum(key - diagonal - window_right, 0) // DKV_TILE_M * DKV_TILE_M
-    end = tl.minimum(key + DKV_TILE_N - diagonal + window_left, seqlen_q)
-    full_begin = tl.cdiv(tl.maximum(key + DKV_TILE_N - 1 - diagonal - window_right, 0), DKV_TILE_M) * DKV_TILE_M
-    full_end = tl.maximum(tl.minimum(key - diagonal + window_left + 1, seqlen_q), 0) // DKV_TILE_M * DKV_TILE_M
-    full_stop = tl.maximum(full_begin, full_end)
-    # One loop for both edges: each body costs registers, compile time and room in the instruction cache.
-    upper = tl.maximum(tl.cdiv(tl.minimum(full_begin, end) - begin, DKV_TILE_M), 0)
-    lower = tl.maximum(tl.cdiv(end - full_stop, DKV_TILE_M), 0)
-    for head in tl.range(head_kv * group, head_kv * group + group):
-        terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
-        queries = (q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded)
-        for step in tl.range(0, upper + lower):
-            row = tl.where(step < upper, begin + step * DKV_TILE_M, full_stop + (step - upper) * DKV_TILE_M)
-            state = add_queries_to_dk(
-                kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=True
-            )
-        for row in tl.range(full_begin, full_end, DKV_TILE_M):
-            state = add_queries_to_dk(
-                kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=False
-            )
-
-    dk_0, dk_128 = state
-    store_rows(dk_ptr, stride_dks, seqlen_k - key, dk_0 * scale, DKV_TILE_N, 128)
-    store_rows(dk_ptr + 128, stride_dks, seqlen_k - key, dk_128 * scale, DKV_TILE_N, 64)
-
-
-@triton.jit
-def add_queries_to_dv(
-    kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED: tl.constexpr
-):
-    """What the queries of one block add: S^T = K Q^T, dV += P^T dO."""
-    k_0, k_128 = kv
-    q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded = queries
-    dv = state
+    dk_0, dk_128, dv = state
     q_0 = q_desc_0.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
     s = tl.dot(k_0, q_0.T)
     q_128 = q_desc_128.load([batch, head, row, 128]).reshape([DKV_TILE_M, 64])
@@ -171,15 +92,20 @@ def add_queries_to_dv(
         p = tl.where((keys[:, None] >= at - window_left) & (keys[:, None] <= at + window_right), p, 0.0)
     dout = dout_desc.load([batch, head, row, 0]).reshape([DKV_TILE_M, 128])
     dv = tl.dot(p.to(dout.dtype), dout, dv)
-    return dv
+    dp = tl.dot(v, dout.T)
+    ds = (p * (dp - tl.load(terms_head + padded + rows)[None, :])).to(q_0.dtype)
+    dk_0 = tl.dot(ds, q_0, dk_0)
+    dk_128 = tl.dot(ds, q_128, dk_128)
+    return dk_0, dk_128, dv
 
 
 # Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
-def value_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh, stride_ks,
-                    stride_dvb, stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k, padded, window_left,
-                    window_right, scale_log2, scale):  # fmt: skip
-    """dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
+def key_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh,
+                  stride_ks, stride_vb, stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks, stride_dvb,
+                  stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k, padded, window_left, window_right,
+                  scale_log2, scale):  # fmt: skip
+    """dK and dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
     key_blocks = tl.cdiv(seqlen_k, DKV_TILE_N)
     batch_head = tl.program_id(0) // key_blocks
     key = tl.program_id(0) % key_blocks * DKV_TILE_N
@@ -188,11 +114,18 @@ def value_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, dv_ptr, terms_ptr, s
     batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
     # 64 bits: a tensor may hold more than 2^31 elements.
     k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
+    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
+    dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
     dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
     k_0 = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 128, True)
     k_128 = load_rows(k_ptr + 128, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
-    kv = (k_0, k_128)
-    state = tl.zeros([DKV_TILE_N, 128], tl.float32)
+    v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 128, True)
+    kv = (k_0, k_128, v)
+    state = (
+        tl.zeros([DKV_TILE_N, 128], tl.float32),
+        tl.zeros([DKV_TILE_N, 64], tl.float32),
+        tl.zeros([DKV_TILE_N, 128], tl.float32),
+    )
 
     # Row i sees keys i + diagonal - window_left to i + diagonal + window_right: blocks on the upper edge of that band, blocks
     # of which all rows see all keys, blocks on the lower edge.
@@ -210,33 +143,37 @@ def value_gradients(q_desc_0, q_desc_128, dout_desc, k_ptr, dv_ptr, terms_ptr, s
         queries = (q_desc_0, q_desc_128, dout_desc, batch, head, terms_head, padded)
         for step in tl.range(0, upper + lower):
             row = tl.where(step < upper, begin + step * DKV_TILE_M, full_stop + (step - upper) * DKV_TILE_M)
-            state = add_queries_to_dv(
+            state = add_queries(
                 kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=True
             )
         for row in tl.range(full_begin, full_end, DKV_TILE_M):
-            state = add_queries_to_dv(
+            state = add_queries(
                 kv, queries, row, keys, diagonal, window_left, window_right, scale_log2, state, MASKED=False
             )
 
-    dv = state
+    dk_0, dk_128, dv = state
+    store_rows(dk_ptr, stride_dks, seqlen_k - key, dk_0 * scale, DKV_TILE_N, 128)
+    store_rows(dk_ptr + 128, stride_dks, seqlen_k - key, dk_128 * scale, DKV_TILE_N, 64)
     store_rows(dv_ptr, stride_dvs, seqlen_k - key, dv, DKV_TILE_N, 128)
 
 
 @triton.jit
-def add_keys(queries, kv, key, first_key, last_key, scale_log2, state, MASKED: tl.constexpr):
+def add_keys(queries, kv, key, first_key, last_key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """What the keys of one block add: S = Q K^T, dP = dO V^T, dQ += dS K."""
     q_0, q_128, dout, lse2, delta = queries
-    k_desc_0, k_desc_128, v_desc, batch, head_kv = kv
+    k_ptr, v_ptr, stride_ks, stride_vs = kv
     dq_0, dq_128 = state
-    k_0 = k_desc_0.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 128])
+    k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
+    v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
+    k_0 = load_rows(k_block, stride_ks, seqlen_k - key, DQ_TILE_N, 128, MASKED)
     s = tl.dot(q_0, k_0.T)
-    k_128 = k_desc_128.load([batch, head_kv, key, 128]).reshape([DQ_TILE_N, 64])
+    k_128 = load_rows(k_block + 128, stride_ks, seqlen_k - key, DQ_TILE_N, 64, MASKED)
     s = tl.dot(q_128, k_128.T, s)
     p = tl.math.exp2(s * scale_log2 - lse2[:, None])
     if MASKED:
         keys = key + tl.arange(0, DQ_TILE_N)[None, :]
         p = tl.where((keys >= first_key[:, None]) & (keys <= last_key[:, None]), p, 0.0)
-    v = v_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 128])
+    v = load_rows(v_block, stride_vs, seqlen_k - key, DQ_TILE_N, 128, MASKED)
     dp = tl.dot(dout, v.T)
     ds = (p * (dp - delta[:, None])).to(k_0.dtype)
     dq_0 = tl.dot(ds, k_0, dq_0)
@@ -245,9 +182,10 @@ def add_keys(queries, kv, key, first_key, last_key, scale_log2, state, MASKED: t
 
 
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
-def query_gradients(k_desc_0, k_desc_128, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_qb, stride_qh, stride_qs,
-                    stride_db, stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, heads_q, group, seqlen_q,
-                    seqlen_k, padded, window_left, window_right, scale_log2, scale):  # fmt: skip
+def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
+                    stride_vh, stride_vs, stride_qb, stride_qh, stride_qs, stride_db, stride_dh, stride_ds, stride_dqb,
+                    stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k, padded, window_left, window_right,
+                    scale_log2, scale):  # fmt: skip
     """dQ of DQ_TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, DQ_TILE_M)
     batch_head = tl.program_id(0) // query_blocks
@@ -258,13 +196,15 @@ def query_gradients(k_desc_0, k_desc_128, v_desc, q_ptr, dout_ptr, dq_ptr, terms
     q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
     dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
     dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
+    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh
+    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh
     q_0 = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 128, True)
     q_128 = load_rows(q_ptr + 128, stride_qs, seqlen_q - row, DQ_TILE_M, 64, True)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 128, True)
     terms_ptr += batch_head.to(tl.int64) * 2 * padded
     lse2, delta = tl.load(terms_ptr + rows), tl.load(terms_ptr + padded + rows)
     queries = (q_0, q_128, dout, lse2, delta)
-    kv = (k_desc_0, k_desc_128, v_desc, batch, head_kv)
+    kv = (k_ptr, v_ptr, stride_ks, stride_vs)
     dq_0, dq_128 = tl.zeros([DQ_TILE_M, 128], tl.float32), tl.zeros([DQ_TILE_M, 64], tl.float32)
 
     diagonal = seqlen_k - seqlen_q
@@ -279,9 +219,13 @@ def query_gradients(k_desc_0, k_desc_128, v_desc, q_ptr, dout_ptr, dq_ptr, terms
     right = tl.maximum(tl.cdiv(end - full_stop, DQ_TILE_N), 0)
     for step in tl.range(0, left + right):
         key = tl.where(step < left, begin + step * DQ_TILE_N, full_stop + (step - left) * DQ_TILE_N)
-        dq_0, dq_128 = add_keys(queries, kv, key, first_key, last_key, scale_log2, (dq_0, dq_128), MASKED=True)
+        dq_0, dq_128 = add_keys(
+            queries, kv, key, first_key, last_key, seqlen_k, scale_log2, (dq_0, dq_128), MASKED=True
+        )
     for key in tl.range(full_begin, full_end, DQ_TILE_N):
-        dq_0, dq_128 = add_keys(queries, kv, key, first_key, last_key, scale_log2, (dq_0, dq_128), MASKED=False)
+        dq_0, dq_128 = add_keys(
+            queries, kv, key, first_key, last_key, seqlen_k, scale_log2, (dq_0, dq_128), MASKED=False
+        )
 
     store_rows(dq_ptr, stride_dqs, seqlen_q - row, dq_0 * scale, DQ_TILE_M, 128)
     store_rows(dq_ptr + 128, stride_dqs, seqlen_q - row, dq_128 * scale, DQ_TILE_M, 64)
@@ -323,20 +267,13 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
         for x, count, widths in ((q, DKV_TILE_M, [128, 64]), (dout, DKV_TILE_M, [128]))
         for columns in widths
     ]
-    of_keys = [
-        TensorDescriptor.from_tensor(x, [1, 1, count.value, columns])
-        for x, count, widths in ((k, DQ_TILE_N, [128, 64]), (v, DQ_TILE_N, [128]))
-        for columns in widths
-    ]
     for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
-    for_key_gradients = (*of_queries, k, v, dk, terms, *(n for x in (k, v, dk) for n in x.stride()[:3]), *sizes)
-    for_value_gradients = (*of_queries, k, dv, terms, *(n for x in (k, dv) for n in x.stride()[:3]), *sizes)
-    for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
+    for_key_gradients = (*of_queries, k, v, dk, dv, terms, *(n for x in (k, v, dk, dv) for n in x.stride()[:3]), *sizes)
+    for_queries = (k, v, q, dout, dq, terms, *(n for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),
-        (value_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_value_gradients),
         (query_gradients, (triton.cdiv(seqlen_q, DQ_TILE_M.value) * batch * heads_q, 1, 1), for_queries),
     )
 

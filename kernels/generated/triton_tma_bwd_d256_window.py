@@ -2,7 +2,7 @@
 
 Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks on the two
 edges of that band are masked. No atomics: row_terms makes two numbers of each query row, programs of key_gradients keep
-dK, those of value_gradients dV of 128 keys and walk over 32 queries at a time, query_gradients keeps dQ of 128 queries
+dK, those of value_gradients dV of 64 keys and walk over 64 queries at a time, query_gradients keeps dQ of 128 queries
 and walks over 32 keys at a time. Each computes what it needs of S and dP: eight matrix products in place of five, and
 no sum of several programs.
 """
@@ -10,7 +10,7 @@ no sum of several programs.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=32,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=true",
+    "variant": "family=fa2_bwd,dkv_tile_m=64,dkv_tile_n=64,dkv_warps=4,dkv_stages=2,dq_tile_m=128,dq_tile_n=32,dq_warps=8,dq_stages=3,dkv_loads=descriptors,dq_loads=pointers,dkv_apart=true",
     "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-DKV_TILE_M = tl.constexpr(32)  # query rows of a step of programs that own keys
-DKV_TILE_N = tl.constexpr(128)  # keys of such programs
+DKV_TILE_M = tl.constexpr(64)  # query rows of a step of programs that own keys
+DKV_TILE_N = tl.constexpr(64)  # keys of such programs
 DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
 DQ_TILE_N = tl.constexpr(32)  # keys of their steps
 ROWS = tl.constexpr(16)  # rows of programs of row_terms
@@ -28,9 +28,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True},
 )
 
 
@@ -215,18 +215,20 @@ def value_gradients(q_desc, dout_desc, k_ptr, dv_ptr, terms_ptr, stride_kb, stri
 
 
 @triton.jit
-def add_keys(queries, kv, key, first_key, last_key, scale_log2, state, MASKED: tl.constexpr):
+def add_keys(queries, kv, key, first_key, last_key, seqlen_k, scale_log2, state, MASKED: tl.constexpr):
     """What the keys of one block add: S = Q K^T, dP = dO V^T, dQ += dS K."""
     q, dout, lse2, delta = queries
-    k_desc, v_desc, batch, head_kv = kv
+    k_ptr, v_ptr, stride_ks, stride_vs = kv
     dq = state
-    k = k_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 256])
+    k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
+    v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
+    k = load_rows(k_block, stride_ks, seqlen_k - key, DQ_TILE_N, 256, MASKED)
     s = tl.dot(q, k.T)
     p = tl.math.exp2(s * scale_log2 - lse2[:, None])
     if MASKED:
         keys = key + tl.arange(0, DQ_TILE_N)[None, :]
         p = tl.where((keys >= first_key[:, None]) & (keys <= last_key[:, None]), p, 0.0)
-    v = v_desc.load([batch, head_kv, key, 0]).reshape([DQ_TILE_N, 256])
+    v = load_rows(v_block, stride_vs, seqlen_k - key, DQ_TILE_N, 256, MASKED)
     dp = tl.dot(dout, v.T)
     ds = (p * (dp - delta[:, None])).to(k.dtype)
     dq = tl.dot(ds, k, dq)
@@ -234,9 +236,10 @@ def add_keys(queries, kv, key, first_key, last_key, scale_log2, state, MASKED: t
 
 
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded", "window_left", "window_right"])
-def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
-                    stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k,
-                    padded, window_left, window_right, scale_log2, scale):  # fmt: skip
+def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
+                    stride_vh, stride_vs, stride_qb, stride_qh, stride_qs, stride_db, stride_dh, stride_ds, stride_dqb,
+                    stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k, padded, window_left, window_right,
+                    scale_log2, scale):  # fmt: skip
     """dQ of DQ_TILE_M query rows of one head."""
     query_blocks = tl.cdiv(seqlen_q, DQ_TILE_M)
     batch_head = tl.program_id(0) // query_blocks
@@ -247,12 +250,14 @@ def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_q
     q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
     dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
     dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
+    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh
+    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh
     q = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 256, True)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 256, True)
     terms_ptr += batch_head.to(tl.int64) * 2 * padded
     lse2, delta = tl.load(terms_ptr + rows), tl.load(terms_ptr + padded + rows)
     queries = (q, dout, lse2, delta)
-    kv = (k_desc, v_desc, batch, head_kv)
+    kv = (k_ptr, v_ptr, stride_ks, stride_vs)
     dq = tl.zeros([DQ_TILE_M, 256], tl.float32)
 
     diagonal = seqlen_k - seqlen_q
@@ -267,9 +272,9 @@ def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_q
     right = tl.maximum(tl.cdiv(end - full_stop, DQ_TILE_N), 0)
     for step in tl.range(0, left + right):
         key = tl.where(step < left, begin + step * DQ_TILE_N, full_stop + (step - left) * DQ_TILE_N)
-        dq = add_keys(queries, kv, key, first_key, last_key, scale_log2, dq, MASKED=True)
+        dq = add_keys(queries, kv, key, first_key, last_key, seqlen_k, scale_log2, dq, MASKED=True)
     for key in tl.range(full_begin, full_end, DQ_TILE_N):
-        dq = add_keys(queries, kv, key, first_key, last_key, scale_log2, dq, MASKED=False)
+        dq = add_keys(queries, kv, key, first_key, last_key, seqlen_k, scale_log2, dq, MASKED=False)
 
     store_rows(dq_ptr, stride_dqs, seqlen_q - row, dq * scale, DQ_TILE_M, 256)
 
@@ -308,14 +313,11 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
     of_queries = [
         TensorDescriptor.from_tensor(x, [1, 1, count.value, 256]) for x, count in ((q, DKV_TILE_M), (dout, DKV_TILE_M))
     ]
-    of_keys = [
-        TensorDescriptor.from_tensor(x, [1, 1, count.value, 256]) for x, count in ((k, DQ_TILE_N), (v, DQ_TILE_N))
-    ]
     for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     for_key_gradients = (*of_queries, k, v, dk, terms, *(n for x in (k, v, dk) for n in x.stride()[:3]), *sizes)
     for_value_gradients = (*of_queries, k, dv, terms, *(n for x in (k, dv) for n in x.stride()[:3]), *sizes)
-    for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
+    for_queries = (k, v, q, dout, dq, terms, *(n for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),

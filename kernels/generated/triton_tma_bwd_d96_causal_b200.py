@@ -10,7 +10,7 @@ matrix products in place of five, and no sum of several programs. Triton's block
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "b200", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=false",
+    "variant": "family=fa2_bwd,dkv_tile_m=32,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,dkv_loads=descriptors,dq_loads=descriptors,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

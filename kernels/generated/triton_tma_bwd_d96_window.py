@@ -2,7 +2,7 @@
 
 Query i sees keys from window_left before to window_right after position i + seqlen_k - seqlen_q; only blocks on the two
 edges of that band are masked. No atomics: row_terms makes two numbers of each query row, programs of key_gradients keep
-dK and dV of 128 keys and walk over 64 queries at a time, query_gradients keeps dQ of 128 queries and walks over 64 keys
+dK and dV of 64 keys and walk over 64 queries at a time, query_gradients keeps dQ of 64 queries and walks over 64 keys
 at a time. Each computes what it needs of S and dP: seven matrix products in place of five, and no sum of several
 programs. Triton's blocks are powers of two: head_dim 96 goes as 64 + 32, nothing is padded.
 """
@@ -10,7 +10,7 @@ programs. Triton's blocks are powers of two: head_dim 96 goes as 64 + 32, nothin
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_bwd", "machine": "h200-sxm", "targets": ["sm_90a", "sm_100a", "sm_103a"],
     "pass": "bwd",
-    "variant": "family=fa2_bwd,dkv_tile_m=64,dkv_tile_n=128,dkv_warps=8,dkv_stages=2,dq_tile_m=128,dq_tile_n=64,dq_warps=8,dq_stages=2,loads=descriptors,dkv_apart=false",
+    "variant": "family=fa2_bwd,dkv_tile_m=64,dkv_tile_n=64,dkv_warps=4,dkv_stages=2,dq_tile_m=64,dq_tile_n=64,dq_warps=4,dq_stages=2,dkv_loads=descriptors,dq_loads=descriptors,dkv_apart=false",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 96, "head_dim_v": 96, "mask": "window", "window": [1024, 0], "dtype": "bf16"},
 }  # fmt: skip
 
@@ -19,17 +19,17 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DKV_TILE_M = tl.constexpr(64)  # query rows of a step of programs that own keys
-DKV_TILE_N = tl.constexpr(128)  # keys of such programs
-DQ_TILE_M = tl.constexpr(128)  # query rows of programs of query_gradients
+DKV_TILE_N = tl.constexpr(64)  # keys of such programs
+DQ_TILE_M = tl.constexpr(64)  # query rows of programs of query_gradients
 DQ_TILE_N = tl.constexpr(64)  # keys of their steps
 ROWS = tl.constexpr(32)  # rows of programs of row_terms
-PADDED = tl.constexpr(128)  # the terms of a head are there for a multiple of so many rows
+PADDED = tl.constexpr(64)  # the terms of a head are there for a multiple of so many rows
 LOG2E = tl.constexpr(1.4426950408889634)
 DTYPES = ("torch.bfloat16", "torch.float16")
 OPTIONS = (  # of the kernels, in the order of their launches
     {"num_warps": 4, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
-    {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+    {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
 )
 
 

@@ -23,8 +23,8 @@ LOADS = ("pointers", "descriptors")
 _SMALLEST_DOT = 16
 #: Rows of a wgmma and of a tcgen05.mma: the tile that stays must have as many for each warpgroup.
 _MATRIX_ROWS = 64
-#: Bytes that the compiler adds to the tiles: barriers, and the two terms of each row of a stage.
-_MARGIN = 4096
+#: Bytes that the compiler adds to the tiles: barriers.
+_MARGIN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Fa2BackwardVariant:
     dq_tile_n: int = 32
     dq_warps: int = 4
     dq_stages: int = 2
-    loads: str = "pointers"
+    dkv_loads: str = "pointers"
+    dq_loads: str = "pointers"
     #: Whether dK and dV have a kernel each: eight products, but half the sums, so that tiles of keys can be larger.
     dkv_apart: bool = False
 
@@ -77,7 +78,8 @@ def shared_bytes(variant: Fa2BackwardVariant, workload: Workload, machine: Machi
     row = workload.dtype_bytes * (workload.head_dim_qk + workload.head_dim_v)
     stays = machine.tensor_kind in ("wgmma", "tcgen05")
     return {
-        "dkv": row * (v.dkv_stages * v.dkv_tile_m + stays * v.dkv_tile_n),
+        # With two float32 terms for each row that moves.
+        "dkv": row * (v.dkv_stages * v.dkv_tile_m + stays * v.dkv_tile_n) + 8 * v.dkv_stages * v.dkv_tile_m,
         "dq": row * (v.dq_stages * v.dq_tile_n + stays * v.dq_tile_m),
     }
 
@@ -107,11 +109,14 @@ def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) 
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if tile_widths(width)[-1] < _SMALLEST_DOT:
             return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
-    if variant.loads not in LOADS:
-        return Verdict(f"loads must be {' or '.join(LOADS)}, got '{variant.loads}'", "use one of them")
+    for name in ("dkv_loads", "dq_loads"):
+        if getattr(variant, name) not in LOADS:
+            return Verdict(f"{name} must be {' or '.join(LOADS)}, got '{getattr(variant, name)}'", "use one of them")
     if machine.tensor_kind not in ("wgmma", "tcgen05"):
-        if variant.loads == "descriptors":
-            return Verdict(f"{machine.name} has no bulk copy engine for tensor descriptors", "use loads=pointers")
+        for name in ("dkv_loads", "dq_loads"):
+            if getattr(variant, name) == "descriptors":
+                lever = f"use {name}=pointers"
+                return Verdict(f"{machine.name} has no bulk copy engine for tensor descriptors", lever)
         return LEGAL
     for loop, stages in (("dkv", variant.dkv_stages), ("dq", variant.dq_stages)):
         if stages < 2:
@@ -138,41 +143,68 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa2BackwardVariant]:
     loads = LOADS if machine.tensor_kind in ("wgmma", "tcgen05") else LOADS[:1]
     tiles = (16, 32, 64, 128)
     keys, queries = product(tiles, tiles[1:], (4, 8), (2, 3)), product(tiles[2:], tiles, (4, 8), (2, 3))
-    for way, apart, dkv, dq in product(loads, (False, True), keys, queries):
-        found = Fa2BackwardVariant(NAMES[0], dkv[0], dkv[1], dkv[2], dkv[3], dq[0], dq[1], dq[2], dq[3], way, apart)
+    for one, other, apart, dkv, dq in product(loads, loads, (False, True), keys, queries):
+        found = Fa2BackwardVariant(
+            NAMES[0], dkv[0], dkv[1], dkv[2], dkv[3], dq[0], dq[1], dq[2], dq[3], one, other, apart
+        )
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
 
 def chosen(workload: Workload, machine: Machine) -> Fa2BackwardVariant:
-    """The variant to start from for a shape: the largest tiles of which the compiler spills nothing.
+    """The variant to start from for a shape, by the wider head dimension and by whether there is a mask.
 
-    The tile that stays costs registers with the head, so it shrinks as heads grow; the tile that moves hides latency.
+    Hopper's are those that ran fastest on an H200 (data/measured/h200_backward_sweep.csv): one warpgroup with 64 keys, two CTAs
+    to an SM.  The others are the largest tiles of which the compiler spills nothing; Ampere's shared memory fits the 99 KB of
+    consumer GPUs as well.
     """
     table = {"wgmma": _HOPPER, "tcgen05": _BLACKWELL}.get(machine.tensor_kind, _AMPERE)
     wide = max(workload.head_dim_qk, workload.head_dim_v)
-    return table[next((width for width in table if width >= wide), max(table))]
+    full, masked = table[next((width for width in table if width >= wide), max(table))]
+    return full if workload.mask == "none" else masked
 
 
-#: By the wider head dimension: up to that many.  Shared memory of Ampere's fits the 99 KB of consumer GPUs as well.
+def _both(
+    dkv: tuple[int, int, int, int], dq: tuple[int, int, int, int], loads: str = "pointers", apart: bool = False
+) -> tuple[Fa2BackwardVariant, Fa2BackwardVariant]:
+    """The same variant without and with a mask, from (tile_m, tile_n, warps, stages) of each loop."""
+    made = _made(dkv, dq, loads, loads, apart)
+    return made, made
+
+
+def _made(
+    dkv: tuple[int, int, int, int], dq: tuple[int, int, int, int], dkv_loads: str, dq_loads: str, apart: bool = False
+) -> Fa2BackwardVariant:
+    return Fa2BackwardVariant(NAMES[0], *dkv, *dq, dkv_loads, dq_loads, apart)
+
+
 _AMPERE = {
-    64: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2),
-    96: Fa2BackwardVariant("fa2_bwd", 16, 64, 8, 2, 64, 32, 8, 2),
-    128: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2),
-    192: Fa2BackwardVariant("fa2_bwd", 32, 32, 8, 2, 64, 16, 8, 2),
-    256: Fa2BackwardVariant("fa2_bwd", 16, 32, 8, 2, 64, 16, 8, 2),
+    64: _both((32, 64, 8, 2), (128, 32, 8, 2)),
+    96: _both((16, 64, 8, 2), (64, 32, 8, 2)),
+    128: _both((32, 64, 8, 2), (128, 32, 8, 2)),
+    192: _both((32, 32, 8, 2), (64, 16, 8, 2)),
+    256: _both((16, 32, 8, 2), (64, 16, 8, 2)),
 }
 _HOPPER = {
-    64: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 128, 8, 2, "descriptors"),
-    96: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    128: Fa2BackwardVariant("fa2_bwd", 64, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    192: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors", True),
-    256: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 32, 8, 2, "descriptors", True),
+    64: _both((128, 64, 4, 2), (64, 64, 4, 2), "descriptors"),
+    96: _both((64, 64, 4, 2), (64, 64, 4, 2), "descriptors"),
+    128: (
+        _made((64, 64, 4, 2), (64, 64, 4, 2), "descriptors", "descriptors"),
+        _made((64, 64, 4, 2), (128, 64, 8, 3), "descriptors", "pointers"),
+    ),
+    192: (
+        _made((32, 64, 4, 2), (128, 64, 8, 2), "descriptors", "descriptors"),
+        _made((32, 64, 4, 2), (128, 32, 8, 3), "descriptors", "pointers"),
+    ),
+    256: (
+        _made((64, 64, 4, 2), (128, 32, 8, 3), "descriptors", "descriptors", True),
+        _made((64, 64, 4, 2), (128, 32, 8, 3), "descriptors", "pointers", True),
+    ),
 }
 _BLACKWELL = {
-    64: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    96: Fa2BackwardVariant("fa2_bwd", 32, 128, 8, 2, 128, 64, 8, 2, "descriptors"),
-    128: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 64, 8, 2, "descriptors"),
-    192: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 64, 8, 2, "descriptors", True),
-    256: Fa2BackwardVariant("fa2_bwd", 32, 64, 8, 2, 128, 32, 8, 2, "descriptors", True),
+    64: _both((32, 128, 8, 2), (128, 64, 8, 2), "descriptors"),
+    96: _both((32, 128, 8, 2), (128, 64, 8, 2), "descriptors"),
+    128: _both((32, 64, 8, 2), (128, 64, 8, 2), "descriptors"),
+    192: _both((32, 64, 8, 2), (128, 64, 8, 2), "descriptors", True),
+    256: _both((32, 64, 8, 2), (128, 32, 8, 2), "descriptors", True),
 }

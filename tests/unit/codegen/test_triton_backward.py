@@ -49,7 +49,7 @@ def source(dims: tuple[int, int], mask: str, loads: str = "pointers", apart: boo
     from tilecast.codegen.triton_backward import TEMPLATE, context
     from tilecast.model.kernel.header import header_text
 
-    kernel = context(replace(TILES, loads=loads, dkv_apart=apart), work(dims, mask))
+    kernel = context(replace(TILES, dkv_loads=loads, dq_loads=loads, dkv_apart=apart), work(dims, mask))
     return render(TEMPLATE, {"k": kernel, "header": header_text({"family": "triton_bwd", "mask": mask})})
 
 
@@ -402,8 +402,8 @@ def test_what_is_chosen_can_be_written_and_is_in_the_space(machine: str, dims: t
     ("knobs", "machine", "text"),
     [
         ("dkv_tile_m=48", "a100", "dkv_tile_m must be a power of two of at least 16, got 48: use 32 or 64"),
-        ("loads=descriptors", "a100", "a100 has no bulk copy engine for tensor descriptors: use loads=pointers"),
-        ("loads=carrier", "a100", "loads must be pointers or descriptors, got 'carrier'"),
+        ("dq_loads=descriptors", "a100", "a100 has no bulk copy engine for tensor descriptors: use dq_loads=pointers"),
+        ("dkv_loads=carrier", "a100", "dkv_loads must be pointers or descriptors, got 'carrier'"),
         (
             "dkv_tile_n=128,dkv_warps=4",
             "h200-sxm",
@@ -414,8 +414,8 @@ def test_what_is_chosen_can_be_written_and_is_in_the_space(machine: str, dims: t
             "h200-sxm",
             r"shared memory of the dq loop needs \d+ bytes but the limit is \d+",
         ),
-        ("dkv_tile_n=128,dkv_stages=1", "h200-sxm", "dkv_stages must be 2 or more on h200-sxm, got 1: Triton 3.6"),
-        ("dkv_tile_n=64", "h200-sxm", "dkv_tile_n must be at least 128 for 8 warps on h200-sxm, got 64: a warpgroup"),
+        ("dkv_stages=1", "h200-sxm", "dkv_stages must be 2 or more on h200-sxm, got 1: Triton 3.6"),
+        ("dkv_warps=8", "h200-sxm", "dkv_tile_n must be at least 128 for 8 warps on h200-sxm, got 64: a warpgroup"),
         ("dkv_tiles=64", "a100", "family fa2_bwd has no knob 'dkv_tiles'"),
         ("dq_warps=6", "a100", "knob 'dq_warps' takes one of 4, 8, got '6'"),
         ("dkv_apart=perhaps", "a100", "knob 'dkv_apart' takes true or false, got 'perhaps'"),
