@@ -1,0 +1,64 @@
+"""The table of docs/training.md is that of the sweep: kernels of the shipped variants added up, beside PyTorch's own."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+
+import pytest
+from support.paths import ROOT
+
+from tilecast.base.data import MEASURED
+from tilecast.codegen.ship import read_backward_list
+
+PAGE = ROOT / "docs" / "training.md"
+#: Shape as the table of the sweep has it: (head_dim, head_dim_v, mask, seqlen).
+Shape = tuple[str, str, str, str]
+
+
+def loops(variant: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Knobs of the loops over queries and over keys, named as in the sweep: there ``loads`` is each loop's own."""
+    knobs = dict(part.split("=") for part in variant.split(","))
+    return tuple(
+        {(k.replace(f"{prefix}_loads", "loads"), v) for k, v in knobs.items() if k.startswith(f"{prefix}_")}
+        for prefix in ("dkv", "dq")
+    )  # type: ignore[return-value]
+
+
+def rows() -> list[list[str]]:
+    """head_dim, mask, seqlen, TFLOP/s of ours, SDPA's flash, SDPA's cuDNN; "-" where it does not run."""
+    by_shape: dict[Shape, list[dict[str, str]]] = defaultdict(list)
+    with (MEASURED / "h200_backward_sweep.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            by_shape[(row["head_dim"], row["head_dim_v"], row["mask"], row["seqlen"])].append(row)
+    shipped = {
+        (str(k.workload.head_dim_qk), str(k.workload.head_dim_v), k.workload.mask): loops(k.variant)
+        for k in read_backward_list()
+        if k.machine == "h200-sxm"
+    }
+    found = []
+    for (dim, dim_v, mask, length), measured in by_shape.items():
+        wanted = shipped[(dim, dim_v, mask)]
+        whole = {row["kernel"]: row for row in measured if row["note"] == "whole"}
+        flop = max(float(row["ms"]) * float(row["tflops"]) for row in whole.values())
+        ms = 0.0
+        for row in measured:
+            knobs = {tuple(part.split("=")) for part in row["knobs"].split(",") if part}
+            taken = row["kernel"] == "row_terms" or knobs in wanted
+            ms += float(row["ms"]) if taken and row["ms"] and not row["note"] else 0.0
+        peers = [whole[name]["tflops"] if name in whole else "" for name in ("sdpa flash", "sdpa cudnn")]
+        texts = [f"{flop / ms:.0f}", *(f"{float(text):.0f}" if text else "-" for text in peers)]
+        found.append([dim if dim == dim_v else f"{dim}/{dim_v}", mask, length, *texts])
+    return found
+
+
+def test_the_table_is_what_was_measured(request: pytest.FixtureRequest) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    head = "| head_dim | mask | seqlen | tilecast | SDPA, flash | SDPA, cuDNN |\n|---|---|---|---|---|---|\n"
+    before, after = text.split(head)
+    table = "".join("| " + " | ".join(row) + " |\n" for row in rows())
+    rest = after[after.index("\n\n") + 1 :]
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(before + head + table + rest, encoding="utf-8")
+        return
+    assert after == table + rest, "docs/training.md: pytest tests/unit/docs --update-golden, then read the diff"
