@@ -39,6 +39,9 @@ _QUERY_SIDE = {
     "causal": ("last_key", "keys <= last_key[:, None]"),
     "window": ("first_key, last_key", "(keys >= first_key[:, None]) & (keys <= last_key[:, None])"),
 }
+#: What the first kernel takes.
+_ROW_TENSORS = ("out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr")
+_ROW_SIZES = ("heads_q", "seqlen_q", "padded", "dlse_rows")
 _SIZES = ("heads_q", "group", "seqlen_q", "seqlen_k", "padded")
 #: Letters of the strides of a tensor.
 _STRIDE = {"q": "q", "k": "k", "v": "v", "dout": "d", "out": "o", "dq": "dq", "dk": "dk", "dv": "dv"}
@@ -244,7 +247,7 @@ class TritonBackward:
         if self._described_where_it_moves(tensors[0]):
             return []
         return [
-            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s" for x in tensors
+            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s * 8" for x in tensors
         ]  # fmt: skip
 
     def kv_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
@@ -256,7 +259,9 @@ class TritonBackward:
         """Statements that find the rows of a program of keys."""
         rows = (("batch", "b"), ("head_kv", "h"), ("key", "s"))
         return tuple(
-            f"{x}_ptr += " + " + ".join(f"{place}.to(tl.int64) * stride_{_STRIDE[x]}{axis}" for place, axis in rows)
+            f"{x}_ptr += ("
+            + " + ".join(f"{place}.to(tl.int64) * stride_{_STRIDE[x]}{axis}" for place, axis in rows)
+            + ") * 8"
             for x in kernel.tensors[1]
         )
 
@@ -267,7 +272,9 @@ class TritonBackward:
         if not self.queries_described:
             for x in ("q", "dout"):
                 batch, head = (f"stride_{_STRIDE[x]}{axis}" for axis in "bh")
-                lines.append(f"{x}_head = {x}_ptr + batch.to(tl.int64) * {batch} + tl.cast(head, tl.int64) * {head}")
+                lines.append(
+                    f"{x}_head = {x}_ptr + (batch.to(tl.int64) * {batch} + tl.cast(head, tl.int64) * {head}) * 8"
+                )
         return (*lines, f"queries = ({self.queries})")
 
     @property
@@ -358,16 +365,26 @@ class TritonBackward:
     def _window(self) -> tuple[str, ...]:
         return ("window_left", "window_right") if self.mask == "window" else ()
 
+    def unspecialized(self, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
+        """Places of strides and sizes among a kernel's arguments: the compiled code must not depend on them."""
+        described, pointers = self._tensors(moving, staying)
+        first = len(described) + len(pointers) + 1
+        return f"range({first}, {first + 3 * len(pointers) + len(_SIZES) + len(self._window)})"
+
     @property
-    def unspecialized(self) -> str:
-        """Sizes that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in (*_SIZES, *self._window)) + "]"
+    def unspecialized_rows(self) -> str:
+        """The same of the first kernel."""
+        return f"range({len(_ROW_TENSORS)}, {len(_ROW_TENSORS) + 6 + len(_ROW_SIZES)})"
+
+    @property
+    def query_tensors(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Tensors of the kernel of dQ."""
+        return _QUERY_TENSORS
 
     @property
     def row_terms_signature(self) -> str:
         """The head of the first kernel."""
-        names = ["out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr", *_strides(("out", "dout"))]
-        text = ", ".join([*names, "heads_q", "seqlen_q", "padded", "dlse_rows"])
+        text = ", ".join([*_ROW_TENSORS, *_strides(("out", "dout")), *_ROW_SIZES])
         return in_lines(text, "def row_terms(", "):")
 
     def _tensors(self, moving: tuple[str, ...], staying: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
@@ -411,7 +428,7 @@ class TritonBackward:
             lines += self._boxes("of_queries", ("q", "dout"), "DKV_TILE_M")
         if self.keys_described:
             lines += self._boxes("of_keys", ("k", "v"), "DQ_TILE_N")
-        rows = "for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])"
+        rows = "for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))"
         lines += [rows, "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)"]
         launches = ["    (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),"]
         blocks = "triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv"
@@ -427,7 +444,7 @@ class TritonBackward:
         """The statement that collects a kernel's arguments but the scales."""
         given = ", ".join(self._tensors(moving, staying)[1])
         head = f"*{boxes}, " if self._described_where_it_moves(moving[0]) else ""
-        return f"{name} = ({head}{given}, terms, *(n for x in ({given}) for n in x.stride()[:3]), *sizes)"
+        return f"{name} = ({head}{given}, terms, *(n // 8 for x in ({given}) for n in x.stride()[:3]), *sizes)"
 
 
 def _plus(piece: Piece) -> str:

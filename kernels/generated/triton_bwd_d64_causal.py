@@ -33,21 +33,23 @@ OPTIONS = (  # of the kernels, in the order of their launches
 
 @triton.jit
 def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
-    """ROWS x COLUMNS of a row-major matrix at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero."""
     rows = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
 
 
 @triton.jit
 def store_rows(ptr, stride, valid, values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first `valid` rows of ROWS x COLUMNS to a row-major matrix at `ptr`."""
+    """The first `valid` rows of ROWS x COLUMNS to a matrix with rows 8 `stride` apart at `ptr`."""
     rows = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     tl.store(pointers, values.to(ptr.dtype.element_ty), mask=rows < valid)
 
 
-@triton.jit(do_not_specialize=["heads_q", "seqlen_q", "padded", "dlse_rows"])
+# Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
+# elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
+@triton.jit(do_not_specialize=range(5, 15))
 def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride_oh, stride_os, stride_db, stride_dh,
               stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
     """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
@@ -59,8 +61,8 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
     row = tl.program_id(0) % blocks * ROWS
     rows = row + tl.arange(0, ROWS)
     batch, head = batch_head // heads_q, batch_head % heads_q
-    out_ptr += batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
-    dout_ptr += batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds
+    out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
+    dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
     delta = tl.zeros([ROWS], tl.float32)
     out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 64, True).to(tl.float32)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 64, True).to(tl.float32)
@@ -79,8 +81,8 @@ def add_queries(kv, queries, row, keys, diagonal, scale_log2, state, MASKED: tl.
     k, v = kv
     q_head, dout_head, stride_qs, stride_ds, seqlen_q, terms_head, padded = queries
     dk, dv = state
-    q_block = q_head + tl.cast(row, tl.int64) * stride_qs
-    dout_block = dout_head + tl.cast(row, tl.int64) * stride_ds
+    q_block = q_head + tl.cast(row, tl.int64) * stride_qs * 8
+    dout_block = dout_head + tl.cast(row, tl.int64) * stride_ds * 8
     q = load_rows(q_block, stride_qs, seqlen_q - row, DKV_TILE_M, 64, True)
     s = tl.dot(k, q.T)
     rows = row + tl.arange(0, DKV_TILE_M)
@@ -96,8 +98,7 @@ def add_queries(kv, queries, row, keys, diagonal, scale_log2, state, MASKED: tl.
     return dk, dv
 
 
-# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
+@triton.jit(do_not_specialize=range(7, 30))
 def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
                   stride_dh, stride_ds, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_dkb,
                   stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k,
@@ -110,10 +111,10 @@ def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stri
     heads_kv = heads_q // group
     batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
     # 64 bits: a tensor may hold more than 2^31 elements.
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
-    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
-    dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
-    dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
+    k_ptr += (batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks) * 8
+    v_ptr += (batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs) * 8
+    dk_ptr += (batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks) * 8
+    dv_ptr += (batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs) * 8
     k = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 64, True)
     v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 64, True)
     kv = (k, v)
@@ -125,8 +126,8 @@ def key_gradients(q_ptr, dout_ptr, k_ptr, v_ptr, dk_ptr, dv_ptr, terms_ptr, stri
     full_begin = tl.cdiv(tl.maximum(key + DKV_TILE_N - 1 - diagonal, 0), DKV_TILE_M) * DKV_TILE_M
     for head in tl.range(head_kv * group, head_kv * group + group):
         terms_head = terms_ptr + tl.cast(batch * heads_q + head, tl.int64) * 2 * padded
-        q_head = q_ptr + batch.to(tl.int64) * stride_qb + tl.cast(head, tl.int64) * stride_qh
-        dout_head = dout_ptr + batch.to(tl.int64) * stride_db + tl.cast(head, tl.int64) * stride_dh
+        q_head = q_ptr + (batch.to(tl.int64) * stride_qb + tl.cast(head, tl.int64) * stride_qh) * 8
+        dout_head = dout_ptr + (batch.to(tl.int64) * stride_db + tl.cast(head, tl.int64) * stride_dh) * 8
         queries = (q_head, dout_head, stride_qs, stride_ds, seqlen_q, terms_head, padded)
         for row in tl.range(begin, tl.minimum(full_begin, seqlen_q), DKV_TILE_M):
             state = add_queries(kv, queries, row, keys, diagonal, scale_log2, state, MASKED=True)
@@ -144,8 +145,8 @@ def add_keys(queries, kv, key, last_key, seqlen_k, scale_log2, state, MASKED: tl
     q, dout, lse2, delta = queries
     k_ptr, v_ptr, stride_ks, stride_vs = kv
     dq = state
-    k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks
-    v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs
+    k_block = k_ptr + tl.cast(key, tl.int64) * stride_ks * 8
+    v_block = v_ptr + tl.cast(key, tl.int64) * stride_vs * 8
     k = load_rows(k_block, stride_ks, seqlen_k - key, DQ_TILE_N, 64, MASKED)
     s = tl.dot(q, k.T)
     p = tl.math.exp2(s * scale_log2 - lse2[:, None])
@@ -159,7 +160,7 @@ def add_keys(queries, kv, key, last_key, seqlen_k, scale_log2, state, MASKED: tl
     return dq
 
 
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
+@triton.jit(do_not_specialize=range(6, 26))
 def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
                     stride_vh, stride_vs, stride_qb, stride_qh, stride_qs, stride_db, stride_dh, stride_ds, stride_dqb,
                     stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k, padded, scale_log2, scale):  # fmt: skip
@@ -170,11 +171,11 @@ def query_gradients(k_ptr, v_ptr, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_kb,
     rows = row + tl.arange(0, DQ_TILE_M)
     batch, head = batch_head // heads_q, batch_head % heads_q
     head_kv = head // group
-    q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
-    dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
-    dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh
-    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh
+    q_ptr += (batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs) * 8
+    dout_ptr += (batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds) * 8
+    dq_ptr += (batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
+    k_ptr += (batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh) * 8
+    v_ptr += (batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh) * 8
     q = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 64, True)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 64, True)
     terms_ptr += batch_head.to(tl.int64) * 2 * padded
@@ -223,7 +224,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     sizes = (heads_q, heads_q // heads_kv, seqlen_q, seqlen_k, padded)
-    for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
+    for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     for_key_gradients = (
         q,
@@ -233,10 +234,10 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
         dk,
         dv,
         terms,
-        *(n for x in (q, dout, k, v, dk, dv) for n in x.stride()[:3]),
+        *(n // 8 for x in (q, dout, k, v, dk, dv) for n in x.stride()[:3]),
         *sizes,
     )
-    for_queries = (k, v, q, dout, dq, terms, *(n for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
+    for_queries = (k, v, q, dout, dq, terms, *(n // 8 for x in (k, v, q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),

@@ -35,21 +35,23 @@ OPTIONS = (  # of the kernels, in the order of their launches
 
 @triton.jit
 def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
-    """ROWS x COLUMNS of a row-major matrix at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero."""
     rows = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
 
 
 @triton.jit
 def store_rows(ptr, stride, valid, values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first `valid` rows of ROWS x COLUMNS to a row-major matrix at `ptr`."""
+    """The first `valid` rows of ROWS x COLUMNS to a matrix with rows 8 `stride` apart at `ptr`."""
     rows = tl.arange(0, ROWS)[:, None]
-    pointers = ptr + rows * stride + tl.arange(0, COLUMNS)[None, :]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
     tl.store(pointers, values.to(ptr.dtype.element_ty), mask=rows < valid)
 
 
-@triton.jit(do_not_specialize=["heads_q", "seqlen_q", "padded", "dlse_rows"])
+# Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
+# elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
+@triton.jit(do_not_specialize=range(5, 15))
 def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride_oh, stride_os, stride_db, stride_dh,
               stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
     """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
@@ -61,8 +63,8 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride
     row = tl.program_id(0) % blocks * ROWS
     rows = row + tl.arange(0, ROWS)
     batch, head = batch_head // heads_q, batch_head % heads_q
-    out_ptr += batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os
-    dout_ptr += batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds
+    out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
+    dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
     delta = tl.zeros([ROWS], tl.float32)
     out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 256, True).to(tl.float32)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 256, True).to(tl.float32)
@@ -92,8 +94,7 @@ def add_queries_to_dk(kv, queries, row, scale_log2, state):
     return dk
 
 
-# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
+@triton.jit(do_not_specialize=range(6, 20))
 def key_gradients(q_desc, dout_desc, k_ptr, v_ptr, dk_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_vb,
                   stride_vh, stride_vs, stride_dkb, stride_dkh, stride_dks, heads_q, group, seqlen_q, seqlen_k, padded,
                   scale_log2, scale):  # fmt: skip
@@ -105,9 +106,9 @@ def key_gradients(q_desc, dout_desc, k_ptr, v_ptr, dk_ptr, terms_ptr, stride_kb,
     heads_kv = heads_q // group
     batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
     # 64 bits: a tensor may hold more than 2^31 elements.
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
-    v_ptr += batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs
-    dk_ptr += batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks
+    k_ptr += (batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks) * 8
+    v_ptr += (batch.to(tl.int64) * stride_vb + head_kv.to(tl.int64) * stride_vh + key.to(tl.int64) * stride_vs) * 8
+    dk_ptr += (batch.to(tl.int64) * stride_dkb + head_kv.to(tl.int64) * stride_dkh + key.to(tl.int64) * stride_dks) * 8
     k = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 256, True)
     v = load_rows(v_ptr, stride_vs, seqlen_k - key, DKV_TILE_N, 256, True)
     kv = (k, v)
@@ -138,8 +139,7 @@ def add_queries_to_dv(kv, queries, row, scale_log2, state):
     return dv
 
 
-# Lengths and head counts vary from call to call: without this each new divisibility by 16 would recompile.
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
+@triton.jit(do_not_specialize=range(5, 16))
 def value_gradients(q_desc, dout_desc, k_ptr, dv_ptr, terms_ptr, stride_kb, stride_kh, stride_ks, stride_dvb,
                     stride_dvh, stride_dvs, heads_q, group, seqlen_q, seqlen_k, padded, scale_log2, scale):  # fmt: skip
     """dV of DKV_TILE_N keys of one key/value head, from all query heads that share it, one after the other."""
@@ -150,8 +150,8 @@ def value_gradients(q_desc, dout_desc, k_ptr, dv_ptr, terms_ptr, stride_kb, stri
     heads_kv = heads_q // group
     batch, head_kv = batch_head // heads_kv, batch_head % heads_kv
     # 64 bits: a tensor may hold more than 2^31 elements.
-    k_ptr += batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks
-    dv_ptr += batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs
+    k_ptr += (batch.to(tl.int64) * stride_kb + head_kv.to(tl.int64) * stride_kh + key.to(tl.int64) * stride_ks) * 8
+    dv_ptr += (batch.to(tl.int64) * stride_dvb + head_kv.to(tl.int64) * stride_dvh + key.to(tl.int64) * stride_dvs) * 8
     k = load_rows(k_ptr, stride_ks, seqlen_k - key, DKV_TILE_N, 256, True)
     kv = k
     state = tl.zeros([DKV_TILE_N, 256], tl.float32)
@@ -185,7 +185,7 @@ def add_keys(queries, kv, key, seqlen_k, scale_log2, state, MASKED: tl.constexpr
     return dq
 
 
-@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "padded"])
+@triton.jit(do_not_specialize=range(6, 20))
 def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_qb, stride_qh, stride_qs, stride_db,
                     stride_dh, stride_ds, stride_dqb, stride_dqh, stride_dqs, heads_q, group, seqlen_q, seqlen_k,
                     padded, scale_log2, scale):  # fmt: skip
@@ -196,9 +196,9 @@ def query_gradients(k_desc, v_desc, q_ptr, dout_ptr, dq_ptr, terms_ptr, stride_q
     rows = row + tl.arange(0, DQ_TILE_M)
     batch, head = batch_head // heads_q, batch_head % heads_q
     head_kv = head // group
-    q_ptr += batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs
-    dout_ptr += batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds
-    dq_ptr += batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs
+    q_ptr += (batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh + row.to(tl.int64) * stride_qs) * 8
+    dout_ptr += (batch.to(tl.int64) * stride_db + head.to(tl.int64) * stride_dh + row.to(tl.int64) * stride_ds) * 8
+    dq_ptr += (batch.to(tl.int64) * stride_dqb + head.to(tl.int64) * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
     q = load_rows(q_ptr, stride_qs, seqlen_q - row, DQ_TILE_M, 256, True)
     dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, DQ_TILE_M, 256, True)
     terms_ptr += batch_head.to(tl.int64) * 2 * padded
@@ -251,11 +251,11 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_r
     of_keys = [
         TensorDescriptor.from_tensor(x, [1, 1, count.value, 256]) for x, count in ((k, DQ_TILE_N), (v, DQ_TILE_N))
     ]
-    for_rows = (out, dout, lse, dlse_or_any, terms, *out.stride()[:3], *dout.stride()[:3])
+    for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
-    for_key_gradients = (*of_queries, k, v, dk, terms, *(n for x in (k, v, dk) for n in x.stride()[:3]), *sizes)
-    for_value_gradients = (*of_queries, k, dv, terms, *(n for x in (k, dv) for n in x.stride()[:3]), *sizes)
-    for_queries = (*of_keys, q, dout, dq, terms, *(n for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
+    for_key_gradients = (*of_queries, k, v, dk, terms, *(n // 8 for x in (k, v, dk) for n in x.stride()[:3]), *sizes)
+    for_value_gradients = (*of_queries, k, dv, terms, *(n // 8 for x in (k, dv) for n in x.stride()[:3]), *sizes)
+    for_queries = (*of_keys, q, dout, dq, terms, *(n // 8 for x in (q, dout, dq) for n in x.stride()[:3]), *sizes)
     return (
         (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),
         (key_gradients, (triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv, 1, 1), for_key_gradients),
