@@ -502,6 +502,27 @@ def test_verbs_refuse_backward_passes_in_one_sentence(
 # --- what the compiler makes of it, without a GPU -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("loads", LOADS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+def test_compiled_code_depends_on_no_number(mask: str, loads: str, tmp_path: Path) -> None:
+    """Or a stride that is no multiple of 16 would be read in another layout, and its rows added up in another order."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    path = tmp_path / "kernel.py"
+    for apart in (False, True):
+        path.write_text(source((64, 64), mask, loads, apart))
+        module = load(path)
+        names = ("row_terms", "key_gradients", "query_gradients", *(("value_gradients",) if apart else ()))
+        for kernel in (getattr(module, name) for name in names):
+            numbers = [
+                p
+                for p in kernel.params
+                if not p.name.startswith("scale") and "_ptr" not in p.name and "_desc" not in p.name
+            ]
+            assert [p.name for p in numbers if not p.do_not_specialize] == []
+            assert [p.name for p in kernel.params if p.do_not_specialize and p not in numbers] == []
+
+
 def test_a_file_of_several_kernels_is_not_read_as_one(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
