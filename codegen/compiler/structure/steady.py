@@ -136,9 +136,14 @@ def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
             found.append((warps, next(iter(alike)) if len(alike) == 1 else site))
         return dataclasses.replace(step, barriers=tuple(found))
 
-    parts = ("ahead", "repeated", "begin", "end")
+    def placed(steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(map(place, steps))
+
     return [
-        dataclasses.replace(one, **{part: tuple(map(place, getattr(one, part))) for part in parts}) for one in chosen
+        dataclasses.replace(
+            one, ahead=placed(one.ahead), repeated=placed(one.repeated), begin=placed(one.begin), end=placed(one.end)
+        )
+        for one in chosen
     ]
 
 
