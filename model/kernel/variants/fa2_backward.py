@@ -155,7 +155,7 @@ def chosen(workload: Workload, machine: Machine) -> Fa2BackwardVariant:
     """The variant to start from for a shape, by the wider head dimension and by whether there is a mask.
 
     Hopper's are those that ran fastest on an H200 (data/measured/h200_backward_sweep.csv): one warpgroup with 64 keys, two CTAs
-    to an SM.  The others are the largest tiles of which the compiler spills nothing; Ampere's shared memory fits the 99 KB of
+    to an SM.  The others are the largest tiles of which the compiler spills next to nothing; Ampere's shared memory fits the 99 KB of
     consumer GPUs as well.
     """
     table = {"wgmma": _HOPPER, "tcgen05": _BLACKWELL}.get(machine.tensor_kind, _AMPERE)

@@ -97,8 +97,8 @@ def check(outcome: Outcome, case: Case) -> None:
         check_softmax(outcome, case)
     if case.module.startswith("triton_bwd"):
         assert outcome.shared_bytes <= CONSUMER_SHARED
-        # Triton 3.6 spills four registers of one of them.
-        assert outcome.stack_bytes <= (16 if case.release == OLDEST else 0)
+        # Six registers at the most, of head_dim 96 with a window.
+        assert outcome.stack_bytes <= 24
     if case.module.startswith("triton_tma_bwd"):
         assert outcome.stack_bytes <= MOST_SPILLED
 
