@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
-from tilecast.model.compiled.fetch import LINE
 from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
+from tilecast.model.compiled.units.fetch import LINE
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 

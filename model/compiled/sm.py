@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
-from tilecast.model.compiled.fetch import InstructionCache
-from tilecast.model.compiled.wgmma import WgmmaQueue
+from tilecast.model.compiled.units.fetch import InstructionCache
+from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 #: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
 Tag = tuple[str, int]

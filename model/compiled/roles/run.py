@@ -28,7 +28,7 @@ from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles.code import MATRIX_KINDS, PIPES, KernelRoles, RoleCode, RoleInstruction, together
 from tilecast.model.compiled.roles.costs import RoleCosts
-from tilecast.model.compiled.wgmma import WgmmaQueue
+from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16

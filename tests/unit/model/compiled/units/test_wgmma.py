@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast.model.compiled.wgmma import WgmmaQueue
+from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 
 def drain(queue: WgmmaQueue) -> list[float]:

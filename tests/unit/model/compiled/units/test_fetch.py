@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tilecast.model.compiled.code import WarpInstruction
 from tilecast.model.compiled.costs import warp_costs
-from tilecast.model.compiled.fetch import LINE, InstructionCache, fetch_cycles
 from tilecast.model.compiled.sm import MARK, Cta, run_sm
+from tilecast.model.compiled.units.fetch import LINE, InstructionCache, fetch_cycles
 from tilecast.model.machine.machine import load_machine
 
 H200 = warp_costs(load_machine("h200-sxm"), 1700.0)

@@ -1,0 +1,1 @@
+"""Units of an SM that several simulators share: the queue of the tensor core, the instruction caches."""
