@@ -176,10 +176,14 @@ def shipped_backward() -> tuple[Entry, ...]:
 
 @functools.cache
 def _of_pass(direction: str) -> tuple[Entry, ...]:
+    return tuple(e for e in _of_both() if e.direction == direction)
+
+
+@functools.cache
+def _of_both() -> tuple[Entry, ...]:
     if not INDEX.is_file():
         return ()
-    entries = usable(read_index(INDEX), _triton_version(), os.environ.get(FAMILY_VARIABLE, ""))
-    return tuple(e for e in entries if e.direction == direction)
+    return usable(read_index(INDEX), _triton_version(), os.environ.get(FAMILY_VARIABLE, ""))
 
 
 def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: str = "") -> tuple[Entry, ...]:

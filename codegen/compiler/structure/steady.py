@@ -295,12 +295,10 @@ def _instruction(one: _Steady, step: Step, number: dict[Barrier, int]) -> RoleIn
         amount = int(step.note == "commits")
     elif kind in ("wgmma_wait", "group_wait", "group_copy"):
         amount = max(0, step.amount)
-    shape = (0, 0, 0)
-    if kind in roles.MATRIX_KINDS:
-        shape = step.shape
-    elif kind in _NAMED:
-        amount, shape = max(0, step.amount), (_brings(one, step), 0, 0)
     matrix = kind in roles.MATRIX_KINDS
+    shape = step.shape if matrix else (0, 0, 0)
+    if kind in _NAMED:
+        amount, shape = max(0, step.amount), (_brings(one, step), 0, 0)
     pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
     remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
     return RoleInstruction(

@@ -182,6 +182,8 @@ class _State:
         )
         #: Cycles from the end of the product issued last until its commit is seen.
         self.completion = 0.0
+        #: Instructions issued so far.
+        self.count = 0
 
     def complete(self, barrier: int, phase: int) -> float | None:
         """When the ``phase``-th phase (from 1) of a ring is complete; None while that is unknown."""
@@ -223,20 +225,20 @@ class _State:
         meeting.complete = meeting.threads >= (one.amount if one.amount > 0 else self.everybody[one.barrier])
         return len(meetings) - 1
 
-    def arrive(self, warp: _Warp, one: RoleInstruction, kind: str, at: float) -> None:
+    def arrive(self, warp: _Warp, one: RoleInstruction, at: float) -> None:
         if one.barrier < 0:
             return
-        party = (one.barrier, kind)
+        party = (one.barrier, one.kind)
         warp.arrivals[party] += 1
-        if warp.arrivals[party] % self.per_phase[one.barrier][warp.index, kind] == 0:
-            self.arrived[one.barrier][warp.index, kind].append(at)
+        if warp.arrivals[party] % self.per_phase[one.barrier][warp.index, one.kind] == 0:
+            self.arrived[one.barrier][warp.index, one.kind].append(at)
 
     def skip_guarded(self) -> bool:
         """Where everybody waits: let a warp past a wait under a branch, which the first iteration may do without, once."""
         for warp in self.warps:
-            one = warp.program[warp.pc].code
             if warp.done:
                 continue
+            one = warp.program[warp.pc].code
             if one.guarded and not warp.laps and one not in warp.skipped:
                 warp.skipped.add(one)
                 warp.advance(warp.free)
@@ -336,7 +338,7 @@ class _State:
             if one.barrier >= 0:
                 self.meet(warp, one, now)
         elif one.kind == "arrive":
-            self.arrive(warp, one, one.kind, now + (costs.remote if one.pair else costs.handover))
+            self.arrive(warp, one, now + (costs.remote if one.pair else costs.handover))
         elif one.kind == "matrix":
             cycles, self.completion = prepared.product
             self.tensor_free = max(self.tensor_free, now) + cycles
@@ -351,10 +353,10 @@ class _State:
         elif one.kind == "group":
             warp.groups.append(max(warp.under_way, now))
         elif one.kind == "commit":
-            self.arrive(warp, one, one.kind, max(self.tensor_free, now) + self.completion)
+            self.arrive(warp, one, max(self.tensor_free, now) + self.completion)
         elif one.kind == "copy":
             self.copy_free = max(self.copy_free, now) + one.amount / costs.copy_bytes
-            self.arrive(warp, one, one.kind, self.copy_free + costs.copy_latency)
+            self.arrive(warp, one, self.copy_free + costs.copy_latency)
         elif one.kind == "fence":
             result = max(result, now + costs.fence)
         counters = warp.counters
@@ -366,8 +368,8 @@ class _State:
         warp.advance(now)
 
 
-def _step(state: _State, count: int) -> None:
-    """Issue the next instruction, the ``count``-th; CodeError where everybody waits for something that never comes."""
+def _step(state: _State) -> None:
+    """Issue the next instruction; CodeError where everybody waits for something that never comes."""
     while True:
         chosen, best = None, math.inf
         for warp in state.warps:
@@ -379,7 +381,8 @@ def _step(state: _State, count: int) -> None:
         if state.queue and (service := state.queue.next_service()) <= best and service < math.inf:
             state.queue.serve(service)
         elif chosen is not None:
-            chosen.last = count
+            state.count += 1
+            chosen.last = state.count
             state.issue(chosen, best)
             return
         elif all(warp.done for warp in state.warps):
@@ -397,12 +400,10 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     matrix = state.warps[kernel.matrix]
     at: dict[str, float] = {}
     begun: list[dict[int, float]] = []
-    count = 0
     while len(matrix.laps) < _SETTLING + _AVERAGED:
         if not begun and len(matrix.laps) == _SETTLING:
             at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
-        count += 1
-        _step(state, count)
+        _step(state)
     laps = matrix.laps
     waits = {
         (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / _AVERAGED
@@ -422,10 +423,8 @@ def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: in
     if not all(role.begin for role in kernel.roles):
         raise CodeError(f"{kernel.kernel}: expected the code around its loops, got the loops alone")
     state = _State(together(kernel, ctas), costs, iterations)
-    count = 0
     while not all(warp.done for warp in state.warps):
-        count += 1
-        _step(state, count)
+        _step(state)
     return max(warp.free for warp in state.warps)
 
 
