@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.codegen import triton_portable
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_backward import TEMPLATE, context
-from tilecast.model.backward import TRITON_BACKWARD, backward_text, writable
+from tilecast.model.backward import TRITON_BACKWARD, writable
 from tilecast.model.kernel.header import header_text
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-
-_NEWER = ("sm_90a", "sm_100a", "sm_103a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class GeneratedBackward:
 
 
 def targets(variant: Fa2BackwardVariant) -> tuple[str, ...]:
-    """Targets that a variant runs on: tensor descriptors need sm_90, pointers run from sm_80 on."""
-    return _NEWER if "descriptors" in (variant.dkv_loads, variant.dq_loads) else ("sm_80", *_NEWER)
+    """Targets that a variant runs on."""
+    return triton_portable.targets("descriptors" in (variant.dkv_loads, variant.dq_loads))
 
 
 def generate_backward(
@@ -50,7 +50,7 @@ def generate_backward(
         "machine": machine.name,
         "targets": list(targets(made)),
         "pass": "bwd",
-        "variant": backward_text(made),
+        "variant": variant_text(made),
         "workload": workload.as_dict(),
     }
     source = render(TEMPLATE, {"k": context(made, workload), "header": header_text(header)})

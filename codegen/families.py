@@ -26,8 +26,7 @@ class Template:
 
 def _portable_targets(_variant: Any, machine: Machine) -> tuple[str, ...]:
     """Tensor descriptors need sm_90; kernels that use pointers run from sm_80 on."""
-    newer = ("sm_90a", "sm_100a", "sm_103a")
-    return newer if machine.tensor_kind in ("wgmma", "tcgen05") else ("sm_80", *newer)
+    return triton_portable.targets(machine.tensor_kind in ("wgmma", "tcgen05"))
 
 
 def _blackwell_targets(variant: Any, _machine: Machine) -> tuple[str, ...]:

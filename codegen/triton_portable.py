@@ -10,17 +10,12 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
-from tilecast.model.kernel.variants.fa2 import Fa2Variant, needs_pipeline, tile_widths
+from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline, tile_widths
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 TEMPLATE = "triton.py.j2"
-#: How tiles reach shared memory: by cp.async from pointers, or by the bulk copy engine from tensor descriptors, which
-#: saves the registers and instructions of addresses.  Before sm_90 Triton turns descriptors back into pointers, badly.
-LOADS = ("pointers", "descriptors")
-#: Smallest extent of a tl.dot operand.
-_SMALLEST_DOT = 16
 _MASK_TEXT = {
     "none": "Every query sees every key.",
     "causal": "Query i sees keys up to i + seqlen_k - seqlen_q.",
@@ -251,8 +246,8 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
     Raises VariantError where Triton cannot express the variant.
     """
     for name, tile in (("tile_m", variant.tile_m), ("tile_n", variant.tile_n)):
-        if tile < _SMALLEST_DOT or tile & (tile - 1):
-            raise VariantError(f"triton: {name} must be a power of two of at least {_SMALLEST_DOT}, got {tile}")
+        if tile < SMALLEST_DOT or tile & (tile - 1):
+            raise VariantError(f"triton: {name} must be a power of two of at least {SMALLEST_DOT}, got {tile}")
     if workload.dtype not in ("bf16", "fp16"):
         raise VariantError(f"triton: dtype must be bf16 or fp16, got '{workload.dtype}'")
     if variant.scheduler not in ("grid", "longest-first"):
@@ -305,11 +300,17 @@ def _description(variant: Fa2Variant, workload: Workload) -> str:
     return textwrap.fill("  ".join(lines), 120)
 
 
+def targets(descriptors: bool) -> tuple[str, ...]:
+    """Targets of plain Triton: tensor descriptors need sm_90, pointers run from sm_80 on."""
+    newer = ("sm_90a", "sm_100a", "sm_103a")
+    return newer if descriptors else ("sm_80", *newer)
+
+
 def pieces(head_dim: int) -> tuple[Piece, ...]:
     """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
     widths = tile_widths(head_dim)
-    if widths[-1] < _SMALLEST_DOT:
-        raise VariantError(f"triton: head_dim must be a multiple of {_SMALLEST_DOT}, got {head_dim}")
+    if widths[-1] < SMALLEST_DOT:
+        raise VariantError(f"triton: head_dim must be a multiple of {SMALLEST_DOT}, got {head_dim}")
     starts = [sum(widths[:i]) for i in range(len(widths))]
     return tuple(
         Piece(start, width, f"_{start}" if len(widths) > 1 else "") for start, width in zip(starts, widths, strict=True)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 from tilecast.base.words import nearest
+from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.variants import fa2_backward
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-
-_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,6 @@ def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) 
     """Whether a backward pass of ``variant`` can be written: legal, and within what its template writes."""
     verdict = TRITON_BACKWARD.legality(variant, workload, machine)
     return TRITON_BACKWARD.writable(variant, workload, machine) if verdict.legal else verdict
-
-
-def backward_text(variant: Fa2BackwardVariant) -> str:
-    """The variant as --variant takes it: family first, then every knob."""
-    return ",".join(f"{f.name}={str(getattr(variant, f.name)).replace('True', 'true').replace('False', 'false')}" for f in fields(variant))  # fmt: skip
 
 
 def parse_backward(text: str, base: Fa2BackwardVariant) -> Fa2BackwardVariant:
@@ -88,9 +82,9 @@ def _value(key: str, text: str, current: object) -> object:
     if isinstance(current, str):
         return text
     if isinstance(current, bool):
-        if text.lower() not in _WORDS:
+        if text.lower() not in BOOLEANS:
             raise VariantError(f"--variant: knob '{key}' takes true or false, got '{text}'")
-        return _WORDS[text.lower()]
+        return BOOLEANS[text.lower()]
     try:
         value = int(text)
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike
-from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variant import BOOLEANS, Variant
 from tilecast.model.kernel.variants import fa2, fa2_backward, fa3, fa4, unfused
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
@@ -267,9 +267,7 @@ def _knob_value(variant: Variant, key: str, text: str) -> object:
     current = getattr(variant, key)
     try:
         if isinstance(current, bool):
-            value: object = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-                text.lower()
-            ]
+            value: object = BOOLEANS[text.lower()]
         elif isinstance(current, str):
             value = text
         else:

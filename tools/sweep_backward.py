@@ -109,7 +109,8 @@ def parse_shapes(text: str) -> list[Shape]:
 
 def variants(shape: Shape) -> Iterator[Any]:
     """Files to write: the i-th key loop with the i-th query loop, by pointers and by descriptors."""
-    from tilecast.model.kernel.variants.fa2_backward import LOADS, Fa2BackwardVariant
+    from tilecast.model.kernel.variants.fa2 import LOADS
+    from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 
     wide = next(width for width in KEY_LOOPS if width >= max(shape.head_dim, shape.head_dim_v))
     keys, queries = KEY_LOOPS[wide], QUERY_LOOPS[wide]
@@ -122,15 +123,15 @@ def write(shapes: list[Shape], folder: Path) -> None:
     """Every candidate as a file, named after what it computes."""
     from tilecast.codegen.render import render
     from tilecast.codegen.triton_backward import TEMPLATE, context
-    from tilecast.model.backward import backward_text
     from tilecast.model.kernel.header import header_text
+    from tilecast.model.kernel.variant import variant_text
     from tilecast.model.kernel.workload import Workload
 
     folder.mkdir(parents=True, exist_ok=True)
     for dim, dim_v, mask in dict.fromkeys((s.head_dim, s.head_dim_v, s.mask) for s in shapes):
         work = Workload(head_dim_qk=dim, head_dim_v=dim_v, mask=mask, window=(1024, 0) if mask == "window" else None)
         for i, variant in enumerate(variants(Shape(dim, dim_v, mask, 4096))):
-            header = header_text({"variant": backward_text(variant)})
+            header = header_text({"variant": variant_text(variant)})
             # Not `generate_backward`: a sweep also tries what its rules would refuse, and the check below judges.
             source = render(TEMPLATE, {"k": context(variant, work), "header": header})
             (folder / f"d{dim}_{dim_v}_{mask}_{i:02}.py").write_text(source, encoding="utf-8")

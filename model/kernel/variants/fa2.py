@@ -13,7 +13,10 @@ from tilecast.model.machine.machine import Machine
 
 SCHEDULERS = ("grid", "longest-first")
 #: Smallest extent of a tl.dot operand.
-_SMALLEST_DOT = 16
+SMALLEST_DOT = 16
+#: How tiles reach shared memory: by cp.async from pointers, or by the bulk copy engine from tensor descriptors, which
+#: saves the registers and instructions of addresses.  Before sm_90 Triton turns descriptors back into pointers, badly.
+LOADS = ("pointers", "descriptors")
 #: Rows from which a tl.dot becomes a wgmma, where the machine has it.
 _WGMMA_ROWS = 64
 #: Widest swizzle of a tile in shared memory; narrower rows are swizzled by their own width.
@@ -74,15 +77,15 @@ def legality(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdi
 def writable(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the portable Triton template can write a legal ``variant``."""
     for name, extent in (("tile_m", variant.tile_m), ("tile_n", variant.tile_n)):
-        if extent < _SMALLEST_DOT or extent & (extent - 1):
-            return Verdict(f"{name} must be a power of two of at least {_SMALLEST_DOT}, got {extent}", "use 64 or 128")
+        if extent < SMALLEST_DOT or extent & (extent - 1):
+            return Verdict(f"{name} must be a power of two of at least {SMALLEST_DOT}, got {extent}", "use 64 or 128")
     if workload.dtype not in ("bf16", "fp16"):
         return Verdict(f"family fa2 is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
     if variant.scheduler not in SCHEDULERS:
         return Verdict(f"family fa2 is written with scheduler {' or '.join(SCHEDULERS)}, got '{variant.scheduler}'", "use one of them")  # fmt: skip
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
-        if width % _SMALLEST_DOT:
-            return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
+        if width % SMALLEST_DOT:
+            return Verdict(f"{name} must be a multiple of {SMALLEST_DOT}, got {width}", "pad the head")
     if variant.kv_stages == 1 and needs_pipeline(variant, workload, machine):
         widths = dict.fromkeys((*tile_widths(workload.head_dim_qk), *tile_widths(workload.head_dim_v)))
         return Verdict(

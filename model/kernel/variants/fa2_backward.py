@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from tilecast.model.kernel.variants.fa2 import tile_widths
+from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, tile_widths
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 #: The family, and the template that writes it.
 NAMES = ("fa2_bwd", "triton_bwd")
-#: How tiles of a loop reach shared memory: by cp.async from pointers, or by the bulk copy engine from descriptors.
-LOADS = ("pointers", "descriptors")
-_SMALLEST_DOT = 16
 #: Rows of a wgmma and of a tcgen05.mma: the tile that stays must have as many for each warpgroup.
 _MATRIX_ROWS = 64
 #: Bytes that the compiler adds to the tiles: barriers.
@@ -104,11 +101,11 @@ def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(f"family fa2_bwd is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
     for name in ("dkv_tile_m", "dkv_tile_n", "dq_tile_m", "dq_tile_n"):
         extent = getattr(variant, name)
-        if extent < _SMALLEST_DOT or extent & (extent - 1):
-            return Verdict(f"{name} must be a power of two of at least {_SMALLEST_DOT}, got {extent}", "use 32 or 64")
+        if extent < SMALLEST_DOT or extent & (extent - 1):
+            return Verdict(f"{name} must be a power of two of at least {SMALLEST_DOT}, got {extent}", "use 32 or 64")
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
-        if tile_widths(width)[-1] < _SMALLEST_DOT:
-            return Verdict(f"{name} must be a multiple of {_SMALLEST_DOT}, got {width}", "pad the head")
+        if tile_widths(width)[-1] < SMALLEST_DOT:
+            return Verdict(f"{name} must be a multiple of {SMALLEST_DOT}, got {width}", "pad the head")
     for name in ("dkv_loads", "dq_loads"):
         if getattr(variant, name) not in LOADS:
             return Verdict(f"{name} must be {' or '.join(LOADS)}, got '{getattr(variant, name)}'", "use one of them")

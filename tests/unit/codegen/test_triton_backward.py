@@ -25,9 +25,11 @@ import pytest
 
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
-from tilecast.model.backward import TRITON_BACKWARD, backward_text, parse_backward, writable
+from tilecast.model.backward import TRITON_BACKWARD, parse_backward, writable
 from tilecast.model.families import find_family, parse_variant
-from tilecast.model.kernel.variants.fa2_backward import LOADS, Fa2BackwardVariant
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.fa2 import LOADS
+from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
@@ -395,7 +397,7 @@ def test_what_is_chosen_can_be_written_and_is_in_the_space(machine: str, dims: t
         assert writable(chosen, work(dims, mask), chip).legal
         space = list(TRITON_BACKWARD.space(work(dims, mask), chip))
         assert chosen in space and len(space) == len(set(space))
-        assert parse_backward(backward_text(chosen), TRITON_BACKWARD.variant()) == chosen
+        assert parse_backward(variant_text(chosen), TRITON_BACKWARD.variant()) == chosen
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from tilecast.codegen.render import render
-from tilecast.codegen.triton_portable import LOADS, TEMPLATE, context
+from tilecast.codegen.triton_portable import TEMPLATE, context
 from tilecast.model.kernel.header import header_text
-from tilecast.model.kernel.variants.fa2 import Fa2Variant
+from tilecast.model.kernel.variants.fa2 import LOADS, Fa2Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
