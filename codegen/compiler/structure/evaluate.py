@@ -43,6 +43,16 @@ def _minmax(mode: str, a: Args) -> int:
     return min(x, y) if a[2] else max(x, y)
 
 
+def _decided(name: str, mode: str, held: list[int | None]) -> int | None:
+    """What half of a condition decides alone: false and anything, true or anything; None where it does not."""
+    if name == "and":
+        return 0 if 0 in held else None
+    if name == "setp" and held[0] is not None and held[1] is not None:
+        ways = {word.compare(mode, held[0], held[1], other) for other in (0, 1)}
+        return ways.pop() if len(ways) == 1 else None
+    return None
+
+
 class Thread:
     """Values as one thread sees them; unknown ones are None.
 
@@ -103,8 +113,7 @@ class Thread:
             held = [self.number(int(one)) for one in args]
             known = tuple(one for one in held if one is not None)
             if len(known) < len(held):
-                # false and anything, true or anything: guards of which half is known
-                return 0 if name == "and" and 0 in known else None
+                return _decided(str(name), str(mode), held)
             plain = _PLAIN.get(str(name))
             return plain(known) if plain else _MODED[str(name)](str(mode), known) if name in _MODED else None
         return None

@@ -151,6 +151,18 @@ def test_barriers_by_address_whoever_computes_it() -> None:
     assert found.resolved() == (2, 4)
 
 
+def test_an_elected_thread_arrives_at_the_barrier_of_its_warp() -> None:
+    """Who is elected is unknown, but above warp 3 the condition that the election is part of does not depend on it."""
+    found = shape(
+        *WARP, *BASE, "UIADD3 UR7, UPT, UPT, UR6, 0x8, URZ",
+        *loop("a", "ELECT P1, URZ, PT", "@P1 IMAD.U32 R47, RZ, RZ, UR7", "MOV R46, UR4", "ISETP.GT.OR P0, PT, R46, 0x3, !P1",
+              "@!P0 IMAD R47, RZ, RZ, UR6", "@P1 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R47+URZ+0x10], RZ", "FADD R9, R9, R9"),
+        "EXIT", warps=8,
+    )  # fmt: skip
+    (arrival,) = [step.barriers for step in found.roles[0].loops[0].steps if step.barriers]
+    assert arrival == (((0, 1, 2, 3), Barrier(False, (0x410,))), ((4, 5, 6, 7), Barrier(False, (0x418,))))
+
+
 def wrapping(stages: int, begin: int = 0) -> list[str]:
     """A loop whose slot goes round ``stages`` places, as compilers write a counter that wraps."""
     return [
