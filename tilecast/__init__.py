@@ -19,6 +19,7 @@ _HOME = {
     "UnsupportedError": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
     "best": "tilecast.model.search.best",
+    "compiled_variant": "tilecast.codegen.compiler.kept",
     "Prediction": "tilecast.model.forecast.predict",
     "PredictError": "tilecast.model.chip.evaluate",
     "Workload": "tilecast.model.kernel.workload",
@@ -48,6 +49,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tilecast.codegen.compiler.kept import compiled_variant
     from tilecast.explore.autotune import prune_configs_by
     from tilecast.explore.review.build import report
     from tilecast.explore.sweep.api import sweep

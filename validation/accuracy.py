@@ -11,22 +11,26 @@ import csv
 import io
 from collections.abc import Iterable
 
-from tilecast.base.data import MEASURED, MODEL_ERROR
+from tilecast.base.data import MODEL_ERROR
 from tilecast.base.files import write_text_atomically
+from tilecast.base.progress import Progress, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import read
+from tilecast.validation.measured.recorded import generated_runs, read_profiles
+from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
 from tilecast.validation.published.points import best_per_shape, load_points
 from tilecast.validation.published.run import EXAMPLES, default_predictor
 from tilecast.validation.statistics import summarise
 
-#: Kernels, machine, dtype class, signed error of the forecast throughput.
-Checked = tuple[str, str, str, float]
+#: Kernels, level, machine, dtype class, signed error of the forecast throughput.
+Checked = tuple[str, str, str, str, float]
 _FEWEST = 5
-COLUMNS = ("kernels", "machine", "dtype", "rows", "mean_percent", "p90_percent", "bias_percent")
+COLUMNS = ("kernels", "level", "machine", "dtype", "rows", "mean_percent", "p90_percent", "bias_percent")
 
 
 def published() -> list[Checked]:
@@ -40,14 +44,14 @@ def published() -> list[Checked]:
         except ValueError:
             continue
         error = point.flop / (answer.time_ms * 1e9) / point.tflops - 1.0
-        out.append(("published kernels", point.machine, point.dtype_class, error))
+        out.append(("published kernels", BEFORE, point.machine, point.dtype_class, error))
     return out
 
 
 def measured() -> list[Checked]:
     """Forecasts of generated kernels in the table of measurements."""
     out: list[Checked] = []
-    for row in read(MEASURED / "h200_points.csv"):
+    for row in read(TABLE):
         if not row.source_sha or row.mode != "short" or row.kernel == "file":
             continue
         work = row.workload()
@@ -56,16 +60,26 @@ def measured() -> list[Checked]:
         except (PredictError, VariantError):
             continue
         error = row.cycles / (answer.time_ms * row.effective_mhz * 1e3) - 1.0
-        out.append(("measured kernels", row.machine, "fp8" if work.dtype == "fp8" else "16 bit", error))
+        out.append(("measured kernels", BEFORE, row.machine, "fp8" if work.dtype == "fp8" else "16 bit", error))
     return out
+
+
+def followed(progress: Progress = silent) -> list[Checked]:
+    """Forecasts from machine code of the same kernels; minutes of every core."""
+    rows = forecast_rows(generated_runs(read(TABLE)), read_profiles(CODES), None, progress)
+    return [
+        ("measured kernels", COMPILED, row.point.machine, "16 bit", row.point.cycles / row.cycles[COMPILED] - 1.0)
+        for row in rows
+        if COMPILED in row.cycles
+    ]
 
 
 def table(checked: Iterable[Checked]) -> str:
     """CSV of every region with at least five rows."""
-    regions: dict[tuple[str, str, str], list[float]] = {}
-    for kernels, machine, dtype, error in checked:
+    regions: dict[tuple[str, str, str, str], list[float]] = {}
+    for kernels, level, machine, dtype, error in checked:
         kind = f"any {load_machine(machine).tensor_kind}"
-        for region in ((kernels, machine, dtype), (kernels, kind, dtype), (kernels, kind, "any")):
+        for region in ((kernels, level, machine, dtype), (kernels, level, kind, dtype), (kernels, level, kind, "any")):
             regions.setdefault(region, []).append(error)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -78,4 +92,4 @@ def table(checked: Iterable[Checked]) -> str:
 
 
 if __name__ == "__main__":
-    write_text_atomically(MODEL_ERROR, table([*published(), *measured()]))
+    write_text_atomically(MODEL_ERROR, table([*published(), *measured(), *followed()]))

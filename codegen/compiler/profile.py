@@ -10,11 +10,16 @@ from pathlib import Path
 
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
+from tilecast.codegen.compiler.binary import BinaryError, from_cubin
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.machine_code import ARCH, Made, kernel_code, obstacle
+from tilecast.codegen.compiler.opcodes import UnknownOpcodeError
 from tilecast.codegen.compiler.sass import MachineCode, compile_and_read
+from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
+from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.codegen.generate import generate
 from tilecast.model.compiled.code import CodeError, KernelCode
+from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -31,23 +36,33 @@ class Profile:
     stack_bytes: int
     code: KernelCode | None = None
     unread: str = ""
+    roles: KernelRoles | None = None
 
 
-def profile_source(source: str, family: str, variant: str, work: Workload, target: str) -> Profile:
-    """Compile a kernel's file for ``target`` and read it where the simulator could follow it; CompileError where it fails."""
+def profile_source(source: str, family: str, variant: str, work: Workload, target: str, loops: bool = False) -> Profile:
+    """Compile a kernel's file for ``target`` and read it where a simulator could follow it; CompileError where it fails.
+
+    With ``loops`` the steady loops of a kernel are read whose whole tiles are not.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.py"
         file.write_text(source, encoding="utf-8")
         code = compile_and_read(file, target, work.dtype)
-    return profile_code(code, family, variant, work)
+    return profile_code(code, family, variant, work, loops)
 
 
-def profile_code(code: MachineCode, family: str, variant: str, work: Workload) -> Profile:
+def profile_code(code: MachineCode, family: str, variant: str, work: Workload, loops: bool = False) -> Profile:
     """The profile of a compiled kernel of ``family``; CompileError where the disassembler does not know its target."""
     used, compiled = code.resources, code.compiled
     unread = obstacle(family, compiled.target)
-    if unread:
+    if unread and not loops:
         return Profile(used.registers, used.stack_bytes, unread=unread)
+    if unread:
+        try:
+            roles = kernel_roles(kernel_shape(from_cubin(compiled.cubin, family, compiled.target, compiled.name)))
+        except (BinaryError, ShapeError, UnknownOpcodeError) as error:
+            return Profile(used.registers, used.stack_bytes, unread=str(error))
+        return Profile(used.registers, used.stack_bytes, roles=roles)
     made = Made(
         family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, compiled.target, f"triton {version('triton')}",
         compiled.warps, used.registers, compiled.shared_bytes, used.stack_bytes,

@@ -36,6 +36,8 @@ class Evaluation:
     launch_seconds: float
     #: Seconds in which memory traffic, not the SMs, sets the pace.
     memory_seconds: float
+    #: Of a compiled kernel: cycles of its steady state before compilation, mean per SM; None before compilation itself.
+    loop_before: float | None = None
 
 
 @lru_cache(maxsize=1 << 14)

@@ -72,11 +72,20 @@ def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
 @lru_cache(maxsize=1 << 13)
 def run_chip(workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, masks: bool = True) -> ChipRun:
     """Play one launch: every tile of every head on the machine's SMs; without ``masks`` masked blocks cost like plain ones."""
+    return play(workload, variant, pipeline, machine, 0.0, masks)
+
+
+def play(
+    workload: Workload, variant: Variant, pipeline: Pipeline, machine: Machine, extra: float, masks: bool = True
+) -> ChipRun:
+    """`run_chip` with every block ``extra`` cycles longer than the simulated loop's."""
     pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
     tiles = head_tiles(workload, rows, pipeline.keys_per_iteration)
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
+    if extra:
+        trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
     loop = tile_cycles(trace, masked_trace, tiles)
     persistent = variant.scheduler in PERSISTENT_SCHEDULERS
     start, finish = tile_edges(pipeline, machine)

@@ -36,6 +36,9 @@ class CompiledForecast:
     """What a compiled kernel is forecast to take."""
 
     cycles: float
+    #: Of the SM that is done last, and the mean of all SMs; without launch and memory.
+    span_cycles: float
+    mean_cycles: float
     ctas_per_sm: int
     tiles: int
     launch_cycles: float
@@ -212,13 +215,17 @@ def _hopper(
         turnaround = start + machine.get("launch.cta_turnaround_cycles", machine["launch.cta_start_cycles"])
         by_block = [_hopper_cta_cost(code, variant, machine, c, mhz, share) + turnaround for c in counts]
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
+        mean = min(span, sum(by_block) * heads / sms)
     else:
-        queues = program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads))
-        longest = max(queues, key=lambda tiles: (sum(_blocks(counts[block]) for block, _ in tiles), len(tiles)))
+        queues = list(program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads)))
+        lengths = [(sum(_blocks(counts[block]) for block, _ in tiles), len(tiles)) for tiles in queues]
+        longest = queues[lengths.index(max(lengths))]
         span = start + _hopper_program(code, variant, machine, [counts[block] for block, _ in longest], mhz, share)
+        # Programs differ in their blocks and tiles; a tile's start and end weigh about as much as a block.
+        mean = min(span, span * sum(map(sum, lengths)) / (sms * sum(max(lengths))))
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
     tile = partial(_hopper_tile, code, variant, machine, shape, cold, mhz, share)
-    return _answer(span, moved, machine, mhz, tile, 1, blocks * heads, launch)
+    return _answer((span, mean), moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
 def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[Sequence[Tile]]:
@@ -233,13 +240,13 @@ def _waves(tiles: Sequence[Tile], slots: int) -> list[Sequence[Tile]]:
 
 
 def _answer(
-    span: float, moved: Traffic, machine: Machine, mhz: float, tile: Callable[[], _Affine], fit: int, tiles: int,
-    launch: float,
+    spans: tuple[float, float], moved: Traffic, machine: Machine, mhz: float, tile: Callable[[], _Affine], fit: int,
+    tiles: int, launch: float,
 ) -> CompiledForecast:  # fmt: skip
-    """The longer of what the SMs and what the memory take, and the launch."""
+    """The longer of what the SMs (the last of them, and the mean) and what the memory take, and the launch."""
     memory = moved.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12) * mhz * 1e6
     return CompiledForecast(
-        max(span, memory) + launch, fit, tiles, launch, moved.memory_bytes, memory, moved.l2_bytes, tile
+        max(spans[0], memory) + launch, *spans, fit, tiles, launch, moved.memory_bytes, memory, moved.l2_bytes, tile
     )
 
 
@@ -330,7 +337,9 @@ def _triton(
         span += max(cost(block, together) for block in set(order[full:]))
     shape = replace(counts[blocks // 2], main=0)
     tile = partial(_triton_tile, code, variant, machine, shape, fit, turnaround, mhz, share)
-    return _answer(span + start - turnaround, moved, machine, mhz, tile, fit, total, launch)
+    span += start - turnaround
+    mean = min(span, sum(by_block) * heads / (sms * fit))
+    return _answer((span, mean), moved, machine, mhz, tile, fit, total, launch)
 
 
 _FORECASTS: dict[str, Callable[[KernelCode, Any, Workload, Machine, float, float], CompiledForecast]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
@@ -16,6 +17,13 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.bounds import Bounds
 from tilecast.model.sm.simulate import CriticalStep, SmTrace
 
+if TYPE_CHECKING:
+    from tilecast.model.compiled.evaluate import CompiledVariant
+
+
+#: Levels of a forecast: made from the variant alone, and from the kernel's own instructions.
+BEFORE, COMPILED = "before compilation", "from machine code"
+
 
 @dataclass(frozen=True, slots=True)
 class WaterfallStep:
@@ -24,6 +32,18 @@ class WaterfallStep:
     cause: str
     cycles: float
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCodeLevel:
+    """What a forecast from machine code stands on, and the same forecast before compilation."""
+
+    made: CompiledVariant
+    #: Time in ms, TFLOP/s and clock in MHz before compilation; cycles per iteration of its loop.
+    before_ms: float
+    before_tflops: float
+    before_mhz: float
+    before_ii_cycles: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +77,13 @@ class Forecast:
     #: What these kernels leave out that a kernel made for such a shape has.
     notes: tuple[str, ...]
     outside_calibrated_range: tuple[str, ...]
+    #: Of a forecast from machine code; None before compilation.
+    compiled: MachineCodeLevel | None = None
+
+    @property
+    def level(self) -> str:
+        """What the forecast was made from: `BEFORE` or `COMPILED`."""
+        return BEFORE if self.compiled is None else COMPILED
 
     @property
     def assumed_facts(self) -> tuple[str, ...]:

@@ -31,6 +31,13 @@ class Binding:
     chain: tuple[str, ...] = ()
     slack: tuple[tuple[str, float], ...] = ()
 
+    def of_loop(self, other: Binding) -> Binding:
+        """This binding, but where the loop binds, with what ``other`` says holds it."""
+        loops = ("unit", "recurrence")
+        if self.kind in loops and other.kind in loops:
+            return Binding(other.kind, other.name, other.chain, self.slack)
+        return self
+
     def as_dict(self) -> dict[str, object]:
         """Keys of --json."""
         name = " -> ".join(self.chain) or "not periodic" if self.kind == "recurrence" else self.name

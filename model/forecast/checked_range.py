@@ -57,7 +57,7 @@ class ModelError:
     p90: float
     #: Mean signed error of the forecast TFLOP/s: positive where forecasts were too fast.
     bias: float
-    #: Which kernels: "published kernels on gb200, 16 bit".
+    #: Which kernels, and the level where it is not before compilation: "published kernels on gb200, 16 bit".
     where: str
 
     def sentence(self) -> str:
@@ -69,10 +69,13 @@ class ModelError:
         )
 
 
-def model_error(workload: Workload, machine: Machine) -> ModelError:
-    """Error of the nearest region that has rows: this GPU and dtype, its kind of tensor core and dtype, or that kind alone."""
+def model_error(workload: Workload, machine: Machine, compiled: bool = False) -> ModelError:
+    """Error of the nearest region that has rows: this GPU and dtype, its kind of tensor core and dtype, or that kind alone.
+
+    ``compiled``: of forecasts from machine code.
+    """
     dtype = "fp8" if workload.dtype == "fp8" else "16 bit"
-    regions = _regions()
+    regions = [r for r in _regions() if (r["level"] != "before compilation") is compiled]
     rungs = (
         [r for r in regions if r["machine"] == machine.name and r["dtype"] == dtype],
         [r for r in regions if r["machine"] == f"any {machine.tensor_kind}" and r["dtype"] == dtype],
@@ -83,8 +86,17 @@ def model_error(workload: Workload, machine: Machine) -> ModelError:
             found = max(rung, key=lambda r: int(r["rows"]))
             mean, p90, bias = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
             dtype_text = "" if found["dtype"] == "any" else f", {found['dtype']}"
-            where = f"{found['kernels']} on {found['machine']}{dtype_text}"
+            level = f" {found['level']}" if compiled else ""
+            where = f"{found['kernels']}{level} on {found['machine']}{dtype_text}"
             return ModelError(int(found["rows"]), mean, p90, bias, where)
+    if compiled:
+        return ModelError(
+            0,
+            0.0,
+            0.0,
+            0.0,
+            f"no kernel of ours was followed and measured on a GPU with {machine.name}'s kind of tensor core",
+        )
     return ModelError(0, 0.0, 0.0, 0.0, f"no kernel was checked on a GPU with {machine.name}'s kind of tensor core")
 
 

@@ -39,6 +39,11 @@ class FactEffect:
     at_low: float | None
     at_high: float | None
 
+    def scaled(self, by: float) -> FactEffect:
+        """The same effect, as a share, on a forecast ``by`` times as high."""
+        low, high = (None if end is None else end * by for end in (self.at_low, self.at_high))
+        return FactEffect(self.fact, low, high)
+
     def largest(self, tflops: float) -> float:
         """The larger change of a forecast of ``tflops``, as a share of it."""
         return max((abs(end / tflops - 1.0) for end in (self.at_low, self.at_high) if end is not None), default=0.0)

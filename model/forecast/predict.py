@@ -6,11 +6,13 @@ its pipeline, simulate one SM, play the chip, settle the clock), and account for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, evaluate, refuse_unknown
 from tilecast.model.families import family_of, find_family, legality, native_family
-from tilecast.model.forecast.answer import Forecast
+from tilecast.model.forecast.answer import Forecast, MachineCodeLevel
 from tilecast.model.forecast.binding import binding
 from tilecast.model.forecast.checked_range import left_out, model_error, outside_checked_range
 from tilecast.model.forecast.interval import FactEffect, fact_effects
@@ -24,6 +26,12 @@ from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
+
+if TYPE_CHECKING:
+    from tilecast.model.compiled.evaluate import CompiledVariant
+
+#: From a variant, for a workload on a machine, to its machine code (`codegen.compiler.kept.compiled_variant`).
+Compiler = Callable[[Workload, Machine, Variant], "CompiledVariant"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,6 +70,7 @@ def predict(
     clock: str | float = "sustained",
     power: float | None = None,
     interval: bool = True,
+    compiler: Compiler | None = None,
 ) -> Prediction:
     """Forecast ``workload`` on ``machine``.
 
@@ -69,6 +78,7 @@ def predict(
     ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short" or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Without ``interval`` the ranges of the machine's facts are left out, which is faster.
+    With a ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -77,7 +87,8 @@ def predict(
     variant, origin = choose(work, chip, variant, family, published, clock)
     answer = evaluate(work, chip, variant, clock)
     effects = fact_effects(work, chip, variant, clock, answer) if interval else ()
-    return _explain(work, chip, variant, origin, clock, answer, effects)
+    made = compiler(work, chip, variant) if compiler is not None else None
+    return _explain(work, chip, variant, origin, clock, answer, effects, made)
 
 
 def choose(
@@ -113,18 +124,34 @@ def _explain(
     clock: str | float,
     answer: Evaluation,
     effects: tuple[FactEffect, ...],
+    made: CompiledVariant | None,
 ) -> Prediction:
+    def at(regime: str | float) -> Evaluation:
+        if made is None:
+            return evaluate(workload, machine, variant, regime)
+        # Most forecasts need none of the simulators of machine code.
+        from tilecast.model.compiled.evaluate import evaluate_compiled
+
+        return evaluate_compiled(made, workload, machine, variant, regime)
+
+    level, bound = None, binding(workload, machine, answer)
+    if made is not None:
+        # Facts move both levels alike; to follow machine code once a fact and end would take minutes.
+        before, answer = answer, at(clock)
+        bound = binding(workload, machine, answer).of_loop(bound)
+        effects = tuple(effect.scaled(answer.tflops / before.tflops) for effect in effects)
+        level = MachineCodeLevel(made, before.seconds * 1e3, before.tflops, before.clock.mhz, before.trace.ii_cycles)
     others = []
     for regime in REGIMES:
         if regime != clock:
-            other = evaluate(workload, machine, variant, regime)
+            other = at(regime)
             others.append((regime, other.seconds * 1e3, other.tflops, other.clock.mhz))
     return Prediction(
         workload=workload, machine=machine, variant=variant, variant_origin=origin, pipeline=answer.pipeline,
         regime=clock if isinstance(clock, str) else "fixed", time_ms=answer.seconds * 1e3, tflops=answer.tflops,
         tflops_interval=fact_interval(answer.tflops, effects), clock=answer.clock, other_regimes=tuple(others), trace=answer.trace,
-        bounds=bounds(answer.pipeline), binding=binding(workload, machine, answer), critical=critical_recurrence(answer.trace), chip=answer.chip,
+        bounds=bounds(answer.pipeline), binding=bound, critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
-        outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine),
-        notes=left_out(workload),
+        outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, made is not None),
+        notes=left_out(workload), compiled=level,
     )  # fmt: skip

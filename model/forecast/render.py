@@ -23,6 +23,8 @@ def as_dict(p: Forecast) -> dict[str, object]:
         "variant_chosen": p.variant_origin != "as given",
         "variant_origin": p.variant_origin,
         "pipeline": p.pipeline.name,
+        "level": p.level,
+        "compiled": _compiled(p),
         "regime": p.regime,
         "time_ms": p.time_ms,
         "tflops": p.tflops,
@@ -75,6 +77,25 @@ def as_dict(p: Forecast) -> dict[str, object]:
     }
 
 
+def _compiled(p: Forecast) -> dict[str, object] | None:
+    if p.compiled is None:
+        return None
+    level = p.compiled
+    return {
+        "target": level.made.target,
+        "compiler": level.made.compiler,
+        "registers": level.made.registers,
+        "spill_bytes": level.made.stack_bytes,
+        "followed": level.made.followed,
+        "before": {
+            "time_ms": level.before_ms,
+            "tflops": level.before_tflops,
+            "clock_mhz": level.before_mhz,
+            "ii_cycles": level.before_ii_cycles,
+        },
+    }
+
+
 def as_text(p: Forecast) -> str:
     """The report `tilecast predict` prints; every number is computed, and says in which unit."""
     return "\n".join((*_headline(p), "", *_why(p), "", *_units(p), "", *_waterfall(p), "", *_footing(p)))
@@ -99,7 +120,21 @@ def _headline(p: Forecast) -> list[str]:
     ]
     lines += [f"  memory     {_memory(p)}"]
     lines += [f"  kernel     {p.pipeline.name}  ({p.variant_origin})", f"  variant    {short_text(p.variant)}"]
-    return lines
+    return lines + _level(p)
+
+
+def _level(p: Forecast) -> list[str]:
+    """What a forecast from machine code stands on; before compilation, nothing is said."""
+    if p.compiled is None:
+        return []
+    level, made = p.compiled, p.compiled.made
+    spills = f"{made.stack_bytes} bytes of stack" if made.stack_bytes else "no spills"
+    return [
+        f"  level      machine code for {made.target} by {made.compiler}, {made.registers} registers, {spills}",
+        f"  simulated  {made.followed}",
+        f"  before     {level.before_ms:.4g} ms   {_speed(level.before_tflops)} TFLOP/s at {level.before_mhz:.0f} MHz before compilation, "
+        f"{level.before_ii_cycles:.0f} cycles per iteration",
+    ]
 
 
 def _interval(p: Forecast) -> str:
@@ -150,6 +185,10 @@ def _why(p: Forecast) -> list[str]:
         f"{p.pipeline.keys_per_iteration} keys; lower bounds: {p.bounds.res.unit} {p.bounds.res.cycles:.0f} (ResMII), "
         f"recurrence {p.bounds.rec.cycles:.0f} (RecMII)",
     ]
+    if p.compiled is not None:
+        lines.append(
+            f"  {p.compiled.before_ii_cycles:.0f} before compilation; the rest is this machine code's order, waits and instructions"
+        )
     kind, name = answer.kind, answer.name
     if kind == "unit":
         lines.append(f"  bound by the {name} unit")

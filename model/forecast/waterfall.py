@@ -62,12 +62,16 @@ def _loop_steps(workload: Workload, machine: Machine, answer: Evaluation, useful
     busy = min(chip.iterations / chip.slots * pipeline.demand().get("tensor", 0.0), chip.loop_cycles)
     executed = min(max(cycles * block * chip.iterations, useful), busy)
     inside = min(max(cycles * tiles.elements_inside * heads, useful), executed)
+    waits = chip.loop_cycles - busy
+    known = waits if answer.loop_before is None else min(max(answer.loop_before - busy, 0.0), waits)
     steps = [
         ("score elements outside the mask", inside - useful),
         ("ragged tiles: rows and keys beyond the tensor's edge", executed - inside),
         (_matrix_path(pipeline.legacy_matrix_path), busy - executed),
-        ("steady state: the loop waits (see binding)", chip.loop_cycles - busy),
+        ("steady state: the loop waits (see binding)", known),
     ]
+    if answer.loop_before is not None:
+        steps.append(("steady state: this machine code, beyond what it does", waits - known))
     masked = "extra work in masked blocks" if workload.mask != "none" else "extra work in ragged last blocks"
     return [*steps, (masked, chip.mask_cycles)]
 

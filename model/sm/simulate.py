@@ -50,6 +50,12 @@ class SmTrace:
             return self.iteration_end[iterations - 1]
         return self.iteration_end[-1] + (iterations - known) * self.ii_cycles
 
+    def longer(self, extra: float) -> SmTrace:
+        """The same tile with every iteration ``extra`` cycles longer (shorter where negative, never without time)."""
+        extra = max(extra, 1.0 - min(self.ii_cycles, *self.iteration_end))
+        ends = tuple(end + (i + 1) * extra for i, end in enumerate(self.iteration_end))
+        return replace(self, iteration_end=ends, ii_cycles=self.ii_cycles + extra)
+
     def unit_shares(self) -> dict[str, float]:
         """Busy share (0..1) of every unit in the steady state."""
         return {unit: cycles / self.ii_cycles for unit, cycles in self.pipeline.demand().items()}

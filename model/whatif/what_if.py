@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.predict import predict
+from tilecast.model.forecast.predict import Compiler, predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine
@@ -61,28 +61,29 @@ def what_if(
     family: str | None = None,
     clock: str | float = "sustained",
     interval: bool = False,
+    compiler: Compiler | None = None,
 ) -> WhatIf:
     """Forecast ``workload`` before and after ``changes`` (fact: value) and ``scales`` (fact or section: factor).
 
     ``variant`` is the kernel before (default: the best of its family); the kernel after is always chosen
-    again.  ``clock`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
+    again.  ``clock`` and ``compiler`` as in `predict`; ``interval`` adds the forecasts' intervals.  The machine given is not changed.
     Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     changed, moved = change_machine(chip, changes, scales)
     name = variant.family if variant is not None else family or native_family(chip).name
-    before = predict(workload, chip, variant, family=name, clock=clock, interval=interval)
+    before = predict(workload, chip, variant, family=name, clock=clock, interval=interval, compiler=compiler)
     work, old = before.workload, before.variant
     found = best(work, changed, name, clock)
     again = found.variant
     verdict = legality(old, work, changed)
     kept = None
     if verdict.legal:
-        kept = predict(work, changed, old, clock=clock, interval=interval)
+        kept = predict(work, changed, old, clock=clock, interval=interval, compiler=compiler)
         # A kernel given by hand may lie outside the space that the search covers.
         if brief(work, changed, old, clock).seconds < found.seconds:
             again = old
-    after = predict(work, changed, again, clock=clock, interval=interval)
+    after = predict(work, changed, again, clock=clock, interval=interval, compiler=compiler)
     after = replace(after, variant_origin="as given, and faster than the search finds" if again is old != found.variant else found.scope)  # fmt: skip
     simulated, skipped = found.simulated, found.skipped
     if variant is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Shapes, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Level, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -22,6 +22,7 @@ def whatif(
     kernel: Kernel,
     changes: Changes,
     clock: Clock,
+    level: Level,
     interval: Annotated[bool, typer.Option("--interval", help="Add the forecasts' intervals.")] = False,
     columns: Annotated[
         int | None, typer.Option("--width", min=60, max=400, help="Columns of the text (default: the terminal's).")
@@ -40,7 +41,7 @@ def whatif(
             screen("what if", done, len(work.works), w.label())
             found.append(
                 what_if(w, machine, changes.values, changes.factors, variant=variant, family=family, clock=clock.value,
-                        interval=interval)
+                        interval=interval, compiler=level.compiler())
             )  # fmt: skip
     if not work.listed:
         show(found[0].text(columns or width()), found[0].to_dict(), as_json)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Machines, NamedMachine, Shapes, takes_workload
+from tilecast.cli.workload_options import (
+    AsJson,
+    Changes,
+    Clock,
+    Kernel,
+    Level,
+    Machines,
+    NamedMachine,
+    Shapes,
+    takes_workload,
+)
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -28,6 +38,7 @@ def predict(
     machine: Machines,
     kernel: Kernel,
     clock: Clock,
+    level: Level,
     measured: Annotated[
         str | None, typer.Option("--measured", help="Your own number (0.95ms, 950us, 600TFLOP/s): where it lies, and what explains it.")
     ] = None,
@@ -58,7 +69,7 @@ def predict(
             screen("forecast", done, len(questions), f"{chip.name} {w.label()}")
             try:
                 family, variant = kernel.on(chip)
-                answers.append(forecast(w, chip, variant, family=family, clock=clock.value))
+                answers.append(forecast(w, chip, variant, family=family, clock=clock.value, compiler=level.compiler()))
             except PredictError as error:
                 # In a comparison of machines, one that cannot run the kernel is a line of the table.
                 if len(machine) == 1:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import json
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -242,12 +239,12 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Read machine code without a GPU: registers, roles, loops, barriers; of a generated kernel, beside the forecast."""
-    from tilecast.cli.progress import Screen
+    from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.inspection import as_dict, as_text, inspect_binary
     from tilecast.codegen.compiler.inspection import inspect as compile_and_read
 
-    atexit.register(_silence)
+    quiet_at_exit()
     if file.endswith(".py"):
         if arch is None:
             raise typer.BadParameter("what to compile for? sm_80, sm_90a, sm_100a or sm_103a", param_hint="'--arch'")
@@ -280,7 +277,7 @@ def forecast(
     as_json: AsJson = False,
 ) -> None:
     """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
-    from tilecast.cli.progress import Screen
+    from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.binary import read_binary
     from tilecast.codegen.compiler.steady_forecast import (
@@ -293,7 +290,7 @@ def forecast(
     )
     from tilecast.model.machine.machine import load_machine
 
-    atexit.register(_silence)
+    quiet_at_exit()
     if (ctas is None) != (iterations is None):
         raise typer.BadParameter(
             "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
@@ -319,12 +316,6 @@ def forecast(
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
             found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
-
-
-def _silence() -> None:
-    """Triton's bindings report their own lost references when the interpreter ends; nobody who reads it can mend them."""
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random")

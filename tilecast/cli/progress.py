@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import time
 from typing import Any
@@ -94,3 +96,14 @@ class StagesScreen(Screen):
 def in_words(seconds: float) -> str:
     """Seconds, or minutes where there are many."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def quiet_at_exit() -> None:
+    """For verbs that compile: Triton's bindings report their own lost references when the interpreter ends; nobody who reads
+    it can mend them."""
+    atexit.register(_quiet)
+
+
+def _quiet() -> None:
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -31,6 +31,8 @@ OPTION_OF = {
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
     "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
 }  # fmt: skip
+#: Levels of a forecast; the first is the default.
+LEVELS = ("fluid", "code")
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 
 
@@ -105,6 +107,23 @@ class Clock:
     def words(self) -> str:
         """For headlines."""
         return self.value if isinstance(self.value, str) else f"{self.value:g} MHz"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a forecast is made from: one of `LEVELS`."""
+
+    name: str
+
+    def compiler(self) -> Any:
+        """What `predict` takes as its compiler: None before compilation."""
+        if self.name == LEVELS[0]:
+            return None
+        from tilecast.cli.progress import quiet_at_exit
+        from tilecast.codegen.compiler.kept import compiled_variant
+
+        quiet_at_exit()
+        return compiled_variant
 
 
 # --- what makes each value --------------------------------------------------------------------------------------------
@@ -212,6 +231,14 @@ def _clock(*, clock: str | None) -> Clock:
     return Clock(mhz)
 
 
+def _level(*, level: str) -> Level:
+    from tilecast.model.chip.evaluate import PredictError
+
+    if level not in LEVELS:
+        raise PredictError(f"--level: expected {' or '.join(LEVELS)}, got '{level}'")
+    return Level(level)
+
+
 # --- the options ------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +290,10 @@ _CHANGE_OPTIONS: dict[str, Any] = {
     "scale": _option(list[str] | None, "--scale", "Scale a fact, or a section's rates: smem=1.5; repeat for more."),
     "whatif": _option(list[str] | None, "--whatif", "An older name of --set.", hidden=True),
 }
+_LEVEL_OPTIONS: dict[str, Any] = {
+    "level": _option(str, "--level", "fluid (before compilation, at once) or code: compile the kernel, without a GPU, and follow "
+                     "its machine code.", None, lambda: LEVELS),
+}  # fmt: skip
 _CLOCK_OPTIONS: dict[str, Any] = {
     "clock": _option(str | None, "--clock", "sustained, short, or a locked clock in MHz.", None,
                      lambda: ("sustained", "short")),
@@ -281,6 +312,7 @@ _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
     Kernel: (_KERNEL_OPTIONS, _kernel),
     Changes: (_CHANGE_OPTIONS, _changes),
     Clock: (_CLOCK_OPTIONS, _clock),
+    Level: (_LEVEL_OPTIONS, _level),
 }
 
 
@@ -290,7 +322,7 @@ def takes_workload(
     """Decorator: options in place of the parameters whose types are above; ``machine`` and ``clock`` are defaults."""
     if verb is None:
         return lambda function: takes_workload(function, machine=machine, clock=clock)
-    defaults = {"machine_name": machine, "clock": clock}
+    defaults = {"machine_name": machine, "clock": clock, "level": LEVELS[0]}
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {}
     parameters: list[inspect.Parameter] = []

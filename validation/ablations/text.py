@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.kernel.variant import short_text
 from tilecast.validation.ablations import published
 from tilecast.validation.ablations.effects import CLEAR, Effect, Score, score
 from tilecast.validation.ablations.pairs import Pair
 from tilecast.validation.ablations.published import Case
 from tilecast.validation.ablations.run import AblationReport, by_knob
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.run import LEVELS
 
 #: A published range that does not hold 1 has a sign, however small the effect: its authors measured both sides in turns.

@@ -12,13 +12,13 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.validation.lab.bundle.archive import Bundle
 from tilecast.validation.lab.bundle.manifest import BundleError, Manifest
 from tilecast.validation.lab.measure.records import Measured, read
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.settled import best_forecast, settled_mhz
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tilecast.base.files import cache_folder
 from tilecast.base.pool import cores
 from tilecast.base.progress import Progress, silent
+from tilecast.codegen.compiler.kept import FOLDER
 from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
 from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, with_machine_code
@@ -87,7 +88,7 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
     chosen = tuning.shortlist
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
     mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
-    folder = str(cache_folder("tuned-kernels"))
+    folder = str(cache_folder(FOLDER))
     jobs = [Job(family.template, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
     made = compile_candidates(jobs, workers or min(12, cores()), progress)
     return with_machine_code(tuning, list(zip(chosen, made, strict=True)))

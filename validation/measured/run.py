@@ -18,11 +18,11 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise

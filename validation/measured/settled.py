@@ -9,11 +9,11 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode
 from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 
 #: The power balance of what a kernel executes in the cycles that it was measured to take: the energies without the cycles.
 BALANCE = "power balance at measured cycles"

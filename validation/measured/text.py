@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.measured import settled
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.run import LEVELS, MeasuredReport
 from tilecast.validation.statistics import ErrorSummary, summarise
 

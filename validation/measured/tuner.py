@@ -19,12 +19,12 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.forecast import forecast
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast import answer as levels
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
-from tilecast.validation.measured import levels
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE
 

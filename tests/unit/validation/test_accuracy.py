@@ -11,12 +11,12 @@ import functools
 import pytest
 
 from tilecast.base.progress import silent
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.ablations.effects import score
 from tilecast.validation.ablations.pairs import pairs
 from tilecast.validation.ablations.published import FREE, ONE_CLOCK, forecast_cases, load
 from tilecast.validation.ablations.run import by_knob
 from tilecast.validation.lab.measure.records import read
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, MeasuredReport, forecast_rows, run_measured
 from tilecast.validation.published.run import run_published

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.ablations.pairs import paired, pairs
 from tilecast.validation.lab.measure.records import Measured, shape_fields
-from tilecast.validation.measured.levels import BEFORE, COMPILED
 from tilecast.validation.measured.run import Row
 
 SHORT = Workload(1, 8, 8, 512, 512, 64, 64)
