@@ -9,17 +9,19 @@ _HOME = {
     "attention": "tilecast.kernels.operator",
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
+    "register_flash_attention": "tilecast.kernels.pytorch",
 }
-__all__ = ["AttentionError", "UnsupportedError", "attention"]
+__all__ = ["AttentionError", "UnsupportedError", "attention", "register_flash_attention"]
 
 if TYPE_CHECKING:
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
+    from tilecast.kernels.pytorch import register_flash_attention
 
 
 def _without_torch(*_: Any, **__: Any) -> Any:
     """Fused attention on the shipped kernels; needs torch and triton: pip install 'tilecast[gpu]'."""
-    raise ModuleNotFoundError("tilecast.attention needs torch: pip install 'tilecast[gpu]'", name="torch")
+    raise ModuleNotFoundError("tilecast's kernels need torch: pip install 'tilecast[gpu]'", name="torch")
 
 
 def __getattr__(name: str) -> Any:

@@ -85,9 +85,21 @@ def _run(
     """The operator on a device: dq, dk, dv, each in the memory order of its tensor."""
     check_ranks(q, k, v)
     check_agreement(q, k, v)
-    dq, dk, dv = (empty_output(x, x.shape[3]) for x in (q, k, v))
+    made = empty_output(q, q.shape[3]), empty_output(k, k.shape[3]), empty_output(v, v.shape[3])
+    backward_into(made, dout, q, k, v, out, lse, dlse, scale, left, right)
+    return made
+
+
+def backward_into(
+    made: tuple[Any, Any, Any], dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None,
+    left: int, right: int,
+) -> None:  # fmt: skip
+    """The gradients of q, k and v into the three tensors ``made``, which the caller allocated (`operator.forward_into`)."""
+    dq, dk, dv = made
     if not (dq.numel() and dk.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        for gradient in made:
+            gradient.zero_()
+        return
     mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
     kernels = _kernels_of(q, k, v, mask)
     launch, windowed = next(
@@ -99,7 +111,6 @@ def _run(
         1.0 / math.sqrt(q.shape[3]) if scale is None else scale, *((left, right) if windowed else (-1, -1)),
         None if dlse is None else dlse.contiguous(),
     )  # fmt: skip
-    return dq, dk, dv
 
 
 def _fake(

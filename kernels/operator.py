@@ -194,10 +194,22 @@ def _fall_back(
     return sdpa_attention(q, k, v, scale, left, right, return_lse)
 
 
+def forward_into(out: Any, lse: Any, q: Any, k: Any, v: Any, scale: float | None, left: int, right: int) -> None:
+    """`attention` below all checks of names: into ``out`` and ``lse``, which the caller made.
+
+    (batch, heads, seqlen, head_dim) tensors; ``out`` with a last stride of 1 and the others multiples of 8.  ``left`` and
+    ``right``: keys beside the diagonal, bottom right, that stay visible, -1 for no limit.  Raises as `attention`.
+    """
+    _forward(q, k, v, scale, left, right, True, (out, lse))
+
+
 def _forward(
-    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool
+    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, made: Any = None
 ) -> tuple[Any, Any | None]:
-    """Choose a kernel, allocate, launch.  (batch, heads, seqlen, head_dim) views; lse is None unless asked for."""
+    """Choose a kernel, allocate (unless the outputs are ``made``), launch.
+
+    (batch, heads, seqlen, head_dim) views; lse is None unless asked for.
+    """
     try:
         batch, heads, seqlen_q, head_dim = q.shape
         batch_k, heads_kv, seqlen_k, head_dim_k = k.shape
@@ -237,8 +249,11 @@ def _forward(
             f"attention: the kernels for head_dim {head_dim}/{head_dim_v} {mask} start at {kernels[-1][0]} query rows, "
             f"got {seqlen_q}; fallback='sdpa' runs it"
         )
-    out = empty_output(q, head_dim_v)
-    lse = torch.empty((batch, heads, seqlen_q), dtype=torch.float32, device=q.device) if return_lse else None
+    if made is None:
+        out = empty_output(q, head_dim_v)
+        lse = torch.empty((batch, heads, seqlen_q), dtype=torch.float32, device=q.device) if return_lse else None
+    else:
+        out, lse = made
     if not (batch and heads and seqlen_q and seqlen_k):
         # Nothing to attend to (or nobody who would): no launch.
         out.zero_()

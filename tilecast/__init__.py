@@ -17,6 +17,7 @@ _HOME = {
     "attention": "tilecast.kernels",
     "AttentionError": "tilecast.kernels",
     "UnsupportedError": "tilecast.kernels",
+    "register_flash_attention": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
     "best": "tilecast.model.search.best",
     "compiled_variant": "tilecast.codegen.compiler.kept",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from tilecast.explore.sweep.table import SweepTable
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
+    from tilecast.kernels.pytorch import register_flash_attention
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.families import parse_variant
     from tilecast.model.forecast.predict import Prediction, predict

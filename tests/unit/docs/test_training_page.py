@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from collections import defaultdict
 
 import pytest
@@ -50,6 +51,43 @@ def rows() -> list[list[str]]:
         texts = [f"{flop / ms:.0f}", *(f"{float(text):.0f}" if text else "-" for text in peers)]
         found.append([dim if dim == dim_v else f"{dim}/{dim_v}", mask, length, *texts])
     return found
+
+
+def training() -> dict[str, list[dict[str, str]]]:
+    """Rows of the training runs, by whose attention it was."""
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    with (MEASURED / "h200_training.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found[row["attention"]].append(row)
+    return found
+
+
+def largest_difference(a: list[dict[str, str]], b: list[dict[str, str]]) -> float:
+    return max(abs(float(x["loss"]) - float(y["loss"])) for x, y in zip(a, b, strict=True))
+
+
+def test_the_training_runs_are_those_of_the_table(request: pytest.FixtureRequest) -> None:
+    runs = training()
+    text = PAGE.read_text(encoding="utf-8")
+    head = (
+        "| attention | loss, step 100 | 300 | 500 | tokens/s (median) | final parameters |\n|---|---|---|---|---|---|\n"
+    )
+    before, after = text.split(head)
+    lines = []
+    for name, rows_of in runs.items():
+        losses = [row["loss"][:6] for row in rows_of if row["step"] in ("100", "300", "500")]
+        speed = statistics.median(float(row["tokens_per_second"]) for row in rows_of)
+        lines.append([name, *losses, f"{speed:,.0f}", rows_of[-1]["parameters_sha256"][:12]])
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    rest = after[after.index("\n\n") + 1 :] if after.startswith("|") else after
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(before + head + table + rest, encoding="utf-8")
+        return
+    assert after == table + rest, "docs/training.md: pytest tests/unit/docs --update-golden, then read the diff"
+    ours, again, *others = runs.values()
+    assert ours[-1]["parameters_sha256"] == again[-1]["parameters_sha256"] and largest_difference(ours, again) == 0
+    assert f"at most {max(largest_difference(ours, other) for other in others):.4f} between" in text
+    assert f"by {largest_difference(*others):.4f} between PyTorch's two" in text
 
 
 def test_the_table_is_what_was_measured(request: pytest.FixtureRequest) -> None:
