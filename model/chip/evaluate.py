@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.model.chip.launch import ChipRun, run_chip
-from tilecast.model.chip.power import Activity, Clock, Length, fixed, length, settle
+from tilecast.model.chip.power import Activity, Clock, Length, fixed, lasting_seconds, length, settle
 from tilecast.model.families import build_pipeline, family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -74,7 +74,7 @@ def _settle(machine: Machine, activity: Activity, seconds_at: Length, clock: str
     if not isinstance(clock, str):
         return fixed(machine, activity, seconds_at, float(clock))
     settled = settle(machine, activity, seconds_at, clock)
-    if settled.power_w > settled.limit_w * 1.0001:
+    if lasting_seconds(clock) is None and settled.power_w > settled.limit_w * 1.0001:
         raise PredictError(
             f"{machine.name} draws {settled.power_w:.0f} W even at {settled.mhz:.0f} MHz, above its limit of "
             f"{settled.limit_w:.0f} W: no clock keeps within it"
@@ -145,10 +145,18 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: Any, clock:
 
 
 def check_clock(clock: str | float, machine: Machine) -> None:
-    """PredictError unless ``clock`` is a regime or a frequency (MHz) at which the machine can execute."""
+    """PredictError unless ``clock`` is a regime, how long the work lasts, or a frequency (MHz) at which the machine can execute."""
     if isinstance(clock, str):
-        if clock not in REGIMES:
-            raise PredictError(f"clock: expected sustained, short or a number of MHz, got '{clock}'")
+        lasts = lasting_seconds(clock)
+        if clock not in REGIMES and not lasts:
+            raise PredictError(
+                f"clock: expected sustained, short, how long the work lasts (300ms, 2s) or a number of MHz, got '{clock}'"
+            )
+        if lasts and not machine.has("power.reaction_s"):
+            raise PredictError(
+                f"clock {clock}: {machine.name} has no fact power.reaction_s, how long its limiter lets a short run's power "
+                "through: use short or sustained"
+            )
         return
     # Not the clock under matrix work: light kernels execute at nearly all of the set clock.
     top = machine["chip.clock_max_mhz"]

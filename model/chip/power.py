@@ -11,11 +11,14 @@ Energy terms come from matrix products, arithmetic streams and copies, never fro
 
 Two regimes exist and are both predicted.  *Sustained* is seconds of back-to-back work: the board limit holds.
 *Short* is what benchmark harnesses publish, tens of milliseconds: the limiter lets power overshoot for a while,
-by the amount the same boards show for short matrix products (``power.short_run_w``).
+by the amount the same boards show for short matrix products (``power.short_run_w``).  Work that begins at rest and lasts
+between the two ("300ms") runs as in a short run until the limiter reacts (``power.reaction_s``, measured:
+data/measured/h200_settling.csv) and then at the settled clock; its clock is the mean over that time.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,8 @@ _UNIT_ENERGY = (
 )
 #: Clocks are looked for from here up, to within this.
 _LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
+#: How long work lasts, as a clock.
+_LASTING = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 #: Halvings of the range of clocks that take it below that.
 _HALVINGS = 36
 
@@ -110,6 +115,18 @@ def settle_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_s
     return settle(machine, activity, length(busy_cycles, hbm_seconds), regime)
 
 
+def lasting_seconds(clock: str) -> float | None:
+    """Seconds of "300ms" or "2s", for work that lasts so long from a rest on; None for a regime by name."""
+    found = _LASTING.fullmatch(clock)
+    return None if found is None else float(found.group(1)) * (1e-3 if found.group(2) == "ms" else 1.0)
+
+
+def _short_share(machine: Machine, clock: str) -> float | None:
+    """Share of the time before the limiter reacts, of work that lasts; None for a regime by name."""
+    held = lasting_seconds(clock)
+    return None if held is None else min(1.0, machine["power.reaction_s"] / held)
+
+
 def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
     """(limit in watts, lowest and highest clock in MHz) of a regime."""
     limit = machine["chip.tdp_w"] if regime == "sustained" else machine["power.short_run_w"]
@@ -118,6 +135,13 @@ def _range(machine: Machine, regime: str) -> tuple[float, float, float]:
 
 def settle(machine: Machine, activity: Activity, seconds_at: Length, regime: str) -> Clock:
     """`settle_clock` for work of any length; at 100 MHz where even that draws more than the limit."""
+    share = _short_share(machine, regime)
+    if share is not None:
+        short, settled = (settle(machine, activity, seconds_at, name) for name in ("short", "sustained"))
+        mhz, power = (
+            share * a + (1.0 - share) * b for a, b in ((short.mhz, settled.mhz), (short.power_w, settled.power_w))
+        )
+        return Clock(mhz, power, settled.limit_w, settled.bound)
     limit, low, high = _range(machine, regime)
     watts = _power_curve(machine, activity, seconds_at)
     drawn = watts(high / 1e3)
@@ -148,6 +172,12 @@ def settled_mhz(
     regime: str,
 ) -> NDArray[np.float64]:
     """Clocks of `settle_clock` for many kernels at once: the numbers of ``activity`` are arrays too."""
+    share = _short_share(machine, regime)
+    if share is not None:
+        short, settled = (
+            settled_mhz(machine, activity, busy_cycles, hbm_seconds, name) for name in ("short", "sustained")
+        )
+        return share * short + (1.0 - share) * settled
     limit, low, high = _range(machine, regime)
 
     def seconds_at(ghz: Any) -> Any:

@@ -75,7 +75,7 @@ def predict(
     """Forecast ``workload`` on ``machine``.
 
     ``variant`` fixes the kernel; else the best variant of ``family`` (default: the machine's own) is searched, or with
-    ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short" or MHz; ``power`` the
+    ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short", how long launches go on from a rest ("300ms", "2s") or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Without ``interval`` the ranges of the machine's facts are left out, which is faster.
     With a ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code.

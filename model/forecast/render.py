@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 from tilecast.base.html_table import html_table
+from tilecast.model.chip.power import lasting_seconds
 from tilecast.model.forecast.answer import Forecast, WaterfallStep
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import short_text, variant_text
@@ -102,8 +103,12 @@ def as_text(p: Forecast) -> str:
 
 
 def _headline(p: Forecast) -> list[str]:
+    held = f"held by the {p.clock.limit_w:.0f} W limit"
+    if lasting_seconds(p.regime) is not None:
+        reacts = 1e3 * p.machine["power.reaction_s"]
+        held = f"on average of {p.regime}: {held} once the limiter reacts, after {reacts:.0f} ms"
     bound = {
-        "power": f"held by the {p.clock.limit_w:.0f} W limit",
+        "power": held,
         "boost": f"top clock, {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
         "fixed": f"fixed by you, would draw {p.clock.power_w:.0f} W"
         + (f", above the {p.clock.limit_w:.0f} W limit" if p.clock.power_w > p.clock.limit_w else ""),

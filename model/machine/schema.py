@@ -166,6 +166,9 @@ KEYS: dict[str, Key] = {
     "launch.graph_kernel_us": Key("us", 0, 1000, (), "what a kernel in a graph takes beside its body"),
     "power.idle_w": Key("W", 0, 5000, _ALL, "board with clocks up and no work"),
     "power.short_run_w": Key("W", 1, 10000, _ALL, "power the limiter lets through in tens of milliseconds"),
+    "power.reaction_s": Key(
+        "s", 0.001, 1000, (), "how long the limiter lets that through before it holds the board's limit"
+    ),
     "power.active_w_at_1ghz": Key("W", 0, 5000, _ALL, "clock tree and schedulers of active SMs"),
     "power.energy_exponent": Key("exponent", 0, 4, _ALL, "growth of energy per operation with the set clock"),
     "power.l2_energy_exponent": Key("exponent", 0, 4, (), "the same of a byte from L2; without it as an operation"),

@@ -218,8 +218,9 @@ def _changes(*, set_: list[str] | None, scale: list[str] | None, whatif: list[st
 
 def _clock(*, clock: str | None) -> Clock:
     from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.chip.power import lasting_seconds
 
-    if clock is None or clock in ("sustained", "short"):
+    if clock is None or clock in ("sustained", "short") or lasting_seconds(clock):
         return Clock(clock)
     try:
         mhz = float(clock)
@@ -227,7 +228,9 @@ def _clock(*, clock: str | None) -> Clock:
         mhz = 0.0
     # What the machine's top clock allows is for the forecast to say.
     if not 50 <= mhz <= 5000:
-        raise PredictError(f"--clock: expected sustained, short or a number of MHz from 50 to 5000, got '{clock}'")
+        raise PredictError(
+            f"--clock: expected sustained, short, how long the work lasts (300ms, 2s) or a number of MHz from 50 to 5000, got '{clock}'"
+        )
     return Clock(mhz)
 
 
@@ -295,7 +298,7 @@ _LEVEL_OPTIONS: dict[str, Any] = {
                      "its machine code.", None, lambda: LEVELS),
 }  # fmt: skip
 _CLOCK_OPTIONS: dict[str, Any] = {
-    "clock": _option(str | None, "--clock", "sustained, short, or a locked clock in MHz.", None,
+    "clock": _option(str | None, "--clock", "sustained, short, how long the work lasts from a rest on (300ms, 2s), or a locked clock in MHz.", None,
                      lambda: ("sustained", "short")),
 }  # fmt: skip
 #: Of the machine, for verbs that settle a clock.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilecast.base.data import MEASURED
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.power import (
     Activity,
     energy_joule_at_1ghz,
@@ -75,6 +79,57 @@ def test_more_work_settles_lower_and_a_short_run_higher() -> None:
     assert clock.bound == "power"
     assert settle_clock(machine, more, BUSY, 0.0, "sustained").mhz < clock.mhz
     assert settle_clock(machine, WORK, BUSY, 0.0, "short").mhz > clock.mhz
+
+
+def test_work_that_lasts_is_between_a_short_and_a_settled_run() -> None:
+    machine = load_machine("h200-sxm")
+    heavy = Activity(5.5e11, "bf16", WORK.unit_cycles, WORK.l2_bytes, WORK.hbm_bytes)
+    short, settled = (settle_clock(machine, heavy, BUSY, 0.0, regime) for regime in ("short", "sustained"))
+    assert short.mhz > 1.05 * settled.mhz
+    reacts = machine["power.reaction_s"]
+    assert settle_clock(machine, heavy, BUSY, 0.0, f"{500 * reacts:g}ms").mhz == short.mhz
+    clocks = [settle_clock(machine, heavy, BUSY, 0.0, f"{times * reacts:g}s") for times in (1, 2, 4, 1000)]
+    assert clocks[0].mhz == short.mhz
+    assert clocks[1].mhz == pytest.approx((short.mhz + settled.mhz) / 2)
+    assert clocks[2].mhz == pytest.approx((short.mhz + 3 * settled.mhz) / 4)
+    assert clocks[3].mhz == pytest.approx(settled.mhz, rel=1e-3)
+    assert {clock.limit_w for clock in clocks} == {machine["chip.tdp_w"]}
+    many = settled_mhz(machine, heavy, np.full(2, BUSY), np.zeros(2), f"{2 * reacts:g}s")
+    assert many == pytest.approx(clocks[1].mhz, abs=1e-6)
+
+
+def test_the_reaction_is_that_of_the_measured_launches() -> None:
+    """Work beyond the settled rate over the excess of the rate at first, from the times of equal launches."""
+    runs: dict[tuple[str, str], list[tuple[float, int, float]]] = {}
+    with (MEASURED / "h200_settling.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            held = runs.setdefault((row["load"], row["repetition"]), [])
+            held.append((float(row["from_s"]), int(row["launches"]), float(row["ms_per_launch"]) / 1e3))
+    reactions = []
+    for rows in runs.values():
+        first = [seconds for begins, _, seconds in rows if 0.004 <= begins < 0.028]
+        late = [(count, count * seconds) for begins, count, seconds in rows if begins >= 0.25]
+        settled = sum(count for count, _ in late) / sum(seconds for _, seconds in late)
+        more = sum(count - count * seconds * settled for begins, count, seconds in rows if begins < 0.25)
+        reactions.append(more / (len(first) / sum(first) - settled))
+    fact = load_machine("h200-sxm").fact("power.reaction_s")
+    assert len(reactions) == 4
+    assert fact.value == pytest.approx(sum(reactions) / 4, abs=0.001)
+    assert (fact.low, fact.high) == (pytest.approx(min(reactions), abs=0.001), pytest.approx(max(reactions), abs=0.001))
+
+
+def test_how_long_work_lasts_reaches_forecasts_and_searches() -> None:
+    work = Workload(batch=4, seqlen_q=4096)
+    found = {clock: predict(work, "h200-sxm", clock=clock, interval=False) for clock in ("short", "300ms", "sustained")}
+    assert found["short"].time_ms < found["300ms"].time_ms < found["sustained"].time_ms
+    assert found["300ms"].regime == "300ms"
+    assert "on average of 300ms: held by the 700 W limit once the limiter reacts, after 82 ms" in found["300ms"].text()
+    assert [name for name, *_ in found["300ms"].other_regimes] == ["sustained", "short"]
+    with pytest.raises(PredictError, match=r"clock 1s: b200 has no fact power\.reaction_s"):
+        predict(work, "b200", clock="1s")
+    for text in ("0ms", "-1s", "1 s", "1m"):
+        with pytest.raises(PredictError, match="how long the work lasts"):
+            predict(work, "h200-sxm", clock=text)
 
 
 def test_a_locked_clock_says_what_it_would_draw() -> None:

@@ -133,7 +133,10 @@ def test_given_variant_is_used_and_marked() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: predict(W, "b200", clock="turbo"), "clock: expected sustained, short or a number of MHz, got 'turbo'"),
+        (
+            lambda: predict(W, "b200", clock="turbo"),
+            r"clock: expected sustained, short, how long the work lasts \(300ms, 2s\) or a number of MHz, got 'turbo'",
+        ),
         (lambda: predict(W, "b200", clock=5.0), "expected 50 to 1965 MHz"),
         (lambda: predict(replace(W, dtype="fp8"), "a100"), "a100 has no fp8 matrix rate"),
         (lambda: predict(W, "b200", Fa3Variant()), "fa3 cannot run .* on b200: family fa3"),
