@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilecast.codegen.compiler.binary import Binary, BinaryError
 from tilecast.codegen.compiler.inspection import compile_binary, pipeline_of
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
-from tilecast.codegen.compiler.structure.steady import kernel_roles
+from tilecast.codegen.compiler.structure.steady import kernel_roles, loops_left_out
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, Launch, cta_cost, launch, spread
@@ -47,6 +48,8 @@ class SteadyForecast:
     grid: Grid | None = None
     cost: CtaCost | None = None
     launch: Launch | None = None
+    #: Warp -> instructions of its role's other loops, which were not followed.
+    left_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def flop(self) -> float:
@@ -96,13 +99,14 @@ def forecast_binary(
     if binary.target != machine.arch:
         raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
     work = spread(grid.iterations, grid.ctas) if grid is not None else []
-    roles, costs = kernel_roles(kernel_shape(binary, warps)), role_costs(machine)
+    shape = kernel_shape(binary, warps)
+    roles, costs, others = kernel_roles(shape), role_costs(machine), loops_left_out(shape)
     if grid is None:
-        return SteadyForecast(binary.file, machine, roles, run_roles(roles, costs, per_sm), before, per_sm)
+        run = run_roles(roles, costs, per_sm)
+        return SteadyForecast(binary.file, machine, roles, run, before, per_sm, left_out=others)
     cost = cta_cost(roles, costs, per_sm)
-    return SteadyForecast(
-        binary.file, machine, roles, cost.steady, before, per_sm, grid, cost, launch(cost, work, machine)
-    )
+    whole = launch(cost, work, machine)
+    return SteadyForecast(binary.file, machine, roles, cost.steady, before, per_sm, grid, cost, whole, others)
 
 
 def as_dict(found: SteadyForecast) -> dict[str, Any]:
@@ -128,6 +132,7 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
                 "role": role.name,
                 "warp": role.warp,
                 "instructions": len(role.loop),
+                "other_loops": list(found.left_out.get(role.warp, ())),
                 "waits": {barrier: cycles for (name, barrier), cycles in run.waits.items() if name == role.name},
             }
             for role in found.kernel.roles
@@ -190,4 +195,23 @@ def as_text(found: SteadyForecast) -> str:
         waits = sorted(((c, b) for (name, b), c in run.waits.items() if name == role.name and c >= _WAIT), reverse=True)
         told = " · ".join(f"{barrier} {cycles:.0f}" for cycles, barrier in waits) or "-"
         lines.append(f"{role.name:<20} {len(role.loop):>12}   {told}")
-    return "\n".join(lines)
+    return "\n".join(lines + _left_out_lines(found))
+
+
+def _left_out_lines(found: SteadyForecast) -> list[str]:
+    """What a kernel with several loops does elsewhere, and what that means for the numbers above."""
+    told = [
+        f"{role.name}: {len(others)} more loop{'s' if len(others) > 1 else ''}, of {' and '.join(map(str, others))} instructions"
+        for role in found.kernel.roles
+        if (others := found.left_out.get(role.warp))
+    ]
+    if not told:
+        return []
+    counted = "; the launch's iterations are counted as all of this one" if found.launch is not None else ""
+    return [
+        "",
+        "The shortest loop of each role that works is followed, the others (masked blocks, other phases) are not"
+        + counted
+        + ":",
+        *(f"  {line}" for line in told),
+    ]

@@ -118,6 +118,17 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
     return KernelRoles(shape.kernel, shape.target, codes, barriers)
 
 
+def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
+    """Warp -> instructions of its role's innermost loops that work but are not the steady one, as they stand in the code."""
+    found = {}
+    for role, loops in _candidates(shape).items():
+        if len(loops) > 1:
+            steady = min(loops, key=lambda one: len(one[1].steps))[1]
+            others = tuple(len(loop.steps) for _, loop in loops if loop is not steady)
+            found.update(dict.fromkeys(role.warps, others))
+    return found
+
+
 def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
     """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
 
