@@ -74,7 +74,8 @@ class Thread:
     ) -> None:
         self._values, self._specials, self._edges = values, specials, edges
         self._trusting, self._lenient = trusting, lenient
-        self._known: dict[int, int | None] = dict(given or {})
+        self._given = dict(given or {})
+        self._known: dict[int, int | None] = dict(self._given)
         self._under_way: set[int] = set()
 
     def number(self, value: int | None) -> int | None:
@@ -100,6 +101,8 @@ class Thread:
             return self._specials.get(str(rest[0]))
         if kind == "phi":
             return self._agreed(value)
+        if kind == "vote":
+            return self._shared(int(rest[1]))
         if kind == "choose":
             taken, new, old = (int(one) for one in rest)
             way = self.number(taken)
@@ -117,6 +120,17 @@ class Thread:
             plain = _PLAIN.get(str(name))
             return plain(known) if plain else _MODED[str(name)](str(mode), known) if name in _MODED else None
         return None
+
+    def _shared(self, predicate: int) -> int | None:
+        """What a warp's vote on ``predicate`` says where all its lanes hold the same; None where they may differ."""
+        mine = self.number(predicate)
+        if mine is None or "SR_TID.X" not in self._specials:
+            return None
+        lane = self._specials["SR_TID.X"] ^ 31
+        other = Thread(
+            self._values, {**self._specials, "SR_TID.X": lane, "SR_LANEID": lane % 32}, self._given, self._edges
+        )
+        return mine if other.number(predicate) == mine else None
 
     def _unknowable(self, predicate: int) -> bool:
         """Whether a predicate that is not known does not depend on any counter, which would decide it in time."""
@@ -158,9 +172,9 @@ def leaves(values: Values, value: int | None) -> frozenset[int]:
         if kind == "phi":
             found.add(one)
             todo += values.inputs[one].values()
-        elif kind in ("f", "choose", "load", "const"):
-            found |= {one} if kind in ("load", "const") else set()
-            skip = {"f": 2, "choose": 0, "load": 2, "const": 1}[str(kind)]
+        elif kind in ("f", "choose", "load", "const", "vote"):
+            found |= {one} if kind in ("load", "const", "vote") else set()
+            skip = {"f": 2, "choose": 0, "load": 2, "const": 1, "vote": 1}[str(kind)]
             todo += [int(part) for part in rest[skip:]]
         elif kind != "int":
             found.add(one)

@@ -163,6 +163,22 @@ def test_an_elected_thread_arrives_at_the_barrier_of_its_warp() -> None:
     assert arrival == (((0, 1, 2, 3), Barrier(False, (0x410,))), ((4, 5, 6, 7), Barrier(False, (0x418,))))
 
 
+def test_a_vote_on_what_all_lanes_share_is_known() -> None:
+    def arrivals(predicate: str) -> tuple[object, ...]:
+        found = shape(
+            "S2R R0, SR_TID.X", "SHF.R.U32.HI R2, RZ, 0x5, R0", "LOP3.LUT R3, R0, 0x1f, RZ, 0xc0, !PT", *WARP, *BASE,
+            "UIADD3 UR7, UPT, UPT, UR6, 0x8, URZ", predicate, "VOTEU.ANY UP2, P3", "@!UP2 UIADD3 UR7, UPT, UPT, UR6, URZ, URZ",
+            *loop("a", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR7+0x10], RZ", "FADD R9, R9, R9"), "EXIT", warps=8,
+        )  # fmt: skip
+        (arrival,) = [step.barriers for step in found.roles[0].loops[0].steps if step.barriers]
+        return arrival
+
+    low, high = Barrier(False, (0x410,)), Barrier(False, (0x418,))
+    assert arrivals("ISETP.GT.AND P3, PT, R2, 0x3, PT") == (((0, 1, 2, 3), low), ((4, 5, 6, 7), high))
+    # Nobody knows the other vote: what was written under it is taken for what is read, in every warp.
+    assert arrivals("ISETP.GT.AND P3, PT, R3, 0x3, PT") == ((tuple(range(8)), low),)
+
+
 def wrapping(stages: int, begin: int = 0) -> list[str]:
     """A loop whose slot goes round ``stages`` places, as compilers write a counter that wraps."""
     return [
