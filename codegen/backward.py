@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import triton_portable
+from tilecast.codegen import hopper_backward, triton_backward, triton_portable
 from tilecast.codegen.render import render
-from tilecast.codegen.triton_backward import TEMPLATE, context
-from tilecast.model.backward import TRITON_BACKWARD, writable
+from tilecast.model.backward import TRITON_BACKWARD, BackwardVariant, family_of, writable
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
@@ -22,23 +21,25 @@ class GeneratedBackward:
 
     source: str
     header: dict[str, object]
-    variant: Fa2BackwardVariant
+    variant: BackwardVariant
 
 
-def targets(variant: Fa2BackwardVariant) -> tuple[str, ...]:
+def targets(variant: BackwardVariant) -> tuple[str, ...]:
     """Targets that a variant runs on."""
+    if not isinstance(variant, Fa2BackwardVariant):
+        return hopper_backward.TARGETS
     return triton_portable.targets("descriptors" in (variant.dkv_loads, variant.dq_loads))
 
 
 def generate_backward(
-    workload: Workload, machine: Machine, variant: Fa2BackwardVariant | None = None, version: str = ""
+    workload: Workload, machine: Machine, variant: BackwardVariant | None = None, version: str = ""
 ) -> GeneratedBackward:
     """The backward pass of ``variant`` (default: the one to start from on this machine).
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
     """
     workload = workload.reduced()
-    made = TRITON_BACKWARD.chosen(workload, machine) if variant is None else variant
+    made: BackwardVariant = TRITON_BACKWARD.chosen(workload, machine) if variant is None else variant
     verdict = writable(made, workload, machine)
     if not verdict.legal:
         raise VariantError(
@@ -46,12 +47,19 @@ def generate_backward(
         )  # fmt: skip
     header: dict[str, object] = {
         "tilecast": version,
-        "family": TRITON_BACKWARD.template,
+        "family": family_of(made).template,
         "machine": machine.name,
         "targets": list(targets(made)),
         "pass": "bwd",
         "variant": variant_text(made),
         "workload": workload.as_dict(),
     }
-    source = render(TEMPLATE, {"k": context(made, workload), "header": header_text(header)})
+    if isinstance(made, Fa2BackwardVariant):
+        source = _render(triton_backward.TEMPLATE, triton_backward.context(made, workload), header)
+    else:
+        source = _render(hopper_backward.TEMPLATE, hopper_backward.context(made, workload), header)
     return GeneratedBackward(source, header, made)
+
+
+def _render(template: str, kernel: object, header: dict[str, object]) -> str:
+    return render(template, {"k": kernel, "header": header_text(header)})

@@ -16,7 +16,7 @@ from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
-from tilecast.model.backward import TRITON_BACKWARD, parse_backward
+from tilecast.model.backward import find_backward, parse_backward
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.verdict import VariantError
@@ -96,7 +96,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         lines.append(_page_row(kernel, short, measured))
     backward = []
     for kernel in read_backward_list():
-        given = parse_backward(kernel.variant, TRITON_BACKWARD.variant())
+        given = parse_backward(kernel.variant, find_backward(kernel.family).variant())
         yield (
             Path("generated") / f"{kernel.module}.py",
             generate_backward(kernel.workload, load_machine(kernel.machine), given, version).source,
@@ -180,10 +180,12 @@ are made for an A100 and forecast there; an H200 runs them, but not at that figu
 
 ## Backward passes
 
-`triton_bwd_*` (pointers, any GPU from Ampere on) and `triton_tma_bwd_*` (tensor descriptors, sm_90 and newer data-centre GPUs):
+`triton_bwd_*` (pointers, any GPU from Ampere on) and `triton_tma_bwd_*` (tensor descriptors, sm_90 and newer data-centre GPUs) are
+plain Triton; `hopper_bwd_*` is Gluon for sm_90a, FlashAttention-3's structure, preferred where it was measured to be faster.
 `launch(q, k, v, out, lse, dout, dq, dk, dv, scale)` writes the gradients that `tilecast.attention` gives to autograd, whatever
-kernel went forward.  Each file starts three or four kernels and uses no atomics, so the same call gives the same bits; beside
-the tensors it needs 8 bytes for each query row of each head, rounded up to whole tiles.  Nothing forecasts them yet.
+kernel went forward.  Each file starts three or four kernels and sums in a fixed order, so the same call gives the same bits.  Beside
+the tensors they need 8 bytes for each query row of each head, rounded up to whole tiles; `hopper_bwd_*` needs another 4 for each
+element of dq, which it sums in float32.  Nothing forecasts them yet ([docs/training.md](../docs/training.md) has measurements).
 
 | file | for | compute capability | variant |
 |---|---|---|---|

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
+from tilecast.codegen.row_terms import FOR_ROWS, STRIDE, RowTerms, strides
 from tilecast.codegen.triton_portable import Piece, pieces
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "triton_backward.py.j2"
-#: Elements of O that a program of the first kernel reads: enough to fill its warps, few enough for their registers.
-_ROW_ELEMENTS = 4096
 _MASK_TEXT = {
     "none": "Every query sees every key; only the block of keys that reaches over the last one is masked.",
     "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
@@ -39,14 +38,7 @@ _QUERY_SIDE = {
     "causal": ("last_key", "keys <= last_key[:, None]"),
     "window": ("first_key, last_key", "(keys >= first_key[:, None]) & (keys <= last_key[:, None])"),
 }
-#: What the first kernel takes.
-_ROW_TENSORS = ("out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr")
-_ROW_SIZES = ("heads_q", "seqlen_q", "padded", "dlse_rows")
 _SIZES = ("heads_q", "group", "seqlen_q", "seqlen_k", "padded")
-#: Letters of the strides of a tensor.
-_STRIDE = {"q": "q", "k": "k", "v": "v", "dout": "d", "out": "o", "dq": "dq", "dk": "dk", "dv": "dv"}
-
-
 #: Tensors of the kernel of dQ: those of which tiles move, and those of which one tile stays or is written.
 _QUERY_TENSORS = (("k", "v"), ("q", "dout", "dq"))
 
@@ -81,12 +73,8 @@ _APART = (
 )  # fmt: skip
 
 
-def _strides(tensors: tuple[str, ...]) -> list[str]:
-    return [f"stride_{_STRIDE[tensor]}{axis}" for tensor in tensors for axis in "bhs"]
-
-
 @dataclass(frozen=True, slots=True)
-class TritonBackward:
+class TritonBackward(RowTerms):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -117,11 +105,6 @@ class TritonBackward:
     def padded(self) -> int:
         """Rows that terms are padded to: what no loop reads beyond."""
         return max(self.variant.dkv_tile_m, self.variant.dq_tile_m, self.rows)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a program of the first kernel."""
-        return max(16, _ROW_ELEMENTS // (1 << (self.head_dim_v - 1).bit_length()))
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -214,21 +197,10 @@ class TritonBackward:
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
-    @property
-    def delta_statements(self) -> tuple[str, ...]:
-        """Statements that add up dO * O."""
-        lines = []
-        for piece in self.v_pieces:
-            for name, stride in (("out", "stride_os"), ("dout", "stride_ds")):
-                at = f"{name}_ptr{_plus(piece)}, {stride}, seqlen_q - row, ROWS, {piece.width}, True"
-                lines.append(f"{name} = load_rows({at}).to(tl.float32)")
-            lines.append("delta += tl.sum(out * dout, 1)")
-        return tuple(lines)
-
     def _stays(self, tensor: str, valid: str, tile: str) -> list[str]:
         """Statements that load a tile which stays: once for a program, so always from pointers."""
         return [
-            f"{tensor}{piece.suffix} = load_rows({tensor}_ptr{_plus(piece)}, stride_{_STRIDE[tensor]}s, {valid}, {tile}, {piece.width}, True)"
+            f"{tensor}{piece.suffix} = load_rows({tensor}_ptr{_plus(piece)}, stride_{STRIDE[tensor]}s, {valid}, {tile}, {piece.width}, True)"
             for piece in self._pieces(tensor)
         ]
 
@@ -239,7 +211,7 @@ class TritonBackward:
             box = f"{tensor}_desc{piece.suffix}.load([batch, {head}, {place}, {piece.start}])"
             return f"{name} = {box}.reshape([{tile}, {piece.width}])"
         rows = "seqlen_q - row" if place == "row" else "seqlen_k - key"
-        stride = f"stride_{_STRIDE[tensor]}s"
+        stride = f"stride_{STRIDE[tensor]}s"
         return f"{name} = load_rows({tensor}_block{_plus(piece)}, {stride}, {rows}, {tile}, {piece.width}, {checked})"
 
     def _blocks(self, tensors: tuple[str, str], place: str, base: str) -> list[str]:
@@ -247,7 +219,7 @@ class TritonBackward:
         if self._described_where_it_moves(tensors[0]):
             return []
         return [
-            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{_STRIDE[x]}s * 8" for x in tensors
+            f"{x}_block = {x}{base} + tl.cast({place}, tl.int64) * stride_{STRIDE[x]}s * 8" for x in tensors
         ]  # fmt: skip
 
     def kv_statements(self, kernel: KeyKernel) -> tuple[str, ...]:
@@ -260,7 +232,7 @@ class TritonBackward:
         rows = (("batch", "b"), ("head_kv", "h"), ("key", "s"))
         return tuple(
             f"{x}_ptr += ("
-            + " + ".join(f"{place}.to(tl.int64) * stride_{_STRIDE[x]}{axis}" for place, axis in rows)
+            + " + ".join(f"{place}.to(tl.int64) * stride_{STRIDE[x]}{axis}" for place, axis in rows)
             + ") * 8"
             for x in kernel.tensors[1]
         )
@@ -271,7 +243,7 @@ class TritonBackward:
         lines = []
         if not self.queries_described:
             for x in ("q", "dout"):
-                batch, head = (f"stride_{_STRIDE[x]}{axis}" for axis in "bh")
+                batch, head = (f"stride_{STRIDE[x]}{axis}" for axis in "bh")
                 lines.append(
                     f"{x}_head = {x}_ptr + (batch.to(tl.int64) * {batch} + tl.cast(head, tl.int64) * {head}) * 8"
                 )
@@ -315,7 +287,7 @@ class TritonBackward:
         )
 
     def _stores(self, tensor: str, valid: str, tile: str, factor: str) -> tuple[str, ...]:
-        stride = f"stride_{_STRIDE[tensor]}s"
+        stride = f"stride_{STRIDE[tensor]}s"
         return tuple(
             f"store_rows({tensor}_ptr{_plus(x)}, {stride}, {valid}, {tensor}{x.suffix}{factor}, {tile}, {x.width})"
             for x in self._pieces(tensor)
@@ -372,20 +344,9 @@ class TritonBackward:
         return f"range({first}, {first + 3 * len(pointers) + len(_SIZES) + len(self._window)})"
 
     @property
-    def unspecialized_rows(self) -> str:
-        """The same of the first kernel."""
-        return f"range({len(_ROW_TENSORS)}, {len(_ROW_TENSORS) + 6 + len(_ROW_SIZES)})"
-
-    @property
     def query_tensors(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tensors of the kernel of dQ."""
         return _QUERY_TENSORS
-
-    @property
-    def row_terms_signature(self) -> str:
-        """The head of the first kernel."""
-        text = ", ".join([*_ROW_TENSORS, *_strides(("out", "dout")), *_ROW_SIZES])
-        return in_lines(text, "def row_terms(", "):")
 
     def _tensors(self, moving: tuple[str, ...], staying: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         """(descriptors, tensors given as pointers) of a kernel, in the order of its arguments."""
@@ -395,7 +356,7 @@ class TritonBackward:
 
     def _signature(self, name: str, moving: tuple[str, ...], staying: tuple[str, ...]) -> str:
         described, pointers = self._tensors(moving, staying)
-        names = [*described, *(f"{x}_ptr" for x in pointers), "terms_ptr", *_strides(pointers), *_SIZES, *self._window]
+        names = [*described, *(f"{x}_ptr" for x in pointers), "terms_ptr", *strides(pointers), *_SIZES, *self._window]
         return in_lines(", ".join([*names, "scale_log2", "scale"]), f"def {name}(", "):")
 
     def key_signature(self, kernel: KeyKernel) -> str:
@@ -428,8 +389,7 @@ class TritonBackward:
             lines += self._boxes("of_queries", ("q", "dout"), "DKV_TILE_M")
         if self.keys_described:
             lines += self._boxes("of_keys", ("k", "v"), "DQ_TILE_N")
-        rows = "for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))"
-        lines += [rows, "for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)"]
+        lines += list(FOR_ROWS)
         launches = ["    (row_terms, (padded // ROWS.value * batch * heads_q, 1, 1), for_rows),"]
         blocks = "triton.cdiv(seqlen_k, DKV_TILE_N.value) * batch * heads_kv"
         for kernel in self.key_kernels:

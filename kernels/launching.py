@@ -99,11 +99,12 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 def backward_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated backward pass, which remembers what it works out for a shape.
 
-    ``module`` is the file as a module: its ``plan``, its ``OPTIONS`` and what it rounds lengths up to.  The result has the
-    signature, the shapes and the refusals of the file's ``launch``.
+    ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, and its ``workspaces``
+    where it needs more than terms.  The result has the signature, the shapes and the refusals of the file's ``launch``.
     """
     plans: dict[Any, Any] = {}
     whole = module.PADDED.value
+    workspaces = getattr(module, "workspaces", _nothing_more)
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
@@ -113,7 +114,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
             raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
         if terms is None:
             terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
-        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms)
+        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
         key = (
             q.device,
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
@@ -137,6 +138,11 @@ def backward_launcher(module: Any) -> Callable[..., None]:
                 gradient.zero_()
 
     return launch
+
+
+def _nothing_more(terms: Any) -> tuple[Any, ...]:
+    """Workspaces of a backward pass that needs only ``terms``."""
+    return ()
 
 
 def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:

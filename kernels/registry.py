@@ -18,7 +18,8 @@ The index is a JSON list, one object per kernel module, written by the generator
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
 with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a shape; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
 float32 (batch, heads_q, seqlen_q) or None.  A backward module provides ``launch(q, k, v, out, lse, dout, dq, dk, dv, scale,
-window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`).
+window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`), and ``workspaces(terms)`` where it
+needs more.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
 facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.

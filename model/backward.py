@@ -1,21 +1,26 @@
-"""The kernel class of backward passes that is written: its record, and its variants as text.
+"""The kernel classes of backward passes that are written: their records, and their variants as text.
 
-Beside `families`, which holds the forward classes: those have a loop to forecast, this one has none yet, so no verb that
-ranks, forecasts or sweeps sees it.
+Beside `families`, which holds the forward classes: those have a loop to forecast, these have none yet, so no verb that
+ranks, forecasts or sweeps sees them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from tilecast.base.words import nearest
 from tilecast.model.kernel.variant import BOOLEANS
-from tilecast.model.kernel.variants import fa2_backward
+from tilecast.model.kernel.variants import fa2_backward, fa3_backward
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+
+BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant
+V = TypeVar("V", bound=BackwardVariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +31,39 @@ class BackwardFamily:
     #: Name of the template that writes it; generated files bear it.
     template: str
     about: str
-    variant: type[Fa2BackwardVariant]
-    legality: Callable[[Fa2BackwardVariant, Workload, Machine], Verdict]
-    writable: Callable[[Fa2BackwardVariant, Workload, Machine], Verdict]
+    variant: type[BackwardVariant]
+    legality: Callable[..., Verdict]
+    writable: Callable[..., Verdict]
     #: Every legal combination of knobs worth telling apart, and the one to start from.
-    space: Callable[[Workload, Machine], Iterable[Fa2BackwardVariant]]
-    chosen: Callable[[Workload, Machine], Fa2BackwardVariant]
+    space: Callable[[Workload, Machine], Iterable[BackwardVariant]]
+    chosen: Callable[[Workload, Machine], BackwardVariant]
 
 
 TRITON_BACKWARD = BackwardFamily(
     *fa2_backward.NAMES, "plain Triton without atomics, any GPU from Ampere on", Fa2BackwardVariant,
     fa2_backward.legality, fa2_backward.writable, fa2_backward.space, fa2_backward.chosen,
 )  # fmt: skip
+HOPPER_BACKWARD = BackwardFamily(
+    *fa3_backward.NAMES, "Gluon for Hopper, dQ summed in a fixed order", Fa3BackwardVariant,
+    fa3_backward.legality, fa3_backward.writable, fa3_backward.space, fa3_backward.chosen,
+)  # fmt: skip
+#: The first is what `--pass bwd` takes where no family is named.
+BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD)
 
 
-def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
+def family_of(variant: BackwardVariant) -> BackwardFamily:
+    """The kernel class of a variant."""
+    return next(family for family in BACKWARD_FAMILIES if isinstance(variant, family.variant))
+
+
+def writable(variant: BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether a backward pass of ``variant`` can be written: legal, and within what its template writes."""
-    verdict = TRITON_BACKWARD.legality(variant, workload, machine)
-    return TRITON_BACKWARD.writable(variant, workload, machine) if verdict.legal else verdict
+    family = family_of(variant)
+    verdict = family.legality(variant, workload, machine)
+    return family.writable(variant, workload, machine) if verdict.legal else verdict
 
 
-def parse_backward(text: str, base: Fa2BackwardVariant) -> Fa2BackwardVariant:
+def parse_backward(text: str, base: V) -> V:
     """A variant from "dkv_tile_m=32,..."; knobs not named keep ``base``'s values.
 
     Raises VariantError with the nearest names for an unknown family, knob or value.
@@ -62,7 +79,8 @@ def parse_backward(text: str, base: Fa2BackwardVariant) -> Fa2BackwardVariant:
         if not equals or not value:
             raise VariantError(f"--variant: expected knob=value, got '{part}'")
         if key == "family":
-            check_family(value)
+            if find_backward(value).name != base.family:
+                raise VariantError(f"--variant: expected a variant of family {base.family}, got family '{value}'")
             continue
         if key not in knobs:
             raise VariantError(f"--variant: family {base.family} has no knob '{key}'{nearest(key, knobs)}")
@@ -72,10 +90,22 @@ def parse_backward(text: str, base: Fa2BackwardVariant) -> Fa2BackwardVariant:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def check_family(name: str) -> None:
-    """VariantError unless ``name`` is a family of backward passes, or the forward family of the same template."""
-    if name not in (*fa2_backward.NAMES, "fa2", "triton"):
-        raise VariantError(f"--pass bwd: expected family {' or '.join(fa2_backward.NAMES)}, got '{name}': no other is written yet")  # fmt: skip
+def named_in(text: str) -> BackwardFamily | None:
+    """The family that a variant's text names, "family=..." or "...:"; None where it names none."""
+    head, colon, _ = text.partition(":")
+    if colon and "=" not in head:
+        return find_backward(head.strip())
+    given = (part.partition("=") for part in text.split(","))
+    return next((find_backward(value.strip()) for key, _, value in given if key.strip() == "family"), None)
+
+
+def find_backward(name: str) -> BackwardFamily:
+    """The family of backward passes of a name, or the one of a forward family's kind; VariantError where there is none."""
+    for family, also in zip(BACKWARD_FAMILIES, (("fa2", "triton"), ("fa3", "hopper_ws")), strict=True):
+        if name in (family.name, family.template, *also):
+            return family
+    known = ", ".join(f"{family.name} or {family.template}" for family in BACKWARD_FAMILIES)
+    raise VariantError(f"--pass bwd: expected family {known}, got '{name}': no other is written yet")
 
 
 def _value(key: str, text: str, current: object) -> object:

@@ -14,7 +14,7 @@ from typing import Any
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.variant import BOOLEANS, Variant
-from tilecast.model.kernel.variants import fa2, fa2_backward, fa3, fa4, unfused
+from tilecast.model.kernel.variants import fa2, fa2_backward, fa3, fa3_backward, fa4, unfused
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -128,7 +128,7 @@ def find_family(name: str) -> Family:
 
 
 def _refuse_backward(name: str) -> None:
-    if name in fa2_backward.NAMES:
+    if name in (*fa2_backward.NAMES, *fa3_backward.NAMES):
         raise VariantError(
             f"family {name} is a backward pass: 'tilecast generate --pass bwd' writes it, and nothing forecasts it yet"
         )

@@ -94,13 +94,13 @@ def _generate_backward(work: Workload, machine: Machine, kernel: Kernel, output:
     from tilecast.base.files import write_text_atomically
     from tilecast.cli.tables import show
     from tilecast.codegen.backward import generate_backward, targets
-    from tilecast.model.backward import TRITON_BACKWARD, check_family, parse_backward
+    from tilecast.model.backward import TRITON_BACKWARD, find_backward, named_in, parse_backward
 
-    if kernel.family is not None:
-        check_family(kernel.family)
-    variant = None
+    named = named_in(kernel.variant or "") if kernel.family is None else find_backward(kernel.family)
+    family = named or TRITON_BACKWARD
+    variant = family.chosen(work, machine)
     if kernel.variant is not None:
-        variant = parse_backward(kernel.variant, TRITON_BACKWARD.chosen(work, machine))
+        variant = parse_backward(kernel.variant, variant)
     made = generate_backward(work, machine, variant, __version__)
     if output is None:
         show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)

@@ -99,6 +99,9 @@ def check(outcome: Outcome, case: Case) -> None:
         assert outcome.shared_bytes <= CONSUMER_SHARED
         # Six registers at the most, of head_dim 96 with a window.
         assert outcome.stack_bytes <= 24
+    if case.module.startswith("hopper_bwd"):
+        # Addresses at head_dim 128, once before the loop.
+        assert outcome.stack_bytes <= 96
     if case.module.startswith("triton_tma_bwd"):
         assert outcome.stack_bytes <= MOST_SPILLED
 

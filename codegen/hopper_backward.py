@@ -1,0 +1,172 @@
+"""What the template of the `hopper_bwd` family needs to know: a FlashAttention-3 class backward in Gluon for sm_90a.
+
+Python decides here, `templates/hopper_backward.py.j2` only writes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.host import Host
+from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
+from tilecast.codegen.triton_portable import Piece, pieces
+from tilecast.model.kernel.variants import fa3_backward
+from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+from tilecast.model.kernel.workload import Workload
+
+TEMPLATE = "hopper_backward.py.j2"
+TARGETS = ("sm_90a",)
+#: Registers a thread of the roles that only move data.
+_MOVERS = 24
+_MASK_TEXT = {
+    "none": "Every query sees every key; only the block of keys that reaches over the last one is masked.",
+    "causal": "Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked.",
+}
+#: What the kernel of the products takes: (tensor, constant of its box's rows).
+_BOXES = (
+    ("q", "TILE_M"),
+    ("dout", "TILE_M"),
+    ("k", "TILE_N"),
+    ("v", "KEYS"),
+    ("sums", "TILE_M"),
+    ("dk", "KEYS"),
+    ("dv", "KEYS"),
+)
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "heads", "padded")
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackward(RowTerms):
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    title: str
+    description: str
+    mask: str
+    head_dim: int
+    head_dim_v: int
+    variant: Fa3BackwardVariant
+    v_pieces: tuple[Piece, ...]
+
+    @property
+    def counters(self) -> bool:
+        """Blocks of dQ count the programs that have added to them."""
+        return True
+
+    @property
+    def padded(self) -> int:
+        """Rows that terms and sums are padded to."""
+        return max(self.variant.tile_m, self.rows)
+
+    @property
+    def halves(self) -> bool:
+        """Whether a step has 128 queries, and takes them by halves to spare registers."""
+        return self.variant.tile_m == 2 * fa3_backward.KEYS
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a program."""
+        return fa3_backward.TILE_N
+
+    @property
+    def keys(self) -> int:
+        """Keys of a warpgroup."""
+        return fa3_backward.KEYS
+
+    @property
+    def stages(self) -> int:
+        """Tiles of Q and dO, and of dS."""
+        return fa3_backward.STAGES
+
+    @property
+    def registers(self) -> str:
+        """Registers a thread of the second warpgroup that multiplies, and of the roles that move data."""
+        return f"[{fa3_backward.REGISTERS}, {_MOVERS}, {_MOVERS}]"
+
+    @property
+    def sizes(self) -> str:
+        """Fields of what the roles know of a launch."""
+        return " ".join(("terms", "counters", *_SIZES, "scale_log2", "scale"))
+
+    @property
+    def signature(self) -> str:
+        """The head of the kernel of the products."""
+        names = [*(f"{tensor}_desc" for tensor, _ in _BOXES), *self.sizes.split()]
+        return in_lines(", ".join(names), "def gradients(", "):")
+
+    @property
+    def unspecialized(self) -> str:
+        """Places of sizes among its arguments."""
+        first = len(_BOXES) + 2
+        return f"range({first}, {first + len(_SIZES)})"
+
+    @property
+    def new_problem(self) -> str:
+        """The statement that collects what the roles know."""
+        return in_lines(", ".join(self.sizes.split()), "problem = Problem(", ")", 116)
+
+    @property
+    def last_signature(self) -> str:
+        """The head of the kernel that rounds dQ."""
+        names = ("sums_ptr", "dq_ptr", "counters_ptr", *strides(("dq",)), "heads_q", "seqlen_q", "padded")
+        return in_lines(", ".join((*names, "scale_log2", "scale")), "def round_dq(", "):")
+
+    @property
+    def host(self) -> Host:
+        """What windows the host takes."""
+        return Host(self.mask, self.head_dim, self.head_dim_v, (), "")
+
+    @property
+    def head_dim_qk(self) -> int:
+        """Columns of Q and K."""
+        return self.head_dim
+
+    @property
+    def host_statements(self) -> tuple[str, ...]:
+        """Statements that return the launches of a call."""
+        boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
+        return (
+            "boxes = []",
+            f"for x, count in ({boxes}):",
+            f"    block = [1, 1, count.value, {self.head_dim}]",
+            "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
+            "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
+            *(line.replace("terms,", "terms, counters,") for line in FOR_ROWS),
+            "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv",
+            "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)",
+            "row_blocks = padded // ROWS.value * batch * heads_q",
+            "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
+            "return (",
+            "    (row_terms, (row_blocks, 1, 1), for_rows),",
+            "    (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),",
+            "    (round_dq, (row_blocks, 1, 1), for_dq),",
+            ")",
+        )
+
+
+def context(variant: Fa3BackwardVariant, workload: Workload) -> HopperBackward:
+    """The kernels of a variant, which must be writable (`fa3_backward.writable`)."""
+    mask = {"none": "Attention", "causal": "Causal attention"}[workload.mask]
+    return HopperBackward(
+        title=f"{mask} backward on Hopper for head_dim {workload.head_dim_qk}: five products, the same bits every run",
+        description=_description(variant, workload),
+        mask=workload.mask,
+        head_dim=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        variant=variant,
+        v_pieces=pieces(workload.head_dim_v),
+    )
+
+
+def _description(variant: Fa3BackwardVariant, workload: Workload) -> str:
+    lines = [
+        _MASK_TEXT[workload.mask],
+        f"Programs of gradients have {fa3_backward.TILE_N} keys of one head and walk over {variant.tile_m} queries at a time, from the last",
+        "to the first: a load warp copies Q, dO and two numbers of each row, two warpgroups of 64 keys compute S^T, dP^T and",
+        "what dV and dK grow by, put dS into shared memory for each other and make a part of dQ each, and a last warp adds",
+        "that to a float32 sum in global memory.  Programs add to a block of dQ in the order of their keys, which a counter",
+        "tells, so sums do not depend on who comes first.  row_terms goes before, round_dq after.",
+        "Runs on sm_90a with triton and torch alone.",
+    ]
+    return textwrap.fill(" ".join(lines), 120)

@@ -1,0 +1,514 @@
+"""Causal attention backward on Hopper for head_dim 64: five products, the same bits every run.
+
+Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal are masked. Programs of gradients have 128
+keys of one head and walk over 128 queries at a time, from the last to the first: a load warp copies Q, dO and two
+numbers of each row, two warpgroups of 64 keys compute S^T, dP^T and what dV and dK grow by, put dS into shared memory
+for each other and make a part of dQ each, and a last warp adds that to a float32 sum in global memory.  Programs add to
+a block of dQ in the order of their keys, which a counter tells, so sums do not depend on who comes first.  row_terms
+goes before, round_dq after. Runs on sm_90a with triton and torch alone.
+"""
+
+TILECAST = {
+    "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
+    "pass": "bwd",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false",
+    "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+
+@builtin
+def _add_tile(desc, coord, source, _semantic=None):
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
+
+
+# Names in Triton 3.6, which can add tiles but does not say how.
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+add_tile = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _add_tile
+
+HEAD_DIM = gl.constexpr(64)
+TILE_M = gl.constexpr(128)  # query rows of a step
+TILE_N = gl.constexpr(128)  # keys of a program
+KEYS = gl.constexpr(64)  # keys of a warpgroup: the M of wgmma
+STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
+DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
+HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
+ROWS = gl.constexpr(64)  # rows of programs of row_terms and round_dq
+PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
+LOG2E = gl.constexpr(1.4426950408889634)
+DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
+OPTIONS = (  # of the kernels, in the order of their launches
+    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True},
+    {"num_warps": 4, "enable_fp_fusion": True},
+)
+
+
+@gluon.jit
+def own_copy(x):
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """wgmma accumulator of 64 x columns: a row lives in the four lanes of a quad."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+# One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
+# overwritten.
+Problem = namedtuple(
+    "Problem", "terms counters seqlen_q seqlen_k heads_q group key_blocks heads padded scale_log2 scale"
+)
+Shared = namedtuple("Shared", "q dout k v ds dq terms full empty dq_empty kv_full ds_full")
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def work_item(problem):
+    """(batch, key/value head, block of keys) of this program.
+
+    Blocks of a head go to programs in their order, so a program only ever waits for programs that were started before it.
+    Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ.
+    """
+    pid = gl.program_id(0)
+    key_blocks = own_copy(problem.key_blocks)
+    first_head = pid // (HEADS_ABREAST * key_blocks) * HEADS_ABREAST
+    abreast = gl.minimum(HEADS_ABREAST, problem.heads - first_head)
+    place = pid - first_head * key_blocks
+    head = first_head + place % abreast
+    heads_kv = problem.heads_q // problem.group
+    return head // heads_kv, head % heads_kv, place // abreast
+
+
+@gluon.jit
+def query_blocks(problem, block):
+    """Blocks of queries that see keys of a block: the first, the first from which on no key must be hidden, the end."""
+    seqlen_q = own_copy(problem.seqlen_q)
+    seqlen_k = own_copy(problem.seqlen_k)
+    end = gl.cdiv(seqlen_q, TILE_M)
+    # Keys past the end: their P would not be 0, and might be infinite.
+    partial = (block + 1) * TILE_N > seqlen_k
+    diagonal = seqlen_k - seqlen_q
+    first = gl.maximum(block * TILE_N - diagonal, 0) // TILE_M
+    whole = gl.cdiv(gl.maximum(block * TILE_N + TILE_N - 1 - diagonal, 0), TILE_M)
+    return gl.minimum(first, end), gl.where(partial, end, gl.minimum(whole, end)), end
+
+
+@gluon.jit
+def hide_keys(problem, p, key, row):
+    """P^T, keys down and queries across, with zeros where a query does not see a key."""
+    keys = key + gl.arange(0, KEYS, layout=gl.SliceLayout(1, p.type.layout))
+    last_key = problem.seqlen_k - 1
+    rows = row + problem.seqlen_k - problem.seqlen_q + gl.arange(0, p.shape[1], layout=gl.SliceLayout(0, p.type.layout))
+    keys = gl.where(keys <= last_key, keys, 2**30)
+    return gl.where(keys[:, None] <= rows[None, :], p, 0.0)
+
+
+# -- the load warp -----------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
+    """Copies K and V once, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
+    batch, head_kv, block = work_item(problem)
+    first, _, end = query_blocks(problem, block)
+    mbarrier.expect(shared.kv_full, k_desc.block_type.nbytes + 2 * v_desc.block_type.nbytes)
+    copy_tile(k_desc, [batch, head_kv, block * TILE_N, 0], shared.kv_full, shared.k)
+    for g in gl.static_range(2):
+        copy_tile(v_desc, [batch, head_kv, block * TILE_N + g * KEYS, 0], shared.kv_full, shared.v.index(g))
+    rows = gl.arange(0, TILE_M, layout=gl.BlockedLayout([TILE_M // 32], [32], [1], [0]))
+    n = 0
+    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+        terms = problem.terms + (batch * problem.heads_q + head).to(gl.int64) * 2 * problem.padded
+        for step in range(end - first):
+            row = (end - 1 - step) * TILE_M
+            slot = n % STAGES
+            full = shared.full.index(slot)
+            mbarrier.wait(shared.empty.index(slot), n // STAGES & 1 ^ 1)
+            mbarrier.expect(full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes)
+            copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
+            copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
+            # The bulk copy engine would want a descriptor for these few numbers.
+            lse2 = gl.load(terms + row + rows)
+            delta = gl.load(terms + problem.padded + row + rows)
+            shared.terms.index(2 * slot).store(lse2)
+            shared.terms.index(2 * slot + 1).store(delta)
+            mbarrier.arrive(full, count=1)
+            n += 1
+
+
+# -- the warp that adds up dQ ------------------------------------------------------------------------------------------
+@gluon.jit
+def wait_for_turn(counter, turn):
+    """Until as many programs have added to a block of dQ as go before this one."""
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred early;
+            .reg .s32 count;
+        again:
+            ld.acquire.gpu.global.s32 count, [$1];
+            setp.lt.s32 early, count, $2;
+            @early bra again;
+            fence.proxy.async;
+            mov.s32 $0, count;
+        }
+        """, "=r,l,r", [counter, turn], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def pass_turn(counter):
+    """Wait until the tile is added, and let the next program add."""
+    # The tile and the counter are both changed in L2, and the first is when the wait returns: a release would only wait
+    # for this warp's loads and stores, of which there are none, and takes as long as the addition.
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred first;
+            .reg .u32 lane;
+            cp.async.bulk.wait_group 0;
+            mov.u32 lane, %laneid;
+            setp.eq.u32 first, lane, 0;
+            @first red.relaxed.gpu.global.add.s32 [$1], 1;
+            mov.u32 $0, lane;
+        }
+        """, "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_role(sums_desc, shared, problem):
+    """Adds tiles of dQ to their sums in global memory; a block's first program writes them."""
+    batch, head_kv, block = work_item(problem)
+    first, _, end = query_blocks(problem, block)
+    # What is there after the first step is no dQ yet.
+    wait_for_ds(shared, 0)
+    mbarrier.arrive(shared.dq_empty.index(0), count=1)
+    n = 1
+    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+        counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
+        for step in range(end - first):
+            m = end - 1 - step
+            wait_for_ds(shared, n)
+            wait_for_turn(counters + m, block)
+            if block == 0:
+                store_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+            else:
+                add_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+            pass_turn(counters + m)
+            mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
+            n += 1
+
+
+# -- the warpgroups that multiply --------------------------------------------------------------------------------------
+@gluon.jit
+def wait_for_ds(shared, n):
+    """Until dS of step n is there, of both warpgroups, and dQ of the step before."""
+    mbarrier.wait(shared.ds_full.index(n % STAGES), n // STAGES & 1)
+
+
+@gluon.jit
+def issue_scores(keys, queries):
+    """K Q^T or V dO^T, asynchronous."""
+    zero = gl.zeros([KEYS, 64], gl.float32, layout=accumulator(64))
+    return warpgroup_mma(keys, queries.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_sum(scores, queries, total):
+    """dV += P^T dO or dK += dS^T Q, asynchronous: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(HEAD_DIM), k_width=2)
+    return warpgroup_mma(gl.convert_layout(scores, operand), queries, total, is_async=True)
+
+
+@gluon.jit
+def issue_dq(g: gl.constexpr, shared, n):
+    """This warpgroup's rows of dQ = dS K of step n, asynchronous."""
+    ds = shared.ds.index(n % STAGES)
+    k = shared.k.reshape([TILE_N, HEAD_DIM])
+    zero = gl.zeros([64, 64], gl.float32, layout=accumulator(64))
+    return warpgroup_mma(ds.slice(g * 64, 64, dim=1).permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def term(shared, number, HALF: gl.constexpr):
+    """LSE or D of 64 queries."""
+    return shared.terms.index(number).slice(HALF * 64, 64).load(gl.SliceLayout(0, accumulator(64)))
+
+
+@gluon.jit
+def probabilities(problem, s, lse2, key, row, masked):
+    """P^T of 64 keys and 64 queries."""
+    p = gl.exp2(s * problem.scale_log2 - lse2[None, :])
+    if masked:
+        p = hide_keys(problem, p, key, row)
+    return p
+
+
+@gluon.jit
+def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, dk, dv):
+    """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
+    dtype: gl.constexpr = shared.k.dtype
+    slot = n % STAGES
+    q = shared.q.index(slot).reshape([TILE_M, HEAD_DIM])
+    dout = shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
+    k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
+    v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
+    ds_rows = shared.ds.index(n % STAGES).slice(g * KEYS, KEYS, dim=0)
+    mbarrier.wait(shared.full.index(slot), n // STAGES & 1)
+    # By halves of 64 queries: both at once would not leave registers for P while dV runs.
+    q_0, q_1 = q.slice(0, 64, dim=0), q.slice(64, 64, dim=0)
+    dout_0, dout_1 = dout.slice(0, 64, dim=0), dout.slice(64, 64, dim=0)
+    s_0 = issue_scores(k, q_0)
+    dp_0 = issue_scores(v, dout_0)
+    s_1 = issue_scores(k, q_1)
+    lse2 = term(shared, 2 * slot, 0)
+    s_0 = warpgroup_mma_wait(2, deps=[s_0])
+    p = probabilities(problem, s_0, lse2, key, row, masked)
+    dv = issue_sum(p.to(dtype), dout_0, dv)
+    delta = term(shared, 2 * slot + 1, 0)
+    dp_0 = warpgroup_mma_wait(2, deps=[dp_0])
+    ds = (p * (dp_0 - delta[None, :])).to(dtype)
+    ds_rows.slice(0, 64, dim=1).store(ds)
+    dk = issue_sum(ds, q_0, dk)
+    dp_1 = issue_scores(v, dout_1)
+    lse2 = term(shared, 2 * slot, 1)
+    dv, s_1 = warpgroup_mma_wait(2, deps=[dv, s_1])
+    p = probabilities(problem, s_1, lse2, key, row + 64, masked)
+    dv = issue_sum(p.to(dtype), dout_1, dv)
+    delta = term(shared, 2 * slot + 1, 1)
+    dk, dp_1 = warpgroup_mma_wait(1, deps=[dk, dp_1])
+    ds = (p * (dp_1 - delta[None, :])).to(dtype)
+    ds_rows.slice(64, 64, dim=1).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(n % STAGES), count=1)
+    wait_for_ds(shared, n)
+    dq = issue_dq(g, shared, n)
+    dk = issue_sum(ds, q_1, dk)
+    # Stores run under dK, which reads shared memory least.
+    dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
+    store_dq(g, shared, dq, n + 1)
+    dk = warpgroup_mma_wait(0, deps=[dk])
+    mbarrier.arrive(shared.empty.index(slot), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def store_dq(g: gl.constexpr, shared, dq, n):
+    """A warpgroup's part of a tile of dQ into shared memory, as number n; the next arrival at ds_full tells of it."""
+    mbarrier.wait(shared.dq_empty.index(n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
+    tile = shared.dq.index(n % DQ_SLOTS).reshape([TILE_M, HEAD_DIM])
+    tile.slice(g * 64, 64, dim=0).store(dq)
+
+
+@gluon.jit
+def store_sum(g: gl.constexpr, desc, shared, total, batch, head, key):
+    """dK or dV of a warpgroup, by way of its rows of V, which nobody else reads."""
+    rows = shared.v.index(g)
+    rows.reshape([KEYS, HEAD_DIM]).store(total.to(desc.dtype))
+    fence_async_shared()
+    store_tile(desc, [batch, head, key, 0], rows)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
+    """The products of KEYS keys with all queries of all heads that share them."""
+    batch, head_kv, block = work_item(problem)
+    first, whole, end = query_blocks(problem, block)
+    key = block * TILE_N + g * KEYS
+    dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    mbarrier.wait(shared.kv_full, 0)
+    m = end - 1
+    steps = problem.group * (end - first)
+    gl.assume(steps > 0)
+    # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
+    for n in range(steps):
+        dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, dk, dv)
+        m = gl.where(m == first, end - 1, m - 1)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(steps % STAGES), count=1)
+    store_sum(g, dv_desc, shared, dv, batch, head_kv, key)
+    store_sum(g, dk_desc, shared, dk * problem.scale, batch, head_kv, key)
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
+
+
+# Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
+# elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
+@triton.jit(do_not_specialize=range(6, 16))
+def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, stride_ob, stride_oh, stride_os, stride_db,
+              stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
+    """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
+
+    Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
+    """
+    blocks = padded // ROWS
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    rows = row + tl.arange(0, ROWS)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
+    dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
+    delta = tl.zeros([ROWS], tl.float32)
+    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 64, True).to(tl.float32)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 64, True).to(tl.float32)
+    delta += tl.sum(out * dout, 1)
+    lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
+    delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
+    empty = lse == float("-inf")
+    terms_ptr += batch_head * 2 * padded
+    tl.store(terms_ptr + rows, tl.where(empty, float("inf"), lse * LOG2E))
+    tl.store(terms_ptr + padded + rows, tl.where(empty, 0.0, delta))
+    if row % TILE_M == 0:
+        tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
+
+
+@gluon.jit(do_not_specialize=range(9, 16))
+def gradients(q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, terms, counters, seqlen_q, seqlen_k,
+              heads_q, group, key_blocks, heads, padded, scale_log2, scale):  # fmt: skip
+    """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
+    problem = Problem(terms, counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded, scale_log2, scale)
+    dtype: gl.constexpr = q_desc.dtype
+    q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
+    k = gl.allocate_shared_memory(dtype, k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [2] + v_desc.block_type.shape, v_desc.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, TILE_M], dtype)
+    ds = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, TILE_M], ds_layout)
+    dq = gl.allocate_shared_memory(gl.float32, [DQ_SLOTS] + sums_desc.block_type.shape, sums_desc.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    terms_there = gl.allocate_shared_memory(gl.float32, [2 * STAGES, TILE_M], plain)
+    full = barriers(STAGES, 2)
+    empty = barriers(STAGES, 2)
+    dq_empty = barriers(DQ_SLOTS, 1)
+    kv_full = barriers(1, 1).index(0)
+    ds_full = barriers(STAGES, 2)
+    shared = Shared(q, dout, k, v, ds, dq, terms_there, full, empty, dq_empty, kv_full, ds_full)
+    fence_async_shared()
+    gl.warp_specialize([
+        (product_role, (0, dk_desc, dv_desc, shared, problem)),
+        (product_role, (1, dk_desc, dv_desc, shared, problem)),
+        (load_role, (q_desc, dout_desc, k_desc, v_desc, shared, problem)),
+        (add_role, (sums_desc, shared, problem)),
+    ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+
+
+@triton.jit(do_not_specialize=range(3, 9))
+def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, scale_log2,
+             scale):  # fmt: skip
+    """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
+    blocks = padded // ROWS
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    sums = load_rows(sums_ptr + (batch_head * padded + row) * HEAD_DIM, HEAD_DIM // 8, ROWS, ROWS, HEAD_DIM, False)
+    added = tl.load(counters_ptr + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
+    dq = tl.where(added > 0, sums * scale, 0.0).to(dq_ptr.dtype.element_ty)
+    dq_ptr += (batch * stride_dqb + head * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
+    rows = tl.arange(0, ROWS)[:, None]
+    tl.store(dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :], dq, mask=row + rows < seqlen_q)
+
+
+def workspaces(terms):
+    """What launches need beside terms, (batch, heads_q, 2, rows): sums of dQ, and 4 bytes to each block of queries to count in."""
+    batch, heads_q, _, padded = terms.shape
+    sums = terms.new_empty((batch, heads_q, padded, HEAD_DIM.value))
+    return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value))
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, window_left, window_right):
+    """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
+    if (window_left, window_right) not in ((-1, -1), (-1, 0)):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    for name, x in tensors.items():
+        extents = keys if name[-1] in "kv" else rows
+        width = 64 if name[-1] in "qk" else 64
+        want = (*extents, width), dtype, q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    padded = triton.cdiv(seqlen_q, PADDED.value) * PADDED.value
+    dlse_or_any = lse if dlse is None else dlse
+    for name, x in (("lse", lse), ("dlse", dlse_or_any), ("terms", terms)):
+        want = (*rows[:2], 2, padded) if name == "terms" else rows
+        if (tuple(x.shape), str(x.dtype), x.device) != (want, "torch.float32", q.device) or not x.is_contiguous():
+            raise ValueError(
+                f"{name}: expected contiguous float32 {want}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    boxes = []
+    for x, count in ((q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, TILE_M), (dk, KEYS), (dv, KEYS)):
+        block = [1, 1, count.value, 64]
+        layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
+        boxes.append(TensorDescriptor.from_tensor(x, block, layout))
+    for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
+    key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv
+    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)
+    row_blocks = padded // ROWS.value * batch * heads_q
+    for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
+    return (
+        (row_terms, (row_blocks, 1, 1), for_rows),
+        (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),
+        (round_dq, (row_blocks, 1, 1), for_dq),
+    )
+
+
+def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+    """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
+
+    q, dq, out, dout: (batch, heads_q, seqlen_q, 64); k, v, dk, dv: (batch, heads_kv, seqlen_k, 64); all bf16 or all fp16, unit
+    last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
+    (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED), float32:
+    written here, allocated where it is None, as the sums of dQ are: 4 bytes for each element.
+    """
+    if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    if terms is None:
+        terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right)
+    for (kernel, grid, arguments), options in zip(launches, OPTIONS):
+        scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
+        kernel[grid](*arguments, *scales, **options)
+    if not launches:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()

@@ -1,0 +1,119 @@
+"""Whole backward passes on the GPU at hand, in turns: those that ship for it, further files, and PyTorch's own.
+
+    python tools/compare_backward.py OUT.csv [--shapes 64:none:1024,128:causal:16384] [--files FILE.py ...] [--seconds 300]
+
+Other processes compile every file before and check it on a small problem, as `sweep_backward.py` does; what is wrong there
+gets a row that says so.  Shapes are those of the FlashAttention papers: 16k tokens, hidden size 2048.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sweep_backward import ROUNDS, WARMUP, Clock, Shape, Table, check, load, parse_shapes, peers, problem
+
+DEFAULT = ",".join(f"{dim}:{mask}:{n}" for dim in (64, 128) for mask in ("none", "causal") for n in (1024, 4096, 16384))
+
+
+def shipped(shape: Shape) -> list[Path]:
+    """Every shipped backward pass that this device could run a shape with, best first."""
+    import torch
+
+    from tilecast.kernels import registry
+
+    wanted = torch.cuda.get_device_capability(), "bf16", shape.head_dim, shape.head_dim_v, shape.mask
+    fitting = [entry for entry in registry.shipped_backward() if entry.covers(*wanted) and entry.mask == shape.mask]
+    fitting.sort(key=lambda entry: -entry.preference)
+    return [registry.INDEX.parent / f"{entry.module}.py" for entry in fitting if entry.exact]
+
+
+def fits(path: Path, shape: Shape) -> bool:
+    """Whether a file was written for such problems."""
+    work = load(path).TILECAST["workload"]
+    return bool(
+        (work["head_dim_qk"], work["head_dim_v"], work["mask"]) == (shape.head_dim, shape.head_dim_v, shape.mask)
+    )
+
+
+def in_turns(runs: list[Callable[[], object]], evict: Any) -> list[list[float]]:
+    """Milliseconds of each, ascending: a round times all of them, and L2 is evicted before each."""
+    import torch
+
+    for run in runs:
+        for _ in range(WARMUP):
+            run()
+    events: list[list[tuple[Any, Any]]] = [[] for _ in runs]
+    for _ in range(ROUNDS):
+        for run, found in zip(runs, events, strict=True):
+            evict.zero_()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            found.append((begin, end))
+    torch.cuda.synchronize()
+    return [sorted(begin.elapsed_time(end) for begin, end in found) for found in events]
+
+
+def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Table, clock: Clock, evict: Any) -> None:
+    """All rows of one shape."""
+    from tilecast.kernels.launching import backward_launcher
+
+    tensors = problem(shape)
+    names, knobs, runs = [], [], []
+    for path in files:
+        module = load(path)
+        if wrong[path]:
+            table.add(shape, kernel=path.stem, knobs=module.TILECAST["variant"], note=wrong[path])
+            continue
+        names.append(path.stem)
+        knobs.append(module.TILECAST["variant"])
+        runs.append(partial(backward_launcher(module), *tensors, shape.head_dim**-0.5, *shape.window))
+    for name, run in peers(shape, tensors):
+        if name.startswith("sdpa"):
+            names.append(name)
+            knobs.append("")
+            runs.append(run)
+    begin = time.monotonic()
+    found = in_turns(runs, evict)
+    mhz = clock.between(begin, time.monotonic())
+    for name, text, times in sorted(zip(names, knobs, found, strict=True), key=lambda row: statistics.median(row[2])):
+        table.add(shape, kernel=name, knobs=text, times=times, flop=shape.flop, clock=mhz, note="whole, in turns")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", help="CSV to write")
+    parser.add_argument("--shapes", default=DEFAULT, help="head_dim[/head_dim_v]:mask:seqlen, several with commas")
+    parser.add_argument("--files", nargs="*", default=[], type=Path, help="further backward passes, where they fit")
+    parser.add_argument("--seconds", type=float, default=300, help="begin no shape after so many seconds")
+    options = parser.parse_args()
+    begin, shapes = time.monotonic(), parse_shapes(options.shapes)
+    files = {shape: [*shipped(shape), *(path for path in options.files if fits(path, shape))] for shape in shapes}
+    tasks = {path: (path, shape) for shape, paths in files.items() for path in paths}
+    with multiprocessing.get_context("spawn").Pool(min(14, len(tasks))) as pool:
+        wrong = dict(zip(tasks, pool.map(check, tasks.values(), chunksize=1), strict=True))
+    print(f"{len(tasks)} files checked after {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    import torch
+
+    clock, table = Clock(), Table(options.out)
+    evict = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
+    for shape in shapes:
+        if time.monotonic() - begin > options.seconds:
+            print(f"out of time before {shape}", file=sys.stderr)
+            break
+        compare(shape, files[shape], wrong, table, clock, evict)
+        torch.cuda.empty_cache()
+    clock.close()
+
+
+if __name__ == "__main__":
+    main()
