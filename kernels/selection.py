@@ -108,7 +108,7 @@ def find_kernels(q: Any, k: Any, v: Any, mask: str, direction: str = "fwd") -> K
     assert not isinstance(capability, str)
     try:
         found = tuple(
-            (e.seqlen_q_min, e.seqlen_q_max, _on_device(registry.launcher(e), device), e.mask == "window")
+            (e.seqlen_q_min, e.seqlen_q_max, on_device(registry.launcher(e), device), e.mask == "window")
             for e in registry.candidates(
                 capability, DTYPE_NAMES[dtype], head_dim, head_dim_v, mask, _entries(direction)
             )
@@ -123,7 +123,7 @@ def find_kernels(q: Any, k: Any, v: Any, mask: str, direction: str = "fwd") -> K
     return found
 
 
-def _on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
+def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
     """Triton launches on the current device; on a machine with several, make that the tensors' own."""
     if device < 0 or torch.cuda.device_count() < 2:
         return launch

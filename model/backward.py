@@ -7,10 +7,10 @@ ranks, forecasts or sweeps sees them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-from tilecast.base.words import nearest
+from tilecast.model.kernel.knobs import parse_knobs
 from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.variants import fa2_backward, fa3_backward
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
@@ -68,26 +68,12 @@ def parse_backward(text: str, base: V) -> V:
 
     Raises VariantError with the nearest names for an unknown family, knob or value.
     """
-    head, colon, rest = text.partition(":")
-    if colon and "=" not in head:
-        text = f"family={head.strip()}" + (f",{rest}" if rest.strip() else "")
-    knobs = [f.name for f in fields(base) if f.name != "family"]
-    changes: dict[str, object] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        key = key.replace("-", "_")
-        if not equals or not value:
-            raise VariantError(f"--variant: expected knob=value, got '{part}'")
-        if key == "family":
-            if find_backward(value).name != base.family:
-                raise VariantError(f"--variant: expected a variant of family {base.family}, got family '{value}'")
-            continue
-        if key not in knobs:
-            raise VariantError(f"--variant: family {base.family} has no knob '{key}'{nearest(key, knobs)}")
-        if key in changes:
-            raise VariantError(f"--variant: knob '{key}' is given twice")
-        changes[key] = _value(key, value, getattr(base, key))
-    return replace(base, **changes)  # type: ignore[arg-type]
+
+    def check_family(name: str) -> None:
+        if find_backward(name).name != base.family:
+            raise VariantError(f"--variant: expected a variant of family {base.family}, got family '{name}'")
+
+    return parse_knobs(text, base, check_family, _value)
 
 
 def named_in(text: str) -> BackwardFamily | None:
