@@ -16,12 +16,14 @@ from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
+from tilecast.codegen.serving import generate_serving
 from tilecast.model.backward import find_backward, parse_backward
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
+from tilecast.model.serving import TRITON_SERVING, parse_serving
 
 LIST = Path(__file__).with_name("shipped.toml")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -67,11 +69,18 @@ def read_backward_list(path: Path = LIST) -> tuple[Shipped, ...]:
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["backward"])
 
 
+def read_serving_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The serving kernels of the list, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["serving"])
+
+
 def _shipped(row: dict[str, object]) -> Shipped:
     dim, dim_v = int(str(row["head_dim_qk"])), int(str(row["head_dim_v"]))
     length, mask = int(str(row["seqlen"])), str(row["mask"])
     heads = _HIDDEN // dim if _HIDDEN % dim == 0 else 16
-    work = Workload(max(1, _TOKENS // length), heads, heads, length, length, dim, dim_v, mask,
+    # Serving kernels are for groups of 4 query heads, `queries` of them a sequence.
+    queries, group = (int(str(row["queries"])), 4) if "queries" in row else (length, 1)
+    work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
                     _WINDOW if mask == "window" else None)  # fmt: skip
     facts = {key: row[key] for key in _REGISTRY if key in row}
     return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts)
@@ -105,9 +114,21 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
             {"module": kernel.module, "family": kernel.family, "pass": "bwd", "dtypes": ["bf16", "fp16"], **kernel.facts}
         )  # fmt: skip
         backward.append(f"| `{kernel.module}.py` | {_purpose(kernel)} | {_devices(kernel)} | `{kernel.variant}` |")
+    serving = []
+    for kernel in read_serving_list():
+        given_serving = parse_serving(kernel.variant, TRITON_SERVING.variant())
+        made_serving = generate_serving(kernel.workload, load_machine(kernel.machine), given_serving, version)
+        yield Path("generated") / f"{kernel.module}.py", made_serving.source
+        facts = {**kernel.facts, "mask": "window"}
+        index.append(
+            {"module": kernel.module, "family": kernel.family, "pass": "serve", "dtypes": ["bf16", "fp16"], **facts}
+        )
+        serving.append(
+            f"| `{kernel.module}.py` | {_purpose_of_rows(kernel)} | {_devices(kernel)} | `{kernel.variant}` |"
+        )
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
-    yield Path("README.md"), _page(lines, backward)
+    yield Path("README.md"), _page(lines, backward, serving)
 
 
 def _measured() -> dict[str, dict[str, str]]:
@@ -136,6 +157,13 @@ def _purpose(kernel: Shipped) -> str:
     return f"head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
 
 
+def _purpose_of_rows(kernel: Shipped) -> str:
+    """Which sequences a serving kernel takes."""
+    work, low, high = kernel.workload, kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
+    dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
+    return f"head_dim {dims}, " + (f"from {low} rows" if low else f"up to {high} rows")
+
+
 def _devices(kernel: Shipped) -> str:
     """Compute capabilities that a kernel serves."""
     capability = kernel.facts["capability"]
@@ -150,8 +178,8 @@ def _needs(kernel: Shipped) -> str:
     return f"; Triton {'.'.join(map(str, least))} or newer" if isinstance(least, list) else ""
 
 
-def _page(lines: list[str], backward: list[str]) -> str:
-    rows, gradients = "\n".join(lines), "\n".join(backward)
+def _page(lines: list[str], backward: list[str], serving: list[str]) -> str:
+    rows, gradients, steps = "\n".join(lines), "\n".join(backward), "\n".join(serving)
     return f"""# Kernels that ship
 
 Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
@@ -190,6 +218,17 @@ element of dq, which it sums in float32.  Nothing forecasts them yet ([docs/trai
 | file | for | compute capability | variant |
 |---|---|---|---|
 {gradients}
+
+## Kernels to serve with
+
+`triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
+`tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
+mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split with
+a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.
+
+| file | for | compute capability | variant |
+|---|---|---|---|
+{steps}
 """
 
 

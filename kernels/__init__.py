@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "attention": "tilecast.kernels.operator",
+    "attention_kvcache": "tilecast.kernels.serving.calls",
+    "attention_varlen": "tilecast.kernels.serving.calls",
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
     "register_flash_attention": "tilecast.kernels.pytorch",
 }
-__all__ = ["AttentionError", "UnsupportedError", "attention", "register_flash_attention"]
+__all__ = [
+    "AttentionError", "UnsupportedError", "attention", "attention_kvcache", "attention_varlen", "register_flash_attention",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
+    from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen
 
 
 def _without_torch(*_: Any, **__: Any) -> Any:

@@ -11,7 +11,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
-     "pass": "bwd",                       optional, "fwd": whether it computes attention or its gradients
+     "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
@@ -19,7 +19,8 @@ A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch
 with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a shape; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
 float32 (batch, heads_q, seqlen_q) or None.  A backward module provides ``launch(q, k, v, out, lse, dout, dq, dk, dv, scale,
 window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`), and ``workspaces(terms)`` where it
-needs more.
+needs more.  A serving module provides ``launch``, ``plan`` and
+``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
 facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.
@@ -49,7 +50,7 @@ NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
 _OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "forecast")
-PASSES = ("fwd", "bwd")
+PASSES = ("fwd", "bwd", "serve")
 #: Names a family whose kernels go first.
 FAMILY_VARIABLE = "TILECAST_FAMILY"
 
@@ -74,7 +75,7 @@ class Entry:
     seqlen_q_max: int
     preference: int
     triton_min: tuple[int, int] = (0, 0)
-    #: "bwd" for gradients.
+    #: "bwd" for gradients, "serve" for packed and paged batches.
     direction: str = "fwd"
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
@@ -173,6 +174,11 @@ def shipped() -> tuple[Entry, ...]:
 def shipped_backward() -> tuple[Entry, ...]:
     """The same of backward passes."""
     return _of_pass("bwd")
+
+
+def shipped_serving() -> tuple[Entry, ...]:
+    """The same of kernels to serve with."""
+    return _of_pass("serve")
 
 
 @functools.cache

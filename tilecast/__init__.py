@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "attention": "tilecast.kernels",
+    "attention_kvcache": "tilecast.kernels",
+    "attention_varlen": "tilecast.kernels",
     "AttentionError": "tilecast.kernels",
     "UnsupportedError": "tilecast.kernels",
     "register_flash_attention": "tilecast.kernels",
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from tilecast.kernels.errors import AttentionError, UnsupportedError
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
+    from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.families import parse_variant
     from tilecast.model.forecast.predict import Prediction, predict

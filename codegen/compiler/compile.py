@@ -20,6 +20,8 @@ from typing import Any
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
 _DTYPE_NAMES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+#: Tokens of a page that serving kernels are compiled for.
+_PAGE = 16
 _serial = itertools.count()
 
 
@@ -221,13 +223,18 @@ def compile_kernels(
         raise CompileError(f"{path}: written for {', '.join(needs)}, not for {target}: pick one of those with --arch")
     capability, sms = TARGETS[target]
     work = header["workload"] if shape is None else shape
-    tensors = _tensors(work, header.get("pass", "fwd"), _DTYPE_NAMES[dtype], capability, with_lse)
+    direction = header.get("pass", "fwd")
     found: list[Any] = []
     left, right = work["window"] or (-1, -1)
+    if direction == "serve":
+        arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms)
+    else:
+        tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
+        arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
     # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
     with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:
-            module.launch(*tensors, work["head_dim_qk"] ** -0.5, left, right)
+            module.launch(*arguments, **options)
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
     return tuple(
@@ -260,3 +267,23 @@ def _tensors(
     if direction == "bwd":
         return q, k, v, out, lse, out, q, k, v
     return q, k, v, out, lse if with_lse else None
+
+
+def _serving(work: Mapping[str, Any], dtype: str, capability: int, sms: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and options of ``launch`` of a serving kernel: queries packed, keys in the smallest pages."""
+    batch, heads_kv, rows, keys = work["batch"], work["heads_kv"], work["seqlen_q"], work["seqlen_k"]
+
+    def tensor(*shape: int) -> _Shape:
+        return _Shape(shape, dtype, 2, capability)
+
+    def whole(*shape: int) -> _Shape:
+        return _Shape(shape, "torch.int32", 4, capability)
+
+    q, out = (tensor(batch * rows, work["heads_q"], work[name]) for name in ("head_dim_qk", "head_dim_v"))
+    lse = _Shape((work["heads_q"], batch * rows), "torch.float32", 4, capability)
+    lists = {"cu_seqlens_q": whole(batch + 1), "seqused_k": whole(batch), "block_table": whole(batch, keys // _PAGE)}
+    k, v = (tensor(batch * keys // _PAGE, _PAGE, heads_kv, work[name]) for name in ("head_dim_qk", "head_dim_v"))
+    scratch = [_Shape((1,), kind, 4, capability) for kind in ("torch.float32", "torch.float32", "torch.int32")]
+    return (q, k, v, out, lse, work["head_dim_qk"] ** -0.5), {
+        **lists, "max_seqlen_q": rows, "max_seqlen_k": keys, "work": scratch, "sms": sms,
+    }  # fmt: skip

@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tilecast.codegen.ship import KERNELS, Shipped, read_backward_list, read_list
+from tilecast.codegen.ship import KERNELS, Shipped, read_backward_list, read_list, read_serving_list
 from tilecast.model.kernel.header import without_header
 
 OLD = Path(sys.prefix) / "triton-3.6"
 RECORD = Path(__file__).parents[1] / "golden" / "shipped_compile.csv"
-SHIPPED = {kernel.module: kernel for kernel in (*read_list(), *read_backward_list())}
+SHIPPED = {kernel.module: kernel for kernel in (*read_list(), *read_backward_list(), *read_serving_list())}
 #: A kernel's registry capability (or minimum) as targets of the compiler.
 TARGET = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 NEWEST, OLDEST = "newest", "3.6"
@@ -35,8 +35,8 @@ from tilecast.codegen.compiler.flow import steady_loops
 from tilecast.codegen.compiler.profile import profile_code
 from tilecast.codegen.compiler.sass import compile_and_read, resources
 from tilecast.model.kernel.header import header_workload
-def backward(path, target):
-    # A file of several kernels: the most that one of them takes, and what all of them multiply with.
+def portable(path, target):
+    # A file of several kernels, or of one that nothing simulates: the most that one of them takes, and what all of them multiply with.
     found = compile_kernels(path, target)
     used = [resources(kernel.cubin) for kernel in found]
     matrix = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if any(name in kernel.ptx for kernel in found)]
@@ -47,8 +47,8 @@ def backward(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") == "bwd":
-            print(json.dumps(backward(path, target)), flush=True)
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve"):
+            print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)
         done, used = code.compiled, code.resources

@@ -41,7 +41,11 @@ def generate(
     ] = False,
     top: Annotated[int, typer.Option("--top", min=1, help="How many variants --list shows.")] = 20,
     direction: Annotated[
-        str, typer.Option("--pass", help="fwd, or bwd: the gradients of q, k and v, in plain Triton.")
+        str,
+        typer.Option(
+            "--pass",
+            help="fwd; bwd: gradients of q, k, v; serve: paged and packed batches. The last two in plain Triton.",
+        ),
     ] = "fwd",
     as_json: AsJson = False,
 ) -> None:
@@ -53,14 +57,16 @@ def generate(
     from tilecast.codegen.generate import generate as write
     from tilecast.model.families import find_family
 
-    if direction not in ("fwd", "bwd"):
-        raise typer.BadParameter(f"expected fwd or bwd, got '{direction}'", param_hint="'--pass'")
+    if direction not in ("fwd", "bwd", "serve"):
+        raise typer.BadParameter(f"expected fwd, bwd or serve, got '{direction}'", param_hint="'--pass'")
     if output is not None:
         check_writable(output)
-    if direction == "bwd":
+    if direction != "fwd":
         if list_variants:
-            raise OutputError("--list orders variants by forecast, and backward passes have none yet: drop --list")
-        _generate_backward(work, machine, kernel, output, as_json)
+            raise OutputError(
+                f"--list orders variants by forecast, and {_UNRANKED[direction]} have none yet: drop --list"
+            )
+        _generate_unranked(direction, work, machine, kernel, output, as_json)
         return
     name, variant = kernel.on(machine)
     if list_variants:
@@ -88,11 +94,34 @@ def generate(
     show(text, {**made.header, "file": output}, as_json)
 
 
-def _generate_backward(work: Workload, machine: Machine, kernel: Kernel, output: str | None, as_json: bool) -> None:
-    """Write a backward pass: the variant given, or the one to start from."""
+#: What kernels of the passes without a forecast are called.
+_UNRANKED = {"bwd": "backward passes", "serve": "serving kernels"}
+
+
+def _generate_unranked(
+    direction: str, work: Workload, machine: Machine, kernel: Kernel, output: str | None, as_json: bool
+) -> None:
+    """Write a backward pass ("bwd") or a serving kernel ("serve"): the variant given, or the one to start from."""
     from tilecast import __version__
     from tilecast.base.files import write_text_atomically
     from tilecast.cli.tables import show
+
+    made, targets = (_backward if direction == "bwd" else _serving)(work, machine, kernel, __version__)
+    if output is None:
+        show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
+        return
+    write_text_atomically(output, made.source)
+    what = {"bwd": "backward pass of", "serve": "serving kernel for"}[direction]
+    text = (
+        f"{output}: {what} {work.label()} for {machine.name}\n"
+        f"  variant   {made.header['variant']}\n"
+        f"  targets   {', '.join(targets)}; no forecast: {_UNRANKED[direction]} have none yet"
+    )
+    show(text, {**made.header, "file": output}, as_json)
+
+
+def _backward(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
+    """A generated backward pass, and its targets."""
     from tilecast.codegen.backward import generate_backward, targets
     from tilecast.model.backward import TRITON_BACKWARD, find_backward, named_in, parse_backward
 
@@ -101,17 +130,21 @@ def _generate_backward(work: Workload, machine: Machine, kernel: Kernel, output:
     variant = family.chosen(work, machine)
     if kernel.variant is not None:
         variant = parse_backward(kernel.variant, variant)
-    made = generate_backward(work, machine, variant, __version__)
-    if output is None:
-        show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
-        return
-    write_text_atomically(output, made.source)
-    text = (
-        f"{output}: backward pass of {work.label()} for {machine.name}\n"
-        f"  variant   {made.header['variant']}\n"
-        f"  targets   {', '.join(targets(made.variant))}; no forecast: backward passes have none yet"
-    )
-    show(text, {**made.header, "file": output}, as_json)
+    made = generate_backward(work, machine, variant, version)
+    return made, targets(made.variant)
+
+
+def _serving(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
+    """A generated serving kernel, and its targets."""
+    from tilecast.codegen.serving import TARGETS, generate_serving
+    from tilecast.model.serving import TRITON_SERVING, check_family, parse_serving
+
+    if kernel.family is not None:
+        check_family(kernel.family)
+    variant = None
+    if kernel.variant is not None:
+        variant = parse_serving(kernel.variant, TRITON_SERVING.chosen(work, machine))
+    return generate_serving(work, machine, variant, version), TARGETS
 
 
 def _list_variants(work: Workload, machine: Machine, name: str, clock: Clock, top: int, as_json: bool) -> None:

@@ -143,7 +143,7 @@ def test_shipped_files_are_what_the_generator_writes() -> None:
 
 
 def test_headers_read_back_without_importing() -> None:
-    for kernel in (*ship.read_list(), *ship.read_backward_list()):
+    for kernel in (*ship.read_list(), *ship.read_backward_list(), *ship.read_serving_list()):
         path = ship.KERNELS / "generated" / f"{kernel.module}.py"
         text = path.read_text(encoding="utf-8")
         header = read_header(text, path)
@@ -156,8 +156,9 @@ def test_headers_read_back_without_importing() -> None:
 
 def test_the_index_has_the_forecasts() -> None:
     rows = json.loads((ship.KERNELS / "generated" / "index.json").read_text(encoding="utf-8"))
-    forward = [row for row in rows if row.get("pass") != "bwd"]
-    assert [row["module"] for row in rows[len(forward) :]] == [kernel.module for kernel in ship.read_backward_list()]
+    forward = [row for row in rows if "pass" not in row]
+    others = (*ship.read_backward_list(), *ship.read_serving_list())
+    assert [row["module"] for row in rows[len(forward) :]] == [kernel.module for kernel in others]
     for row, kernel in zip(forward, ship.read_list(), strict=True):
         assert row["forecast"]["workload"] == kernel.workload.label()
         assert row["forecast"]["tflops"] > 0

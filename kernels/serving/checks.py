@@ -1,0 +1,141 @@
+"""What a serving call may not be: one sentence each, from shapes and dtypes alone, before anything is launched.
+
+`check_values` looks at numbers on the device as well, which waits for it: only where the caller asks with ``check=True``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tilecast.kernels.errors import AttentionError, UnsupportedError
+
+PAGES = (16, 32, 64, 128, 256)
+#: Keys of a sequence that the kernels count to.
+MOST_KEYS = 1 << 29
+
+
+def check_tensors(q: Any, k: Any, v: Any, queries: str, keys: str) -> None:
+    """AttentionError unless q (``queries`` names its dimensions), k and v (``keys``) fit together."""
+    for name, tensor, dims in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
+        shape = getattr(tensor, "shape", None)
+        if shape is None or not hasattr(tensor, "dtype"):
+            raise AttentionError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
+        if len(shape) != dims.count(",") + 1:
+            raise AttentionError(f"{name}: expected dimensions ({dims}), got {len(shape)}: {tuple(shape)}")
+        if tensor.dtype != q.dtype:
+            raise AttentionError(f"{name}: expected dtype {q.dtype} as q has, got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise AttentionError(f"{name}: expected device {q.device} as q has, got {tensor.device}")
+    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise AttentionError(f"v: expected ({keys}) = {(*k.shape[:-1], 'head_dim_v')} as k has, got {tuple(v.shape)}")
+    if k.shape[-1] != q.shape[-1]:
+        raise AttentionError(f"k: expected head_dim {q.shape[-1]} as q has, got {k.shape[-1]}")
+    heads_q, heads_kv = q.shape[-2], k.shape[-2]
+    if heads_kv == 0 or heads_q % heads_kv:
+        raise AttentionError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        strides = tensor.stride()
+        if strides[-1] != 1 or any(n % 8 for n in strides[:-1]):
+            # Caches are not copied behind anybody's back.
+            raise AttentionError(
+                f"{name}: expected a last stride of 1 and other strides in multiples of 8, got {strides}; "
+                "store it contiguous"
+            )
+
+
+def check_list(name: str, given: Any, shape: tuple[int | None, ...], device: Any, dtype: str = "torch.int32") -> None:
+    """AttentionError unless ``given`` is a contiguous int32 tensor of ``shape``, None for any extent, on ``device``."""
+    if not hasattr(given, "dtype") or not hasattr(given, "shape"):
+        raise AttentionError(f"{name}: expected a tensor of {dtype}, got {type(given).__name__}")
+    if str(given.dtype) != dtype:
+        raise AttentionError(f"{name}: expected dtype {dtype}, got {given.dtype}")
+    if given.device != device:
+        raise AttentionError(f"{name}: expected device {device} as q has, got {given.device}")
+    want = ", ".join("any" if n is None else str(n) for n in shape)
+    if len(given.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, given.shape, strict=True)):
+        raise AttentionError(f"{name}: expected shape ({want}), got {tuple(given.shape)}")
+    if given.stride(-1) != 1 and given.shape[-1] > 1:
+        raise AttentionError(f"{name}: expected a last stride of 1, got strides {given.stride()}")
+
+
+def check_page(size: int) -> None:
+    """UnsupportedError unless there are kernels for pages of ``size`` tokens."""
+    if size not in PAGES:
+        raise UnsupportedError(f"k_cache: expected pages of {', '.join(map(str, PAGES))} tokens, got {size}")
+
+
+def check_length(name: str, value: Any, most: int) -> int:
+    """A whole number of 1 to ``most``; AttentionError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise AttentionError(f"{name}: expected a whole number of 1 to {most}, got {value!r}")
+    return value
+
+
+def check_softcap(value: Any) -> float:
+    """The softcap as a float, 0 for none."""
+    try:
+        cap = float(value)
+    except (TypeError, ValueError):
+        raise AttentionError(f"softcap: expected a number, 0 for none, got {value!r}") from None
+    if not 0.0 <= cap < 1e30:
+        raise AttentionError(f"softcap: expected a number of at least 0, got {value!r}")
+    return cap
+
+
+def check_no_gradients(*tensors: Any) -> None:
+    """UnsupportedError where autograd will ask for gradients."""
+    import torch
+
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(
+            "q, k, v: expected tensors without gradients, got requires_grad: serving kernels have no backward pass; use "
+            "torch.no_grad(), or tilecast.attention"
+        )
+
+
+# --- numbers on the device ----------------------------------------------------------------------------------------
+
+
+def check_values(lists: tuple[Any, ...], k: Any, seqlen_q: int, seqlen_k: int, total_q: int | None) -> None:
+    """AttentionError for numbers on the device that make no sense; waits for the device."""
+    cu_q, cu_k, used, table, slots, _ = lists
+    if cu_q is not None:
+        _check_starts("cu_seqlens_q", cu_q, total_q, seqlen_q, "max_seqlen_q")
+    if cu_k is not None:
+        _check_starts("cu_seqlens_k", cu_k, k.shape[0], seqlen_k, "max_seqlen_k")
+    lengths = [] if used is None else used.tolist()
+    for number, length in enumerate(lengths):
+        if not 0 <= length <= seqlen_k:
+            raise AttentionError(f"cache_seqlens: expected 0 to {seqlen_k} keys, got {length} for sequence {number}")
+    if slots is not None:
+        for number, slot in enumerate(slots.tolist()):
+            if not 0 <= slot < k.shape[0]:
+                raise AttentionError(
+                    f"cache_batch_idx: expected 0 to {k.shape[0] - 1}, got {slot} for sequence {number}"
+                )
+    if table is not None:
+        for number, (length, pages) in enumerate(zip(lengths, table.tolist(), strict=True)):
+            for place, page in enumerate(pages[: -(-length // k.shape[1])]):
+                if not 0 <= page < k.shape[0]:
+                    raise AttentionError(
+                        f"block_table: expected pages 0 to {k.shape[0] - 1}, got {page} for sequence {number}, entry {place}"
+                    )
+
+
+def _check_starts(name: str, starts: Any, total: int | None, longest: int, limit: str) -> None:
+    """AttentionError unless ``starts`` rises from 0 to at most ``total`` in steps of at most ``longest``."""
+    values = starts.tolist()
+    if values[0] != 0:
+        raise AttentionError(f"{name}: expected 0 first, got {values[0]}")
+    for number, (first, last) in enumerate(itertools.pairwise(values)):
+        if last < first:
+            raise AttentionError(
+                f"{name}: expected numbers that do not fall, got {first} and then {last} (sequence {number})"
+            )
+        if last - first > longest:
+            raise AttentionError(
+                f"{name}: expected at most {limit} = {longest} in a sequence, got {last - first} (sequence {number})"
+            )
+    if total is not None and values[-1] > total:
+        raise AttentionError(f"{name}: expected at most the {total} rows there are, got {values[-1]}")

@@ -1,0 +1,120 @@
+"""Launches of serving kernels that cost little on the host and never wait for the device.
+
+What a launch works out for a shape is kept, as `tilecast.kernels.launching` does for the other kernels.  Lengths stay on the
+device: programs find their work themselves, so that a captured launch is right for whatever lengths are there on replay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilecast.kernels.launching import MOST_PLANS
+
+#: Counters that a device gets at a time.
+_COUNTERS = 1 << 18
+_capturing = torch.cuda.is_current_stream_capturing
+
+
+class Counters:
+    """Counters of arrivals: zero before a launch, which leaves them so.
+
+    Launches that may overlap need counters of their own: there are some for every stream, and a launch that is captured
+    into a graph, which may be replayed on any stream, keeps its own for good.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._of_stream: dict[int, Any] = {}
+        self._stock: Any = None
+        self._taken = 0
+
+    def get(self, count: int) -> Any:
+        """``count`` zeros, int32."""
+        if self._device.type != "cuda":
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
+        if _capturing():
+            return self._own(count)
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        found = self._of_stream.get(stream)
+        if found is None or found.numel() < count:
+            found = torch.zeros(max(count, 4096), dtype=torch.int32, device=self._device)
+            self._of_stream[stream] = found
+        if self._stock is None or self._taken > _COUNTERS // 2:
+            # For captures to come, which cannot make any that are zero for free.
+            self._stock, self._taken = torch.zeros(_COUNTERS, dtype=torch.int32, device=self._device), 0
+            torch.cuda.current_stream(self._device).synchronize()
+        return found
+
+    def _own(self, count: int) -> Any:
+        if self._stock is None or self._taken + count > _COUNTERS:
+            # Zeroed by the graph on every replay.
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
+        found = self._stock[self._taken : self._taken + count]
+        self._taken += -(-count // 4) * 4  # 16 bytes: the compiled code may count on it
+        return found
+
+
+class Launcher:
+    """``launch`` of a generated serving kernel on one device, with a memory for shapes.
+
+    ``module`` is the file as a module, ``rows`` (fewest, most) those of the sequences that it takes.
+    """
+
+    def __init__(self, module: Any, rows: tuple[int, int], device: Any, counters: Counters) -> None:
+        self._module, self._rows, self._device, self._counters = module, rows, device, counters
+        self._plans: dict[Any, Any] = {}
+        self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
+        seqlen_q: int, seqlen_k: int, window: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """Write ``out`` and ``lse`` (None: not asked for), both contiguous, of the sequences with as many rows as the kernel is for.
+
+        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks.
+        """
+        tensors = (q, k, v, out, lse, *lists)
+        # All that compiled code, its arguments and the checks depend on, but addresses and scales; out and lse follow q.
+        key = (
+            q.dtype, q.shape, q.stride(), q.data_ptr() & 15, k.shape, k.stride(), k.data_ptr() & 15,
+            v.shape, v.stride(), v.data_ptr() & 15, lse is None,
+            *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
+            softcap != 0.0, seqlen_q, seqlen_k, window,
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(tensors, softcap, seqlen_q, seqlen_k, window)
+        start, sizes, numbers, flags = plan
+        partials = torch.empty(sizes[0] + sizes[1], dtype=torch.float32, device=self._device)
+        start(
+            *_in_order(tensors), partials, partials[sizes[0] :], self._counters.get(sizes[2]), *numbers,
+            *self._module.scales(scale, softcap), *flags,
+        )  # fmt: skip
+
+    def _plan(
+        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """(compiled kernel on its grid, sizes of its scratch, its numbers, its flags) of a shape."""
+        module, (q, k, v, out, lse, *lists) = self._module, tensors
+        batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
+        heads_kv = k.shape[-2]
+        partials, sums, counters = module.scratch(batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k)
+        partials = -(-partials // 4) * 4  # what follows in the same memory begins at 16 bytes
+        made = torch.empty(partials + sums, dtype=torch.float32, device=self._device)
+        work = (made, made[partials:], torch.empty(counters, dtype=torch.int32, device=self._device))
+        grid, arguments, page = module.plan(
+            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, self._rows, work, self._sms
+        )
+        flags = (page, softcap != 0.0)
+        # An interpreter compiles nothing.
+        kernel = module.attention.warmup(*arguments, 1.0, 1.0, *flags, grid=grid, **module.OPTIONS) or module.attention
+        return kernel[grid], (partials, sums, counters), arguments[len(tensors) + len(work) :], flags
+
+
+def _in_order(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors in the order of the kernel's arguments: sinks stand before the lists."""
+    return (*tensors[:5], tensors[10], *tensors[5:10])

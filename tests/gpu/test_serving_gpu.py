@@ -1,0 +1,198 @@
+"""`attention_kvcache` and `attention_varlen` on a GPU: against float64, bits alone and in a batch, graphs, compile, refusals."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from support.serving import Problem, error_of, make, parted
+
+import tilecast
+from tilecast import AttentionError
+
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+STEP = ((1, 5), (1, 700), (4, 1300), (1, 0), (2, 64), (1, 5000))
+CHUNKS = ((1, 5), (33, 700), (400, 1300), (70, 30), (200, 2500), (1, 4000), (8, 3000))
+
+
+def call(problem, made, **options):
+    """(out, lse) of the public call that takes the layout of the problem."""
+    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+    shared = {
+        "window": problem.window,
+        "softcap": problem.softcap,
+        "sinks": made.sinks,
+        "scale": problem.scale,
+        "return_lse": True,
+    }
+    lists = made.lists
+    if problem.layout == "packed":
+        return tilecast.attention_varlen(
+            made.q, made.k, made.v, lists["cu_seqlens_q"], lists["cu_seqlens_k"], most_q, most_k, **shared, **options
+        )
+    if problem.packed_q:
+        options |= {"cu_seqlens_q": lists["cu_seqlens_q"], "max_seqlen_q": most_q}
+    return tilecast.attention_kvcache(
+        made.q,
+        made.k,
+        made.v,
+        lists["seqused_k"],
+        lists.get("block_table"),
+        lists.get("cache_batch_idx"),
+        **shared,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [STEP, CHUNKS], ids=["step", "chunks"])
+@pytest.mark.parametrize("layout", ["packed", "cache", "paged"])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_is_attention(dims, layout, lengths, dtype) -> None:
+    problem = Problem(lengths, dims=dims, layout=layout, dtype=dtype, heads=(8, 2), page=64 if dims[0] == 128 else 16)
+    made = make(problem, "cuda")
+    assert error_of(problem, made, *call(problem, made, check=True)) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems(seed) -> None:
+    draw = random.Random(seed)
+    heads_kv = draw.choice([1, 2, 4])
+    problem = Problem(
+        tuple((draw.choice([1, 1, 1, 2, 4, 8, 100]), draw.randrange(0, 3000)) for _ in range(draw.randrange(1, 9))),
+        heads=(heads_kv * draw.choice([1, 2, 3, 4, 8]), heads_kv), dims=draw.choice(DIMS),
+        layout=draw.choice(["packed", "cache", "paged"]), page=draw.choice([16, 32, 64, 128, 256]),
+        window=draw.choice([(-1, 0), (-1, -1), (100, 0), (1000, 20)]), softcap=draw.choice([0.0, 0.0, 20.0]),
+        sinks=draw.random() < 0.3, dtype=draw.choice(["float16", "bfloat16"]), seed=seed,
+    )  # fmt: skip
+    made = make(problem, "cuda")
+    assert error_of(problem, made, *call(problem, made)) <= 1.0
+
+
+def test_same_bits_alone_in_a_batch_and_again() -> None:
+    """Random batches out of one pool of pages: a sequence's bits depend on nobody else."""
+    everyone = Problem(
+        tuple((queries, keys) for queries in (1, 4, 40) for keys in (3, 400, 513, 2000, 9000)), dims=(128, 128), heads=(8, 2), dtype="bfloat16"
+    )  # fmt: skip
+    made = make(everyone, "cuda")
+    table, used = made.lists["block_table"], made.lists["seqused_k"]
+    starts = made.lists["cu_seqlens_q"].tolist()
+    first: dict[int, torch.Tensor] = {}
+    draw = random.Random(0)
+    for batch in [[number] for number in range(len(starts) - 1)] + [
+        [draw.randrange(len(starts) - 1) for _ in range(draw.randrange(1, 40))] for _ in range(200)
+    ]:
+        counts = [starts[n + 1] - starts[n] for n in batch]
+        cu = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+        out = tilecast.attention_kvcache(
+            torch.cat([made.q[starts[n] : starts[n + 1]] for n in batch]), made.k, made.v, used[batch], table[batch],
+            cu_seqlens_q=cu, max_seqlen_q=max(counts), causal=True,
+        )  # fmt: skip
+        for number, got in zip(batch, out.split(counts), strict=True):
+            bits = got.view(torch.int16)
+            assert torch.equal(first.setdefault(number, bits.clone()), bits)
+
+
+def test_a_graph_follows_the_lengths_of_its_replay() -> None:
+    problem = Problem(((1, 3000), (1, 1000), (1, 17)), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+    used = made.lists["seqused_k"].clone()
+
+    def step():
+        return tilecast.attention_kvcache(
+            made.q, made.k, made.v, used, made.lists["block_table"], causal=True, return_lse=True
+        )
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = step()
+    for lengths in ([3000, 1000, 17], [5, 900, 1], [2999, 0, 16]):
+        used.copy_(torch.tensor(lengths))
+        graph.replay()
+        want, want_lse = step()
+        assert torch.equal(out, want)
+        assert torch.equal(lse, want_lse)
+    used.copy_(made.lists["seqused_k"])
+    graph.replay()
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+def test_compiled_code_is_the_same_operator() -> None:
+    problem = Problem(((1, 700), (1, 90)), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+
+    def step(q, k, v, used, table):
+        return tilecast.attention_kvcache(q * 1.0, k, v, used, table, causal=True) + 0.0
+
+    given = (made.q, made.k, made.v, made.lists["seqused_k"], made.lists["block_table"])
+    assert torch.equal(torch.compile(step, fullgraph=True)(*given), step(*given))
+    arguments = (*given[:3], None, None, given[3], given[4], None, None, 1, 704, None, 0.0, -1, 0, True)
+    torch.library.opcheck(
+        torch.ops.tilecast.attention_serving.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
+    pages = 2**31 // (16 * 2 * 128) + 8
+    k = torch.zeros(pages, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
+    problem = Problem(((1, 900),), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+    needed = -(-900 // 16)
+    far = torch.arange(pages - needed, pages, device="cuda", dtype=torch.int32)
+    k[far.long()] = made.k[made.lists["block_table"][0, :needed].long()]
+    v = torch.zeros_like(k)
+    v[far.long()] = made.v[made.lists["block_table"][0, :needed].long()]
+    out, lse = tilecast.attention_kvcache(
+        made.q, k, v, made.lists["seqused_k"], far[None], causal=True, return_lse=True
+    )
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+def test_streams_side_by_side_do_not_share_counters() -> None:
+    problem = Problem(((1, 9000),) * 4, dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+    given = (made.q, made.k, made.v, made.lists["seqused_k"], made.lists["block_table"])
+    want = tilecast.attention_kvcache(*given, causal=True)
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(4)], []
+    for turn in range(80):
+        with torch.cuda.stream(streams[turn % 4]):
+            found.append(tilecast.attention_kvcache(*given, causal=True))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"block_table": [[0, 99]]}, "block_table: expected pages 0 to"),
+        ({"seqused_k": [10**6]}, "cache_seqlens: expected 0 to"),
+        ({"seqused_k": [-1]}, "cache_seqlens: expected 0 to"),
+    ],
+)
+def test_check_finds_numbers_that_make_no_sense(change, said) -> None:
+    problem = Problem(((1, 20),), packed_q=False)
+    made = make(problem, "cuda")
+    for name, value in change.items():
+        made.lists[name] = torch.tensor(value, dtype=torch.int32, device="cuda")
+    with pytest.raises(AttentionError, match=said):
+        call(problem, made, check=True)
+
+
+def test_parts_of_a_batch_are_written_once() -> None:
+    """Decode and prefill kernels share a batch without touching each other's rows."""
+    problem = Problem(CHUNKS, dims=(128, 128), heads=(8, 2), dtype="bfloat16")
+    made = make(problem, "cuda")
+    both = parted(problem, *call(problem, made))
+    for number in (0, 3, 5):
+        alone = replace(problem, lengths=(problem.lengths[number],))
+        rows = sum(queries for queries, _ in problem.lengths[:number])
+        queries, _ = problem.lengths[number]
+        out = tilecast.attention_kvcache(
+            made.q[rows : rows + queries][None], made.k, made.v, made.lists["seqused_k"][number : number + 1],
+            made.lists["block_table"][number : number + 1], causal=True,
+        )  # fmt: skip
+        assert torch.equal(out[0], both[number][0]), alone

@@ -1,0 +1,97 @@
+"""Calls of `attention_kvcache` and `attention_varlen` that make no sense: one sentence each, before anything is launched."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilecast import AttentionError, UnsupportedError, attention_kvcache, attention_varlen  # noqa: E402
+
+
+def zeros(*shape, dtype=torch.float16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def whole(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+Q, CACHE, POOL = zeros(2, 1, 8, 64), zeros(2, 100, 2, 64), zeros(9, 16, 2, 64)
+TABLE, USED = torch.zeros(2, 3, dtype=torch.int32), whole(20, 30)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ((Q[0], CACHE, CACHE), {}, r"q: expected dimensions \(batch, seqlen_q, heads, head_dim\), got 3"),
+        ((Q, CACHE.float(), CACHE), {}, "k: expected dtype torch.float16 as q has"),
+        ((Q, zeros(2, 100, 3, 64), zeros(2, 100, 3, 64)), {}, "heads a multiple of the 3 key/value heads, got 8"),
+        ((Q, CACHE, zeros(2, 99, 2, 64)), {}, "v: expected"),
+        ((Q, zeros(2, 100, 2, 96), CACHE), {}, "k: expected head_dim 64 as q has, got 96"),
+        ((Q, CACHE.transpose(2, 3).contiguous().transpose(2, 3), CACHE), {}, "k: expected a last stride of 1"),
+        ((Q, zeros(1, 100, 2, 64), zeros(1, 100, 2, 64)), {}, "k_cache: expected a row for each of 2 sequences, got 1"),
+        ((Q, CACHE, CACHE, whole(1)), {}, r"cache_seqlens: expected shape \(2\)"),
+        ((Q, CACHE, CACHE, USED.long()), {}, "cache_seqlens: expected dtype torch.int32, got torch.int64"),
+        ((Q, POOL, POOL, None, TABLE), {}, "cache_seqlens: expected the keys of each sequence"),
+        ((Q, POOL, POOL, USED, TABLE[:1]), {}, r"block_table: expected shape \(2, any\)"),
+        ((Q, POOL, POOL, USED, TABLE, whole(0, 1)), {}, "cache_batch_idx: expected None together with block_table"),
+        ((Q, POOL, POOL, USED, TABLE), {"max_seqlen_k": 49}, "max_seqlen_k: expected at most the 48 keys"),
+        ((Q, CACHE, CACHE), {"max_seqlen_k": 101}, "max_seqlen_k: expected at most the 100 keys of the cache"),
+        ((Q, CACHE, CACHE), {"max_seqlen_q": 1}, "max_seqlen_q: expected None without cu_seqlens_q"),
+        ((Q[0], CACHE, CACHE), {"cu_seqlens_q": whole(0, 1)}, "max_seqlen_q: expected the most queries"),
+        ((Q, CACHE, CACHE), {"softcap": -1.0}, "softcap: expected a number of at least 0"),
+        ((Q, CACHE, CACHE), {"sinks": zeros(7)}, r"sinks: expected shape \(8\)"),
+        ((Q, CACHE, CACHE), {"causal": True, "window": (3, 3)}, "window: expected right 0 or -1"),
+        ((Q, POOL, POOL, USED, TABLE + 9), {"check": True}, "block_table: expected pages 0 to 8, got 9 for sequence 0, entry 0"),
+        ((Q, POOL, POOL, whole(20, 49), TABLE), {"check": True}, "cache_seqlens: expected 0 to 48 keys, got 49 for sequence 1"),
+        ((Q, CACHE, CACHE, None, None, whole(0, 2)), {"check": True}, "cache_batch_idx: expected 0 to 1, got 2"),
+    ],
+)  # fmt: skip
+def test_caches_that_make_no_sense(given, options, said) -> None:
+    with pytest.raises(AttentionError, match=said):
+        attention_kvcache(*given, **options)
+
+
+PACKED, KEYS = zeros(10, 8, 64), zeros(12, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("starts_q", "starts_k", "options", "said"),
+    [
+        (whole(0, 4, 10), whole(0, 12), {}, r"cu_seqlens_k: expected shape \(3\)"),
+        (whole(0, 4, 10), None, {}, "cu_seqlens_k: expected a tensor"),
+        (whole(0, 7, 4), whole(0, 6, 12), {"check": True}, "cu_seqlens_q: expected numbers that do not fall, got 7 and then 4"),
+        (whole(1, 4, 10), whole(0, 6, 12), {"check": True}, "cu_seqlens_q: expected 0 first, got 1"),
+        (whole(0, 4, 11), whole(0, 6, 12), {"check": True}, "cu_seqlens_q: expected at most the 10 rows there are, got 11"),
+        (whole(0, 2, 10), whole(0, 6, 12), {"check": True}, "cu_seqlens_q: expected at most max_seqlen_q = 7 in a sequence, got 8"),
+        (whole(0, 4, 10), whole(0, 6, 12), {"block_table": TABLE}, "cu_seqlens_k: expected None together with block_table"),
+        (whole(0, 4, 10), None, {"block_table": TABLE}, "seqused_k: expected the keys of each sequence"),
+    ],
+)  # fmt: skip
+def test_packed_sequences_that_make_no_sense(starts_q, starts_k, options, said) -> None:
+    with pytest.raises(AttentionError, match=said):
+        attention_varlen(PACKED, KEYS, KEYS, starts_q, starts_k, 7, 12, **options)
+
+
+def test_what_no_kernel_does_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="expected pages of 16, 32, 64, 128, 256 tokens, got 24"):
+        attention_kvcache(Q, zeros(9, 24, 2, 64), zeros(9, 24, 2, 64), USED, TABLE)
+    with pytest.raises(UnsupportedError, match="serving kernels have no backward pass"):
+        attention_kvcache(Q.clone().requires_grad_(), CACHE, CACHE)
+    with pytest.raises(UnsupportedError, match="expected tensors on a CUDA device, got device 'cpu'"):
+        attention_kvcache(Q, CACHE, CACHE, 5)
+
+
+def test_shapes_without_a_device() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k, v = (
+            torch.empty(shape, dtype=torch.bfloat16) for shape in ((2, 3, 8, 192), (2, 50, 2, 192), (2, 50, 2, 128))
+        )
+        out, lse = attention_kvcache(q, k, v, return_lse=True)
+        assert (out.shape, lse.shape, lse.dtype) == ((2, 3, 8, 128), (2, 8, 3), torch.float32)
+        starts = torch.empty(3, dtype=torch.int32)
+        out, lse = attention_varlen(q[0], k[0], v[0], starts, starts, 3, 50, return_lse=True)
+        assert (out.shape, lse.shape) == ((3, 8, 128), (8, 3))

@@ -1,0 +1,166 @@
+"""Decode steps of `tilecast.attention_kvcache` on the GPU at hand, beside FlashAttention-3.
+
+    python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9]
+
+40 points: batch 1 to 256, keys 512 to 128k, heads 32/8, 64/8, 32/32 and 8/1, pages of 16, 64 and 128, head_dim 128, bfloat16.
+Each is a CUDA graph of one call, L2 evicted before, the kernels in turns; the table has medians and the range.  LIBRARY is
+FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed queries); without it its columns stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HEADS = ((32, 8), (64, 8), (32, 32), (8, 1))
+#: (batch, keys, page)
+BATCHES = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8192, 64), (32, 512, 128), (32, 8192, 16),
+           (128, 1024, 64), (128, 4096, 128), (256, 1024, 16))  # fmt: skip
+DIM = 128
+#: What evicts L2: more than it holds.
+EVICT_BYTES = 256 << 20
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "mbytes", "tilecast_us",
+          "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
+          "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
+
+
+def graph_of(call: Callable[[], Any]) -> Any:
+    """The call, captured after two runs."""
+    import torch
+
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def times_us(graphs: dict[str, Any], rounds: int, evict: Any) -> dict[str, list[float]]:
+    """Microseconds of each graph, in turns."""
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    found: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            evict.zero_()
+            torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found[name].append(begin.elapsed_time(end) * 1e3)
+    return found
+
+
+def host_us(call: Callable[[], Any], count: int = 50) -> float:
+    """Microseconds of the host a call takes outside a graph, least of five runs of ``count``."""
+    import torch
+
+    best = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - start) / count * 1e6)
+    torch.cuda.synchronize()
+    return best
+
+
+def load_fa3(path: str) -> Callable[..., Any]:
+    """FlashAttention-3 as (q, k, v, lengths, table) -> out, of one query a sequence."""
+    import torch
+
+    torch.ops.load_library(path)
+    forward = torch.ops._vllm_fa3_C.fwd
+
+    def call(q: Any, k: Any, v: Any, lengths: Any, table: Any, starts: Any) -> Any:
+        longest = table.shape[1] * k.shape[1]
+        return forward(
+            q.flatten(0, 1), k, v, None, None, None, None, starts, None, None, None, lengths, 1, longest, table, None, None, None,
+            None, None, None, None, None, DIM**-0.5, True, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None,
+        )[0]  # fmt: skip
+
+    return call
+
+
+def measure(
+    pool: Any, batch: int, keys: int, page: int, heads: tuple[int, int], fa3: Any, rounds: int, evict: Any
+) -> dict[str, Any]:
+    """One row of the table, without what is the same in all."""
+    import torch
+
+    import tilecast
+
+    pages = batch * keys // page
+    size = pages * page * heads[1] * DIM
+    k, v = (pool[i][:size].view(pages, page, heads[1], DIM) for i in (0, 1))
+    table = torch.randperm(pages, device="cuda").to(torch.int32).view(batch, -1)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(pool[0].dtype)
+    calls = {"tilecast": lambda: tilecast.attention_kvcache(q, k, v, lengths, table, causal=True)}
+    if fa3 is not None:
+        calls["fa3"] = lambda: fa3(q, k, v, lengths, table, starts)
+    found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    row: dict[str, Any] = {"batch": batch, "keys": keys, "heads_q": heads[0], "heads_kv": heads[1], "page": page}
+    row |= {"mbytes": round(4 * size / 1e6, 1), "tilecast_tbs": round(4 * size / medians["tilecast"] * 1e-6, 3)}
+    for name, values in found.items():
+        row |= {
+            f"{name}_us": round(medians[name], 2),
+            f"{name}_low_us": round(min(values), 2),
+            f"{name}_high_us": round(max(values), 2),
+        }
+    if fa3 is not None:
+        row["speedup"] = round(medians["fa3"] / medians["tilecast"], 3)
+        ours, theirs = calls["tilecast"]().flatten(0, 1).float(), calls["fa3"]().view(batch, *q.shape[2:]).float()
+        row["largest_difference"] = f"{float((ours - theirs).abs().max()):.2e}"
+    return {**row, "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": _nvidia("clocks.sm")}
+
+
+def _nvidia(field: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    import torch
+    import triton
+
+    same = {
+        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": _nvidia("driver_version"),
+        "torch": torch.__version__, "triton": triton.__version__,
+    }  # fmt: skip
+    fa3 = load_fa3(given.fa3) if given.fa3 else None
+    longest = max(batch * keys for batch, keys, _ in BATCHES) * max(heads[1] for heads in HEADS) * DIM
+    pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
+    with given.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        for heads in HEADS:
+            for batch, keys, page in BATCHES:
+                row = measure(pool, batch, keys, page, heads, fa3, given.rounds, evict)
+                writer.writerow({**same, **row})
+                file.flush()
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
