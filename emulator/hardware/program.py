@@ -53,6 +53,8 @@ class Role:
         self.waiting: tuple[list[Instance], int, int] | None = None
         self.wgmma: deque[Wgmma] = deque()
         self.wgmma_issued = 0
+        #: PTX registers that outlive the block that writes them, by name.
+        self.registers: dict[str, Any] = {}
         self.trace = RoleTrace(name, index)
 
     @property

@@ -130,21 +130,25 @@ class Language:
     ) -> Any:
         """Inline PTX on ``pack`` neighbouring elements at a time."""
         text, outputs, size = str(asm), str(constraints).count("="), int(pack)
-        number = self.program.number
+        number, lasting = self.program.number, self.program.role().registers
         if not any(isinstance(a, Tensor) for a in args):
             if self.program.ctas == 2 and "%ctaid" in text:
                 raise UnsupportedError(
                     f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid"
                 )
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
-            out = ptx.run(text, registers, outputs, number)[0].view(dtype.numpy)[0]
+            out = ptx.run(text, registers, outputs, number, lasting)[0].view(dtype.numpy)[0]
             return Int(out) if isinstance(dtype.numpy(0), np.integer) else float(out)
         layout = joint_layout(self.session, *args)
-        arrays = np.broadcast_arrays(*[a.a if isinstance(a, Tensor) else np.asarray(raw(a), dtype.numpy) for a in args])
+        # A number keeps its own type, whatever the result's.
+        numbers = [raw(a) if not isinstance(a, Tensor) else None for a in args]
+        given = [a.a if isinstance(a, Tensor) else np.asarray(x, np.float32 if isinstance(x, float) else dtype.numpy)
+                 for a, x in zip(args, numbers, strict=True)]  # fmt: skip
+        arrays = np.broadcast_arrays(*given)
         shape = arrays[0].shape
         groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
         registers = [group[:, i] for group in groups for i in range(size)]
-        results = ptx.run(text, registers, outputs, number)
+        results = ptx.run(text, registers, outputs, number, lasting)
         made = np.stack([r.view(dtype.numpy) for r in results], axis=1).reshape(shape)
         out_tensor = Tensor(self.session, made, layout)
         for pipe, count in ptx.instructions(text).items():

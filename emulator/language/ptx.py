@@ -75,6 +75,19 @@ def _exp2(register: Any) -> Any:
     return _bits(_flush(np.exp2(_flush(_floats(register)))))
 
 
+def _above(a: Any, b: Any, *or_else: Any) -> Any:
+    """setp.gt, or what a predicate says already; NaN is above nothing."""
+    out = _floats(a) > _floats(b)
+    for predicate in or_else:
+        out = out | (predicate != 0)
+    return out.astype(np.uint32)
+
+
+def _any(predicate: Any, _: Any) -> Any:
+    """vote.any.  A partition votes as one here, warps apart on the GPU: kernels may not depend on more than the OR."""
+    return np.full_like(predicate, (predicate != 0).any())
+
+
 #: Integer operations of one 32-bit result.
 _PLAIN: dict[str, Callable[..., Any]] = {
     "shl.b32": lambda a, n: a << n,
@@ -84,6 +97,10 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "sub.s32": lambda a, b: a - b,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
+    "setp.gt.f32": _above,
+    "setp.gt.or.f32": _above,
+    "selp.b32": lambda a, b, predicate: np.where(predicate != 0, a, b),
+    "vote.sync.any.pred": _any,
 }
 _FLOAT = re.compile(r"(fma|mul|add|sub)(\.(rn|rm))?(\.ftz)?\.f32(x2)?$")
 _EXTREME = re.compile(r"(max|min)(\.NaN)?(\.ftz)?(\.NaN)?\.f32$")
@@ -140,6 +157,17 @@ def parsed(text: str) -> tuple[Statement, ...]:
 
 
 @lru_cache(maxsize=512)
+def own_names(text: str) -> frozenset[str]:
+    """Registers that a block declares, ``c<4>`` meaning c0 to c3; others outlive it."""
+    found: set[str] = set()
+    for names in re.findall(r"\.reg\s+\.\w+\s+([^;]*);", text):
+        for name in (name.strip() for name in names.split(",")):
+            stem, _, count = name.rstrip(">").partition("<")
+            found |= {f"{stem}{i}" for i in range(int(count))} if count else {name}
+    return frozenset(found)
+
+
+@lru_cache(maxsize=512)
 def instructions(text: str) -> dict[str, float]:
     """Scalar results per pipe of one execution of the block (a packed instruction makes two)."""
     out: dict[str, float] = {}
@@ -152,14 +180,14 @@ def instructions(text: str) -> dict[str, float]:
 
 
 class _Registers:
-    """Names of a running block."""
+    """Names of a running block; ``lasting`` holds those that outlive it."""
 
-    def __init__(self, inputs: Sequence[Any], outputs: int, program_id: int) -> None:
+    def __init__(self, inputs: Sequence[Any], outputs: int, program_id: int, lasting: dict[str, Any]) -> None:
         self.values: dict[str, Any] = {
             f"${outputs + i}": np.ascontiguousarray(x).view(np.uint32) for i, x in enumerate(inputs)
         }
         self.like = next(iter(self.values.values()))
-        self.program_id = program_id
+        self.program_id, self.lasting = program_id, lasting
 
     def read(self, name: str) -> Any:
         """A register, or a constant spread over the threads; a pair for 64-bit constants."""
@@ -167,6 +195,9 @@ class _Registers:
             return self.values[name]
         if name in _SPECIAL:
             return np.full_like(self.like, self.program_id)
+        if name in self.lasting:
+            # Of all threads alike: whoever reads it may have another number of threads.
+            return np.full_like(self.like, self.lasting[name])
         try:
             if name.startswith("0f"):
                 return np.full_like(self.like, int(name[2:], 16))
@@ -190,9 +221,16 @@ class _Registers:
             self.values[targets[0]] = value
 
 
-def run(text: str, inputs: Sequence[Any], outputs: int, program_id: int = 0) -> list[Any]:
-    """Execute a block on arrays of 32-bit registers; returns ``outputs`` arrays of uint32."""
-    registers = _Registers(inputs, outputs, program_id)
+def run(
+    text: str, inputs: Sequence[Any], outputs: int, program_id: int = 0, lasting: dict[str, Any] | None = None
+) -> list[Any]:
+    """Execute a block on arrays of 32-bit registers; returns ``outputs`` arrays of uint32.
+
+    Registers that the block does not declare are written to ``lasting``, for later blocks of the same threads;
+    UnsupportedError where threads differ in one.
+    """
+    kept = {} if lasting is None else lasting
+    registers = _Registers(inputs, outputs, program_id, kept)
     with np.errstate(all="ignore"):
         for statement in parsed(text):
             if statement.run is None:
@@ -204,4 +242,10 @@ def run(text: str, inputs: Sequence[Any], outputs: int, program_id: int = 0) -> 
             else:
                 value = statement.run(*sources)
             registers.values[statement.targets[0]] = value
+    for name in registers.values.keys() - own_names(text):
+        if name[0] not in "$%":
+            value = registers.values[name]
+            if isinstance(value, tuple) or (value != value.flat[0]).any():
+                raise UnsupportedError(f"the PTX register '{name}' outlives its block and differs between threads")
+            kept[name] = value.flat[0]
     return [registers.values[f"${i}"] for i in range(outputs)]

@@ -118,6 +118,24 @@ def test_ptx_rounds_and_flushes_as_asked() -> None:
     assert np.isnan(one("max.NaN.ftz.f32 $0, $1, $2;", float("nan"), 1.0))
 
 
+def test_ptx_registers_that_a_block_does_not_declare_last() -> None:
+    """A vote is read by a later block, of another number of threads; each partition has its own."""
+    vote = (
+        "{ .reg .pred above; setp.gt.f32 above, $1, 0f40000000; setp.gt.or.f32 above, $2, 0f40000000, above;\n"
+        "vote.sync.any.pred above, above, -1; selp.b32 within, 0, 1, above; mov.b32 $0, $1; }"
+    )
+    lasting: dict[str, object] = {}
+    low, high = np.array([1.0, np.nan], np.float32), np.array([2.0, 2.5], np.float32)
+    for second, outcome in ((low, 1), (high, 0)):
+        ptx.run(vote, [low, second], 1, lasting=lasting)
+        assert ptx.run("mov.b32 $0, within;", [np.zeros(1, np.int32)], 1, lasting=lasting)[0] == outcome
+    assert lasting.keys() == {"within"}
+    with pytest.raises(UnsupportedError, match="'within', which nothing has written"):
+        ptx.run("mov.b32 $0, within;", [np.zeros(1, np.int32)], 1)
+    with pytest.raises(UnsupportedError, match="'apart' outlives its block and differs"):
+        ptx.run("mov.b32 apart, $1; mov.b32 $0, $1;", [low], 1)
+
+
 def test_ptx_that_is_not_known_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"sin\.approx\.f32 \$0, \$1"):
         one("sin.approx.f32 $0, $1;", 1.0)
