@@ -171,8 +171,8 @@ class Flow:
     ) -> list[int | Loop]:
         """Indices of the instructions executed from block ``begin`` on, until the path leaves ``inside`` or meets itself.
 
-        Each of ``loops`` is entered, once, and stands in the path for its iterations.  Other branches forward skip
-        masking code only, and that only without ``masked``; so waits and rare cases that were moved out of line are left out.
+        Each of ``loops`` is entered, once, and stands in the path for its iterations.  Other branches forward skip what a
+        warp votes for, and without ``masked`` masking code; so waits and rare cases, out of line or not, are left out.
         """
         left = {loop.header: loop for loop in loops}
         out: list[int | Loop] = []
@@ -194,7 +194,7 @@ class Flow:
         self, at: int, inside: Collection[int], left: Mapping[int, Loop], seen: set[int], masked: bool
     ) -> int | None:
         ways = [one for one in self.follows(at) if one in inside and one not in seen]
-        if len(ways) == 2 and not masked and self._hides(ways[0], ways[1]):
+        if len(ways) == 2 and (self._votes(at) or (not masked and self._hides(ways[0], ways[1]))):
             ways.reverse()
         return self._best(ways, inside, left, seen)
 
@@ -218,6 +218,16 @@ class Flow:
                     found.add(one)
                     todo.append(one)
         return found
+
+    def _votes(self, at: int) -> bool:
+        """Whether the block at ``at`` ends by skipping what only runs where some thread of the warp voted for it."""
+        branch = self.instructions[self.ends[at] - 1]
+        if not branch.predicate.startswith("@!"):
+            return False
+        asked = branch.predicate.removeprefix("@!")
+        code = (self.instructions[i] for i in range(self.ends[at] - 2, at - 1, -1))
+        made = next((i for i in code if i.operands.split(",")[0].strip() == asked), None)
+        return made is not None and made.opcode == "VOTE" and "ANY" in made.modifiers
 
     def _hides(self, begin: int, end: int) -> bool:
         return begin < end and hides_scores(self.instructions[begin:end])

@@ -25,6 +25,14 @@ def test_masking_that_a_branch_jumps_over_is_left_out() -> None:
     assert (len(found.instructions), found.skipped) == (70, 0)
 
 
+def test_what_a_warp_votes_for_is_rare() -> None:
+    """Skipped by a branch on a vote's outcome; not where all must agree, nor by a branch on anything else."""
+    for vote, kept in (("VOTE.ANY P0, P0", 24), ("VOTE.ALL P0, P0", 44), ("VOTE.ANY P1, P0", 44)):
+        code = ["FSETP.GT.AND P0, PT, R4, 64, PT", vote, "@!P0 BRA {over}", *BODY, "over:"]
+        (found,) = steady_loops(assemble(*loop("main", *BODY, *code), "EXIT"))
+        assert len(found.instructions) == kept
+
+
 def test_code_out_of_line_belongs_to_a_loop_but_not_to_its_steady_iteration() -> None:
     rows = assemble(
         *loop("main", *BODY, WAIT, "@!P0 BRA {away}", "back:", "NOP"), "EXIT",
