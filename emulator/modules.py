@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.hardware.memory import Shared, Tmem
-from tilecast.emulator.language.hostside import Jitted, TensorDescriptor
+from tilecast.emulator.language.arrays import TensorDescriptor
+from tilecast.emulator.language.hostside import Config, Jitted, first_config
 from tilecast.emulator.language.language import Language
-from tilecast.emulator.session import Session
+from tilecast.emulator.session import ANY_RELEASE, Session
 from tilecast.emulator.values import dtypes, layouts
 from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
@@ -17,6 +21,8 @@ from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 _NOT_IN = {
     "3.6": {"async_load", "barrier", "allocate_mbarrier", "load_max", "reinterpret", "aggregate"},
     "3.9": {"thread_barrier", "_reinterpret", "_aggregate"},
+    # Kernels that nobody generated for one release get the names of all.
+    ANY_RELEASE: set(),
 }
 
 
@@ -33,21 +39,53 @@ class Module(types.ModuleType):
         if name.startswith("__") or name in self.__dict__["_missing"]:
             raise AttributeError(name)
         raise UnsupportedError(
-            f"{self.__dict__['_session'].here()}: the emulator does not know {self.__name__}.{name}: it runs the subset of Gluon that tilecast's kernels use"
+            f"{self.__dict__['_session'].here()}: the emulator does not know {self.__name__}.{name}: docs/emulator.md lists what it knows"
         )
 
 
-def counted(*bounds: Any) -> Any:
-    """range() whose numbers are 32-bit scalars."""
-    return map(Int, range(*map(int, bounds)))
+class Placeholder:
+    """What host code builds for its benchmarks from the compiler's own library: nothing, whatever it asks for."""
+
+    def __getattr__(self, name: str) -> Placeholder:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_args: Any, **_options: Any) -> Placeholder:
+        return self
+
+
+def counted(session: Session, static: bool = False) -> Any:
+    """range() whose numbers are 32-bit scalars inside a kernel; ``static``: each iteration is code of its own."""
+
+    def numbers(*bounds: Any, **_hints: Any) -> Any:
+        found = range(*map(int, bounds))
+        if session.program is None:
+            return found
+        return _unrolled(session, found) if static else map(Int, found)
+
+    return numbers
+
+
+def _unrolled(session: Session, numbers: range) -> Iterator[Int]:
+    place = session.source.line()
+    outer = session.unrolled
+    for number in numbers:
+        session.unrolled = [*outer, place, number]
+        yield Int(number)
+    session.unrolled = outer
 
 
 def aggregate(cls: type) -> type:
-    """gluon.aggregate: a constructor that takes the fields in their order."""
+    """gluon.aggregate: a constructor that takes the fields in their order, unless the class has one of its own."""
+    if "__init__" in vars(cls):
+        return with_constructor(cls)
+    names = list(cls.__annotations__)
 
-    def fill(self: Any, *values: Any) -> None:
-        for name, value in zip(cls.__annotations__, values, strict=True):
-            setattr(self, name, value)
+    def fill(self: Any, *values: Any, **named: Any) -> None:
+        given = dict(zip(names, values, strict=False)) | named
+        for name in names:
+            setattr(self, name, given[name] if name in given else getattr(cls, name))
 
     cls.__init__ = fill  # type: ignore[misc]
     return cls
@@ -57,8 +95,8 @@ def with_constructor(cls: type) -> type:
     """The same of Triton 3.6, for classes with a constructor; every field must be set."""
     initialise = cls.__init__  # type: ignore[misc]
 
-    def checked(self: Any, *values: Any) -> None:
-        initialise(self, *values)
+    def checked(self: Any, *values: Any, **named: Any) -> None:
+        initialise(self, *values, **named)
         for name in cls.__annotations__:
             if not hasattr(self, name):
                 raise TypeError(f"the constructor of {cls.__name__} does not set {name}")
@@ -67,15 +105,24 @@ def with_constructor(cls: type) -> type:
     return cls
 
 
+_ATOMICS = {
+    "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "xchg": None,
+}  # fmt: skip
+
+
 def _language(session: Session, gl: Language) -> Module:
     names = (
         "arange", "full", "zeros", "to_tensor", "where", "minimum", "maximum", "exp2", "log2", "cdiv", "reshape",
         "convert_layout", "inline_asm_elementwise", "assume", "max", "min", "sum", "store", "load", "allocate_shared_memory",
-        "program_id", "num_programs", "barrier", "warp_specialize",
+        "program_id", "num_programs", "barrier", "warp_specialize", "reduce", "expand_dims", "permute", "split", "join",
+        "broadcast", "ravel", "full_like", "zeros_like", "cast", "set_auto_layout", "static_assert", "device_assert",
+        "num_warps", "num_ctas",
     )  # fmt: skip
     types_ = {
         "float16": dtypes.FP16, "bfloat16": dtypes.BF16, "float32": dtypes.FP32, "float8e4nv": dtypes.FP8E4,
-        "float8e5": dtypes.FP8E5, "int1": dtypes.BOOL, "int16": dtypes.INT16, "int32": dtypes.INT32, "int64": dtypes.INT64,
+        "float8e5": dtypes.FP8E5, "int1": dtypes.BOOL, "int8": dtypes.INT8, "uint8": dtypes.UINT8,
+        "uint16": dtypes.UINT16, "uint32": dtypes.UINT32, "uint64": dtypes.UINT64, "float64": dtypes.FP64, "int16": dtypes.INT16, "int32": dtypes.INT32, "int64": dtypes.INT64,
     }  # fmt: skip
     places = {
         "DistributedLinearLayout": layouts.DistributedLinearLayout,
@@ -91,8 +138,12 @@ def _language(session: Session, gl: Language) -> Module:
         session,
         {
             **{name: getattr(gl, name) for name in names}, **types_, **places,
-            "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted,
-            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple,
+            "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
+            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "constexpr_function": lambda fn: fn,
+            **gl.mathematics(),
+            **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
+            **dict.fromkeys(("static_print", "device_print"), gl.no_print),
+            **{f"atomic_{name}": gl.atomic(ufunc) for name, ufunc in _ATOMICS.items()},
         },
     )  # fmt: skip
 
@@ -108,20 +159,42 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         session,
         {
             "MBarrierLayout": layouts.SharedLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
-            "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect,
+            "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect, "invalidate": gl.invalidate,
         },
     )  # fmt: skip
-    tma = Module("tma", session, {"async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load})
+    described = type("TensorDescriptor", (TensorDescriptor,), {"session": session})
+    tma = Module(
+        "tma",
+        session,
+        {
+            "async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load, "async_store": gl.async_store,
+            "async_copy_shared_to_global": gl.async_store, "store_wait": gl.store_wait, "tensor_descriptor": described,
+        },
+    )  # fmt: skip
+    async_copy = Module(
+        "async_copy",
+        session,
+        {
+            "async_load": gl.cp_async, "async_copy_global_to_shared": gl.cp_async, "commit_group": gl.commit_group,
+            "wait_group": gl.wait_group,
+        },
+    )  # fmt: skip
     shared = {"mbarrier": mbarrier, "tma": tma, "fence_async_shared": gl.fence_async_shared}
-    hopper = {"warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait}
+    hopper = {
+        "warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait,
+        "warpgroup_mma_init": lambda value: value, "warpgroup_mma_accumulator": Tensor,
+    }  # fmt: skip
     blackwell = {
         "TensorMemoryLayout": layouts.TensorMemoryLayout, "allocate_tensor_memory": gl.allocate_tensor_memory,
         "tcgen05_mma": gl.tcgen05_mma, "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
+        "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
     }  # fmt: skip
     base = "triton.experimental.gluon"
     language = _language(session, gl)
+    arch = 90 if session.tensor_kind == "wgmma" else 100
     driver = types.SimpleNamespace(
         get_current_device=lambda: 0,
+        get_current_target=lambda: types.SimpleNamespace(backend="cuda", arch=arch, warp_size=32),
         utils=types.SimpleNamespace(get_device_properties=lambda _device: {"multiprocessor_count": session.sms}),
     )
 
@@ -132,14 +205,21 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     gluon = Module(
         base,
         session,
-        {"jit": jit, "constexpr_function": lambda fn: fn, "aggregate": aggregate, "language": language},
+        {
+            "jit": jit,
+            "constexpr_function": lambda fn: fn,
+            "must_use_result": lambda fn: fn,
+            "aggregate": aggregate,
+            "language": language,
+        },
     )
     core = Module("triton.language.core", session, {"_aggregate": with_constructor})
     triton = Module(
         "triton",
         session,
         {
-            "cdiv": lambda a, b: -(-a // b),
+            "cdiv": lambda a, b: -(-a // b), "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
+            "autotune": first_config, "Config": Config, "jit": jit,
             "language": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=1)),
             "runtime": types.SimpleNamespace(driver=types.SimpleNamespace(active=driver)),
         },
@@ -147,15 +227,19 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     return {
         "triton": triton,
         "triton.language.core": core,
+        "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,
         f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
+        f"{base}.language.nvidia.ampere": Module(
+            f"{base}.language.nvidia.ampere", session, {"async_copy": async_copy, "mbarrier": mbarrier}
+        ),
         f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
         f"{base}.language.nvidia.blackwell": Module(
             f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell}
         ),
         f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
-        f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", session, {"TensorDescriptor": TensorDescriptor}),
-        f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": TensorDescriptor}),
+        f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", session, {"TensorDescriptor": described}),
+        f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": described}),
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilecast.base.files import check_writable, write_text_atomically
+from tilecast.emulator.call import need_packages
 
 if TYPE_CHECKING:
     from tilecast.emulator.run import Emulation
@@ -141,13 +142,8 @@ def kernel_workload(
     window: str | None, dtype: str | None,
 ) -> tuple[Workload, tuple[int, int] | None]:  # fmt: skip
     """The shapes to run a kernel at: head dimensions and mask are the file's, the rest is small unless asked for."""
+    need_packages()
     from tilecast.emulator.errors import RequestError
-
-    try:
-        import greenlet  # noqa: F401
-        import ml_dtypes  # noqa: F401
-    except ImportError:
-        raise RequestError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None
     from tilecast.emulator.run import kernel_path
     from tilecast.emulator.source import Source
     from tilecast.model.kernel.shapes_csv import parse_window

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.emulator.errors import RequestError, UnsupportedError
-from tilecast.emulator.language.hostside import Array
+from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
 from tilecast.emulator.session import RELEASES, Session
@@ -84,7 +84,7 @@ def new_session(
 
 def load(session: Session) -> ModuleType:
     """The session's kernel file as a module, with stand-ins for Triton."""
-    return session.source.load(modules(session), {"range": counted})
+    return session.source.load(modules(session), {"range": counted(session)})
 
 
 def emulate(

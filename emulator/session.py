@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
 
 #: Names that Triton's releases differ in: the release whose names a kernel sees.
 RELEASES = ("3.6", "3.9")
+#: The names of all of them, for kernels that were not generated for one.
+ANY_RELEASE = "any"
 
 
 class Charged(Protocol):
@@ -34,6 +36,16 @@ class Session:
     load_reduce: bool = False
     #: Whether products are contracted into sums (a launch option).
     fusion: bool = False
+    #: Tensor cores of the machine: wgmma or tcgen05; empty where nobody asks.
+    tensor_kind: str = ""
+    #: Launches so far, and warps of the running one.
+    launches: int = 0
+    num_warps: int = 4
+    #: Tensors in global memory by address and shape, and names of them by id.
+    arrays: dict[Any, Any] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    #: (place, iteration) of the static loops that are running: each of their iterations is code of its own.
+    unrolled: list[int] = field(default_factory=list)
     program: Charged | None = None
     traces: list[ProgramTrace] = field(default_factory=list)
     #: Lines that put -inf into a tensor of scores.

@@ -1,12 +1,13 @@
-"""The generated file: loading it with stand-ins for Triton, and finding the line that is running."""
+"""The kernel's file, and files beside it that it imports: loading them with stand-ins for Triton, and which line is running."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +26,38 @@ def _parsed(text: str, path: str) -> ast.Module:
         raise RequestError(f"{path}:{line} expected a kernel file, got no Python: {reason}") from None
 
 
-class Source:
-    """A generated kernel file, as text and as names per line."""
+#: Places are numbers, so that shadow memories can keep them in arrays: file << FILE_SHIFT | line.
+FILE_SHIFT = 20
 
-    def __init__(self, path: Path | str, text: str | None = None) -> None:
-        self.path = str(path)
-        self.text = read_text(self.path, "the kernel", RequestError) if text is None else text
-        self._lines = self.text.splitlines()
-        self._targets: dict[int, str] = {}
+
+class _File:
+    """Text of one file, and the names that its lines assign to."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.lines = path, text.splitlines()
+        self.targets: dict[int, str] = {}
         #: Lines of functions that assign what they return: their callers name it.
-        self._returned: set[int] = set()
-        tree = _parsed(self.text, self.path)
+        self.returned: set[int] = set()
+        tree = _parsed(text, path)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                    self._targets[line] = node.targets[0].id
+                    self.targets[line] = node.targets[0].id
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             last = function.body[-1]
             if isinstance(last, ast.Return) and isinstance(last.value, ast.Name):
                 lines = range(function.lineno, last.lineno)
-                self._returned |= {line for line in lines if self._targets.get(line) == last.value.id}
+                self.returned |= {line for line in lines if self.targets.get(line) == last.value.id}
+
+
+class Source:
+    """A kernel file, as text and as names per line; files beside it join when they are imported."""
+
+    def __init__(self, path: Path | str, text: str | None = None) -> None:
+        self.path = str(path)
+        self.text = read_text(self.path, "the kernel", RequestError) if text is None else text
+        self._files = [_File(self.path, self.text)]
+        self._numbers = {self.path: 0}
 
     def header(self) -> dict[str, Any]:
         """The TILECAST dict at the top; UnsupportedError where the file has none."""
@@ -63,52 +76,120 @@ class Source:
             raise UnsupportedError(f"{self.path}: expected a workload in the TILECAST header, got {got}") from None
 
     def line(self) -> int:
-        """The innermost line of this file that is running now; 0 when none is."""
+        """The innermost place in these files that is running now; 0 when none is."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_filename == self.path:
-                return frame.f_lineno
+            number = self._numbers.get(frame.f_code.co_filename)
+            if number is not None:
+                return number << FILE_SHIFT | frame.f_lineno
             frame = frame.f_back
         return 0
+
+    def calls(self) -> list[int]:
+        """Places in these files that are running now, innermost first."""
+        found: list[int] = []
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            number = self._numbers.get(frame.f_code.co_filename)
+            if number is not None:
+                found.append(number << FILE_SHIFT | frame.f_lineno)
+            frame = frame.f_back
+        return found
 
     def target(self) -> str:
         """Names that the running statement and those that called it assign to, as in ``ring.full``; empty without one."""
         names: list[str] = []
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_filename == self.path:
-                name = self._targets.get(frame.f_lineno, "")
-                names += [name] if name and frame.f_lineno not in self._returned else []
+            number = self._numbers.get(frame.f_code.co_filename)
+            if number is not None:
+                file = self._files[number]
+                name = file.targets.get(frame.f_lineno, "")
+                names += [name] if name and frame.f_lineno not in file.returned else []
             frame = frame.f_back
         return ".".join(reversed(names))
 
     def quote(self, line: int) -> str:
-        """A line for an error message."""
-        if not 0 < line <= len(self._lines):
+        """A place for an error message; the first file goes without its name."""
+        number, line = line >> FILE_SHIFT, line & ((1 << FILE_SHIFT) - 1)
+        lines = self._files[number].lines
+        if not 0 < line <= len(lines):
             return "outside the kernel's file"
-        return f"line {line}: {self._lines[line - 1].strip()}"
+        where = f"{Path(self._files[number].path).name} " if number else ""
+        return f"{where}line {line}: {lines[line - 1].strip()}"
 
     def quote_of(self, error: BaseException) -> str:
-        """The line of this file that an exception came through last."""
+        """The place in these files that an exception came through last."""
         trace, line = error.__traceback__, 0
         while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == self.path else line
+            number = self._numbers.get(trace.tb_frame.f_code.co_filename)
+            line = line if number is None else number << FILE_SHIFT | trace.tb_lineno
             trace = trace.tb_next
         return self.quote(line)
 
-    def load(self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any]) -> types.ModuleType:
-        """Execute the file; imports of triton see ``modules``, and names in ``replaced`` hide builtins."""
-        real = builtins.__import__
+    def load(
+        self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any], name: str = "emulated_kernel"
+    ) -> types.ModuleType:
+        """Execute the file; imports of triton see ``modules``, and names in ``replaced`` hide builtins.
 
-        def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            if name.split(".")[0] != "triton":
-                return real(name, globals, locals, fromlist, level)
-            if name not in modules:
-                raise UnsupportedError(f"{self.path}: imports {name}, which the emulator does not have")
-            return modules[name] if fromlist else modules["triton"]
+        Files of its folder that it imports are executed alike; ``name`` is what the file sees as ``__name__``.
+        """
+        return _Loader(self, modules, replaced).execute(self._files[0].path, self.text, name)
 
-        module = types.ModuleType("emulated_kernel")
-        module.__dict__.update(replaced)
-        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}
-        exec(compile(self.text, self.path, "exec"), module.__dict__)
+    def add(self, path: str) -> str:
+        """The text of another file, whose lines are known from now on."""
+        text = read_text(path, "an imported file", RequestError)
+        self._numbers[path] = len(self._files)
+        self._files.append(_File(path, text))
+        return text
+
+
+class _Loader:
+    """Executes files that see stand-ins for Triton, and the files beside them that they import."""
+
+    def __init__(self, source: Source, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any]) -> None:
+        self._source, self._modules, self._replaced = source, modules, replaced
+        self._folder = Path(source.path).parent
+        self._loaded: dict[str, types.ModuleType] = {}
+        # Only the files that are emulated see it: what they import by name must get the stand-ins too.
+        self._importlib = types.ModuleType("importlib")
+        self._importlib.__dict__.update(vars(importlib), import_module=self._import_module)
+
+    def execute(self, path: str, text: str, name: str) -> types.ModuleType:
+        """One file as a module."""
+        module = types.ModuleType(name)
+        module.__file__ = path
+        module.__dict__.update(self._replaced)
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
+        self._loaded[path] = module
+        exec(compile(text, path, "exec"), module.__dict__)
         return module
+
+    def _beside(self, name: str) -> types.ModuleType | None:
+        path = self._folder.joinpath(*name.split(".")).with_suffix(".py")
+        if not name or not path.is_file():
+            return None
+        known = self._loaded.get(str(path))
+        return known or self.execute(str(path), self._source.add(str(path)), name)
+
+    def _import_module(self, name: str, package: str | None = None) -> Any:
+        if name.split(".")[0] == "triton":
+            return self._stand_in(name)
+        return self._beside(name.removeprefix(".")) or importlib.import_module(name, package)
+
+    def _stand_in(self, name: str) -> types.ModuleType:
+        if name not in self._modules:
+            raise UnsupportedError(f"{self._source.path}: imports {name}, which the emulator does not have")
+        return self._modules[name]
+
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if level == 0 and name.split(".")[0] == "triton":
+            module = self._stand_in(name)
+            return module if fromlist else self._modules["triton"]
+        if name == "importlib":
+            return self._importlib
+        found = self._beside(name) if "." not in name else None
+        if found is not None:
+            return found
+        real: Callable[..., Any] = builtins.__import__
+        return real(name, globals, locals, fromlist, level)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import RequestError, WrongResultError
+from tilecast.emulator.values.outside import is_tensor, numpy_of
 
 #: Error of the output that rounding explains: this many units in the last place of the inputs' type, of the largest |v|.
 _ROUNDINGS = 4.0
@@ -17,19 +18,11 @@ _LSE_TOLERANCE, _LSE_RELATIVE = 2e-4, 5e-7
 
 def as_numpy(tensor: Any, name: str) -> Any:
     """numpy view of a torch or numpy tensor of (batch, heads, rows, columns); RequestError for anything else."""
-    if type(tensor).__module__.split(".")[0] == "torch":
-        tensor = tensor.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":
-            import ml_dtypes
-            import torch
-
-            tensor = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        else:
-            tensor = tensor.numpy()
-    if not isinstance(tensor, np.ndarray) or tensor.ndim != 4:
-        got = getattr(tensor, "shape", tensor)
+    found = numpy_of(tensor.cpu() if hasattr(tensor, "cpu") else tensor) if is_tensor(tensor) else tensor
+    if not isinstance(found, np.ndarray) or found.ndim != 4:
+        got = getattr(found, "shape", found)
         raise RequestError(f"{name}: expected a tensor of (batch, heads, rows, columns), got {got}")
-    return tensor
+    return found
 
 
 def visible(seqlen_q: int, seqlen_k: int, window: tuple[int, int]) -> Any:

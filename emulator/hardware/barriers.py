@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from tilecast.emulator.errors import BarrierError, BoundsError
 from tilecast.emulator.hardware.clocks import Knowledge
@@ -68,6 +68,14 @@ class Instance:
         """BarrierError when nobody has initialised the barrier."""
         if not self.count:
             raise BarrierError(f"{self.barrier.program.here()}: {self.name} is used before mbarrier.init")
+
+    def retire(self) -> None:
+        """Forget the phases, but not what their completion told: who waited for them knows it still."""
+        # The phases of the next life must not be taken for those of this one: replay tells them apart by number.
+        self.count = self.pending = 0
+        self.expected = self.received = 0
+        self.completed += self.completed & 1
+        self.seen.clear()
 
     def _too_many(self) -> None:
         program = self.barrier.program
@@ -139,9 +147,25 @@ class Barrier:
                 raise BarrierError(f"{self.program.here()}: {self.name} is initialised twice")
             instance.count = instance.pending = count * (self.program.ctas if self.shared else 1)
 
+    def invalidate(self) -> None:
+        """Give the memory back: only ``init`` may follow."""
+        for instance in self.instances:
+            instance.require()
+            instance.retire()
+
     def of_cta(self, cta: int) -> Instance:
         """The object that this CTA's arrivals go to."""
         return self.instances[0 if self.shared else cta]
+
+
+class Outside:
+    """What an index out of range gives: an address is no access, so only its use is wrong (``pred=False`` is none)."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        raise BoundsError(self._fault)
 
 
 class BarrierArray:
@@ -156,7 +180,8 @@ class BarrierArray:
         return [len(self._barriers), 1]
 
     def index(self, i: Any) -> Barrier:
-        """One barrier; BoundsError outside the array."""
+        """One barrier; outside the array, one that raises BoundsError when it is used."""
         if not 0 <= int(i) < len(self._barriers):
-            raise BoundsError(f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}")
+            fault = f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}"
+            return cast(Barrier, Outside(fault))
         return self._barriers[int(i)]

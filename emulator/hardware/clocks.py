@@ -12,10 +12,12 @@ STREAM_SHIFT = 24
 COPY = 1 << 40
 #: Roles of one program, at most.
 MAX_ROLES = 8
-#: Streams: role r in CTA c is 2 r + c; wgmma of role r; the matrix engine.
+#: Streams: role r in CTA c is 2 r + c; wgmma of role r; the matrix engine; copies that read shared memory, whose
+#: events have numbers of their own.
 FIRST_WGMMA = 2 * MAX_ROLES
 MATRIX_ENGINE = FIRST_WGMMA + MAX_ROLES
-STREAMS = MATRIX_ENGINE + 1
+STORE_ENGINE = MATRIX_ENGINE + 1
+STREAMS = STORE_ENGINE + 1
 
 
 def code_of(stream: int, epoch: int) -> int:

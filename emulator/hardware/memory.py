@@ -6,7 +6,7 @@ memory is one 32-bit column of one CTA.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from tilecast.emulator.errors import (
     LayoutError,
     UnsupportedError,
 )
-from tilecast.emulator.hardware.barriers import Barrier, BarrierArray
+from tilecast.emulator.hardware.barriers import Barrier, BarrierArray, Outside
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.values import dtypes
-from tilecast.emulator.values.layouts import SharedLayout, row_per_lane
+from tilecast.emulator.values.layouts import SharedLayout, TmemRegisterLayout, row_per_lane
 from tilecast.emulator.values.tensors import Tensor
 
 _BARRIER_BYTES = 8
@@ -76,13 +76,22 @@ class Shared:
         """Element type."""
         return dtypes.of(self.a)
 
+    @property
+    def type(self) -> Shared:
+        """What kernels ask of a type is here."""
+        return self
+
+    def _keep_alive(self) -> None:
+        """Where the compiler may not reuse the memory before: here it never does."""
+
     def _view(self, a: Any, cells: Any) -> Shared:
         return Shared(self.program, a, cells, self.name, self.layout)
 
     def index(self, i: Any) -> Shared:
-        """One slot; BoundsError outside."""
+        """One slot; outside, one that raises BoundsError when it is used."""
         if not 0 <= int(i) < self.a.shape[0]:
-            raise BoundsError(f"{self.program.here()}: {self.name} has {self.a.shape[0]} slots, index {int(i)}")
+            fault = f"{self.program.here()}: {self.name} has {self.a.shape[0]} slots, index {int(i)}"
+            return cast(Shared, Outside(fault))
         return self._view(self.a[int(i)], self.cells[int(i)])
 
     def slice(self, start: Any, length: Any, dim: int = 0) -> Shared:
@@ -168,22 +177,60 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout)
 
 
+class TmemBuffers:
+    """Several pieces of tensor memory side by side, of one shape."""
+
+    def __init__(self, buffers: list[Tmem], name: str) -> None:
+        self._buffers, self.name = buffers, name
+
+    @property
+    def shape(self) -> list[int]:
+        """Extents."""
+        return [len(self._buffers), *self._buffers[0].shape]
+
+    @property
+    def dtype(self) -> dtypes.Dtype:
+        """Element type."""
+        return self._buffers[0].dtype
+
+    def index(self, i: Any) -> Tmem:
+        """One of them; outside, one that raises BoundsError when it is used."""
+        if 0 <= int(i) < len(self._buffers):
+            return self._buffers[int(i)]
+        program = self._buffers[0].program
+        return cast(Tmem, Outside(f"{program.here()}: {self.name} has {len(self._buffers)} buffers, index {int(i)}"))
+
+
 class Tmem:
     """Columns of tensor memory seen as one type; views may overlap."""
 
-    def __init__(self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str) -> None:
+    def __init__(
+        self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str, rows: int | None = None
+    ) -> None:
         self.program, self.byte, self.columns, self.dtype, self.name = program, byte, columns, dtype, name
+        self.rows = program.tmem_bytes.shape[0] if rows is None else rows
 
     @property
     def shape(self) -> list[int]:
         """Extents: rows of all CTAs, columns of this type."""
-        return [self.program.tmem_bytes.shape[0], self.columns]
+        return [self.rows, self.columns]
+
+    @property
+    def type(self) -> Tmem:
+        """What kernels ask of a type is here."""
+        return self
+
+    def get_reg_layout(self, num_warps: Any = None, instr_variant: str = "32x32b") -> TmemRegisterLayout:
+        """A layout that holds a row to a lane."""
+        if instr_variant != "32x32b":
+            raise UnsupportedError(f"{self.program.here()}: tensor memory in registers as {instr_variant}: only 32x32b")
+        return TmemRegisterLayout(tuple(self.shape), int(num_warps or self.program.session.num_warps))
 
     @property
     def view(self) -> Any:
         """The values, in place."""
         size = self.dtype.bits // 8 * self.columns
-        return self.program.tmem_bytes[:, self.byte : self.byte + size].view(self.dtype.numpy)
+        return self.program.tmem_bytes[: self.rows, self.byte : self.byte + size].view(self.dtype.numpy)
 
     def cells_of(self, cta: int) -> Any:
         """Cell numbers in one CTA."""
@@ -199,7 +246,7 @@ class Tmem:
             raise BoundsError(
                 f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
             )
-        return Tmem(self.program, self.byte + first * self.dtype.bits // 8, size, self.dtype, self.name)
+        return Tmem(self.program, self.byte + first * self.dtype.bits // 8, size, self.dtype, self.name, self.rows)
 
     def reinterpret(self, dtype: dtypes.Dtype, shape: Any, _layout: Any) -> Tmem:
         """The same columns as another type; BoundsError where that would need more of them."""
@@ -208,7 +255,7 @@ class Tmem:
             raise BoundsError(
                 f"{self.program.here()}: {self.name}, {self.shape} of {self.dtype}, is too small for {[int(n) for n in shape]} of {dtype}"
             )
-        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name)
+        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows)
 
     _reinterpret = reinterpret
 
@@ -254,17 +301,23 @@ class Tmem:
         self.view[...] = value.a
 
 
-def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, _layout: Any, value: Any = None) -> Tmem:
-    """Columns for ``shape``; AllocationError beyond what the chip has."""
-    rows, columns = (int(n) for n in shape)
+def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
+    """Columns for ``shape``, [rows, columns] or [buffers, rows, columns]; AllocationError beyond what the chip has."""
+    extents = [int(n) for n in shape]
+    if len(extents) == 3:
+        if value is not None:
+            raise UnsupportedError(f"{program.here()}: several buffers of tensor memory: allocate, then store")
+        buffers = [allocate_tensor(program, dtype, extents[1:], layout) for _ in range(extents[0])]
+        return TmemBuffers(buffers, program.target())
+    rows, columns = extents
     name = program.target()
-    if rows != program.tmem_bytes.shape[0]:
+    if rows != program.tmem_bytes.shape[0] and (rows, program.ctas) != (64, 1):
         raise UnsupportedError(
             f"{program.here()}: tensor memory of {rows} rows: 128 to a CTA are emulated, {program.ctas} CTA(s) here"
         )
     needed = -(-columns * dtype.bits // 32)
     first = program.take_columns(needed, name)
-    made = Tmem(program, 4 * first, columns, dtype, name)
+    made = Tmem(program, 4 * first, columns, dtype, name, rows)
     if value is not None:
         made.store(value)
     return made

@@ -32,6 +32,7 @@ from tilecast.emulator.hardware.clocks import (
 )
 from tilecast.emulator.hardware.engines import Commit, Copy, Product, Wgmma
 from tilecast.emulator.hardware.shadow import Access, Shadow
+from tilecast.emulator.hardware.transfers import Groups, Transfer
 from tilecast.emulator.session import Session
 from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
 
@@ -55,6 +56,8 @@ class Role:
         self.wgmma_issued = 0
         #: PTX registers that outlive the block that writes them, by name.
         self.registers: dict[str, Any] = {}
+        #: Tiles stored by the copy engine, and cp.async.
+        self.stores, self.gathers = Groups(), Groups()
         self.trace = RoleTrace(name, index)
 
     @property
@@ -70,8 +73,8 @@ class Role:
 class Program:
     """State of one running program; see the module docstring."""
 
-    def __init__(self, session: Session, number: int, programs: int, ctas: int) -> None:
-        self.session, self.number, self.programs, self.ctas = session, number, programs, ctas
+    def __init__(self, session: Session, number: int, grid: Sequence[int], ctas: int) -> None:
+        self.session, self.number, self.grid, self.ctas = session, number, tuple(grid), ctas
         self.late = session.mode == "late"
         self.random = random.Random((session.seed << 16) + number)
         #: Whoever starts the program schedules its roles.
@@ -87,6 +90,8 @@ class Program:
         self._copy_number = 0
         self._barriers = 0
         self._smem_used = 0
+        #: Bytes by what was running when they were allocated: role, calls and unrolled loops.
+        self._smem_at: dict[tuple[int, ...], int] = {}
         self._columns = 0
         self.smem = Shadow(self, "shared memory", has_proxies=True)
         self.tmem = Shadow(self, "tensor memory", has_proxies=False)
@@ -144,8 +149,10 @@ class Program:
         return Barrier(self, name, self._barriers, shared)
 
     def reserve_smem(self, size: int, name: str) -> None:
-        """AllocationError beyond what a CTA may have."""
-        self._smem_used += size
+        """AllocationError beyond what a CTA may have; what a loop allocates again takes the place of the last time."""
+        place = (self.current.index if self.current else 0, *self.session.source.calls(), *self.session.unrolled)
+        self._smem_used += size - self._smem_at.get(place, 0)
+        self._smem_at[place] = size
         if self._smem_used > self.session.smem_limit:
             raise AllocationError(
                 f"{self.here()}: {name} brings shared memory to {self._smem_used} bytes, a CTA has {self.session.smem_limit}"
@@ -287,6 +294,8 @@ class Program:
             pass
         for role in self.roles:
             self.complete_wgmma(role, 0)
+        for transfer in self._transfers():
+            transfer.take_effect()
         self._check_end()
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles))
 
@@ -322,9 +331,12 @@ class Program:
             return True
         return self._copy_effect(self.copies[0]) if self.copies else False
 
+    def _transfers(self) -> list[Transfer]:
+        return [t for role in self.roles for groups in (role.stores, role.gathers) for t in groups.in_flight()]
+
     def _random_effect(self) -> bool:
         queues = [role for role in self.roles if any(not entry.done for entry in role.wgmma)]
-        choices: list[Any] = [*self.copies, *queues]
+        choices: list[Any] = [*self.copies, *queues, *self._transfers()]
         if self.engine:
             choices.append(self.engine)
         if not choices:
@@ -332,7 +344,9 @@ class Program:
         chosen = self.random.choice(choices)
         if isinstance(chosen, Copy):
             return self._copy_effect(chosen)
-        if isinstance(chosen, Role):
+        if isinstance(chosen, Transfer):
+            chosen.take_effect()
+        elif isinstance(chosen, Role):
             next(entry for entry in chosen.wgmma if not entry.done).take_effect()
         else:
             self.engine.popleft().take_effect()

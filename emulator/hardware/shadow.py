@@ -89,6 +89,13 @@ class Shadow:
                 if code not in (0, who.code) and not who.known.has(code):
                     cell = int(cells[readers[stream] == code][0])
                     self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
+                if code and self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
+                    cell = int(cells[readers[stream] == code][0])
+                    raise RaceError(
+                        f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy "
+                        f"and may overwrite what the ordinary load at {self._quote(int(self._reader_lines[stream, cell]))} reads: "
+                        "fence_async_shared() is missing between them"
+                    )
         self._readers[:, cells] = 0
         self._writer[cells] = who.code
         self._writer_line[cells] = who.line

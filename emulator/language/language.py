@@ -11,26 +11,18 @@ from tilecast.emulator.errors import LayoutError, UnsupportedError
 from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
-from tilecast.emulator.hardware.program import Program
+from tilecast.emulator.hardware.transfers import gather, store_tile
 from tilecast.emulator.language import hostside, ptx
-from tilecast.emulator.session import Session
+from tilecast.emulator.language.everyday import Everyday
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
-from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw, reduced
+from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
 
 
-class Language:
+class Language(Everyday):
     """gluon.language for one session: plain functions of tensors."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    @property
-    def program(self) -> Program:
-        """The running program; UnsupportedError outside a kernel."""
-        return hostside.running(self.session)
 
     # -- making tensors ------------------------------------------------------------------------------------------------
 
@@ -155,45 +147,75 @@ class Language:
             out_tensor.charge(pipe, count * made.size / size)
         return out_tensor
 
-    # -- reductions ------------------------------------------------------------------------------------------------------
-
-    def max(self, x: Tensor, axis: Any = None) -> Any:
-        """Largest along an axis; NaN does not count, as in Triton."""
-        return reduced(self.session, x, axis, np.fmax.reduce if x.a.dtype.kind == "f" else np.max, "max")
-
-    def min(self, x: Tensor, axis: Any = None) -> Any:
-        """Smallest along an axis."""
-        return reduced(self.session, x, axis, np.fmin.reduce if x.a.dtype.kind == "f" else np.min, "max")
-
-    def sum(self, x: Tensor, axis: Any = None) -> Any:
-        """Sum along an axis."""
-        return reduced(self.session, x, axis, np.sum, "fma")
-
     # -- memory ----------------------------------------------------------------------------------------------------------
 
-    def store(self, pointer: Pointer, value: Any, mask: Any = None) -> None:
+    def store(self, pointer: Pointer, value: Any, mask: Any = None, **_hints: Any) -> None:
         """To global memory."""
         hostside.store(self.session, pointer, value, mask)
 
-    def load(self, pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
+    def load(self, pointer: Pointer, mask: Any = None, other: Any = 0, **_hints: Any) -> Any:
         """From global memory."""
         return hostside.load(self.session, pointer, mask, other)
 
-    def allocate_shared_memory(self, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
+    def allocate_shared_memory(self, element_ty: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
         """Shared memory, or barriers (int64)."""
+        made = allocate_shared(self.program, element_ty, shape, layout)
         if value is not None:
-            raise UnsupportedError(f"{self.session.here()}: allocate, then store")
-        return allocate_shared(self.program, dtype, shape, layout)
+            made.store(value)
+        return made
 
-    def allocate_tensor_memory(self, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Tmem:
+    def allocate_tensor_memory(self, element_ty: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
         """Tensor memory."""
-        return allocate_tensor(self.program, dtype, shape, layout, value)
+        return allocate_tensor(self.program, element_ty, shape, layout, value)
 
-    def async_load(self, desc: Any, coordinates: Any, bar: Barrier, target: Shared, pred: Any = True) -> None:
+    def async_load(
+        self, tensor_desc: Any, coord: Any, barrier: Barrier, result: Shared, pred: Any = True, multicast: Any = False,
+        cache_policy: Any = None,
+    ) -> None:  # fmt: skip
         """A tile by the copy engine."""
         self.program.step()
+        if multicast:
+            raise UnsupportedError(f"{self.session.here()}: a multicast copy is not emulated: run it without multicast")
         if pred:
-            issue_copy(self.program.role(), desc, coordinates, bar, target)
+            issue_copy(self.program.role(), tensor_desc, coord, barrier, result)
+
+    def async_store(self, tensor_desc: Any, coord: Any, src: Shared, cache_policy: Any = None) -> None:
+        """A tile to global memory by the copy engine; a group of its own."""
+        self.program.step()
+        role = self.program.role()
+        role.stores.add(store_tile(role, tensor_desc, coord, src))
+        role.stores.commit()
+
+    def store_wait(self, pendings: Any, read_only: Any = True) -> None:
+        """Wait until at most so many stores of this role are in flight."""
+        self.program.step()
+        role = self.program.role()
+        role.stores.wait(int(pendings), role.agents[0].knowledge)
+
+    def cp_async(self, smem: Shared, pointer: Pointer, mask: Any = None, **_hints: Any) -> None:
+        """cp.async: elements of global memory to shared memory, zeros where the mask is not set."""
+        session, program = self.session, self.program
+        program.step()
+        shape = list(pointer.offset.shape) if isinstance(pointer.offset, Tensor) else []
+        if smem.shape != shape or dtypes.of(pointer.memory.flat) is not smem.dtype:
+            raise LayoutError(
+                f"{session.here()}: a copy of {dtypes.of(pointer.memory.flat)} {shape} into {smem.name}, {smem.dtype} {smem.shape}"
+            )
+        # What the compiler does not see to be wrong shows when the copy is issued: bounds, and stores before it.
+        values = hostside.load(session, pointer, mask)
+        role = program.role()
+        role.gathers.add(gather(role, smem, lambda: values.a))
+
+    def commit_group(self) -> None:
+        """Close the group of cp.async."""
+        self.program.step()
+        self.program.role().gathers.commit()
+
+    def wait_group(self, num_outstanding: Any = 0) -> None:
+        """Wait until at most so many groups of cp.async are in flight."""
+        self.program.step()
+        role = self.program.role()
+        role.gathers.wait(int(num_outstanding), role.agents[0].knowledge)
 
     def fence_async_shared(self, cluster: bool = False) -> None:
         """Make ordinary stores visible to the copy engine and the tensor core."""
@@ -204,17 +226,21 @@ class Language:
 
     def program_id(self, axis: Any) -> Int:
         """Number of the program."""
-        return Int(self.program.number if int(axis) == 0 else 0)
+        number, grid = self.program.number, self.program.grid
+        for extent in grid[: int(axis)]:
+            number //= extent
+        return Int(number % grid[int(axis)] if int(axis) < len(grid) else 0)
 
     def num_programs(self, axis: Any) -> Int:
         """How many there are."""
-        return Int(self.program.programs if int(axis) == 0 else 1)
+        grid = self.program.grid
+        return Int(grid[int(axis)] if int(axis) < len(grid) else 1)
 
     def barrier(self) -> None:
         """The warps of a role meet; here they never part."""
         self.program.step()
 
-    def warp_specialize(self, parts: Any, warps: Any, registers: Any) -> None:
+    def warp_specialize(self, parts: Any, warps: Any, registers: Any = None) -> None:
         """Each part a role of its own."""
         if len(warps) != len(parts) - 1:
             raise LayoutError(
@@ -232,6 +258,10 @@ class Language:
     def init(self, bar: Barrier, count: Any) -> None:
         """Set the count of arrivals."""
         bar.init(int(count))
+
+    def invalidate(self, bar: Barrier) -> None:
+        """Give a barrier's memory back."""
+        bar.invalidate()
 
     def wait(self, bar: Barrier, phase: Any, pred: Any = True, deps: Any = ()) -> None:
         """Wait for the phase of this parity."""
@@ -273,8 +303,8 @@ class Language:
         """A product on the tensor core, with the result in tensor memory."""
         program = self.program
         program.step()
-        if mbarrier_preds is not None or multicast:
-            raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast or predicated barriers")
+        if multicast:
+            raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast is not emulated")
         if not pred:
             return
         self._check_product(a, b, acc.shape)
@@ -288,8 +318,9 @@ class Language:
             )
         )  # fmt: skip
         program.engine.append(Product(program.role(), a, b, acc, bool(use_acc), program.products))
-        for bar in mbarriers or ():
-            self.tcgen05_commit(bar)
+        bars = list(mbarriers or ())
+        for bar, wanted in zip(bars, mbarrier_preds or [True] * len(bars), strict=True):
+            self.tcgen05_commit(bar, wanted)
 
     def tcgen05_commit(self, bar: Barrier, pred: Any = True, descs: Any = ()) -> None:
         """Arrive when the products so far are done."""
@@ -319,6 +350,11 @@ class Language:
         program = self.program
         program.step()
         role = program.role()
+        if self.session.tensor_kind not in ("", "wgmma"):
+            raise UnsupportedError(
+                f"{self.session.here()}: warpgroup_mma on a machine whose tensor cores are {self.session.tensor_kind}: pass a "
+                "Hopper machine"
+            )
         self._check_product(a, b, acc.shape)
         if isinstance(a, Tensor) and (not isinstance(a.layout, DotOperandLayout) or a.layout.parent != acc.layout):
             raise LayoutError(

@@ -29,12 +29,15 @@ class Dtype:
 
 BOOL = Dtype("int1", np.bool_, 1)
 INT16, INT32, INT64 = Dtype("int16", np.int16, 16), Dtype("int32", np.int32, 32), Dtype("int64", np.int64, 64)
+INT8, UINT8 = Dtype("int8", np.int8, 8), Dtype("uint8", np.uint8, 8)
+UINT16, UINT32, UINT64 = Dtype("uint16", np.uint16, 16), Dtype("uint32", np.uint32, 32), Dtype("uint64", np.uint64, 64)
+FP64 = Dtype("fp64", np.float64, 64)
 FP16, FP32 = Dtype("fp16", np.float16, 16), Dtype("fp32", np.float32, 32)
 BF16 = Dtype("bf16", ml_dtypes.bfloat16, 16)
 FP8E4 = Dtype("fp8e4nv", ml_dtypes.float8_e4m3fn, 8)
 FP8E5 = Dtype("fp8e5", ml_dtypes.float8_e5m2, 8)
 _LARGEST = {FP8E4: np.float32(448.0), FP8E5: np.float32(57344.0)}
-ALL = (BOOL, INT16, INT32, INT64, FP16, FP32, BF16, FP8E4, FP8E5)
+ALL = (BOOL, INT8, UINT8, INT16, UINT16, INT32, UINT32, INT64, UINT64, FP64, FP16, FP32, BF16, FP8E4, FP8E5)
 _BY_NUMPY = {np.dtype(dtype.numpy): dtype for dtype in ALL}
 
 

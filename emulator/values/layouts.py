@@ -117,12 +117,20 @@ class TensorMemoryLayout:
     """Rows are lanes, columns are columns; only the 32-bit packed form with unit stride."""
 
     def __init__(
-        self, block: Any, col_stride: int = 1, cga_layout: Any = None, two_ctas: bool = False, **_: Any
-    ) -> None:
+        self, block: Any, col_stride: Any = 1, cga_layout: Any = None, two_ctas: bool = False, unpacked: Any = True, **_: Any
+    ) -> None:  # fmt: skip
         self.block = tuple(int(x) for x in block)
         self.col_stride, self.cga, self.two_ctas = int(col_stride), _frozen(cga_layout), bool(two_ctas)
         if self.col_stride != 1:
             raise LayoutError(f"tensor memory with a column stride of {self.col_stride}: only 1 is emulated")
+
+
+@dataclass(frozen=True)
+class TmemRegisterLayout:
+    """A row of tensor memory to a lane, as Gluon's helpers choose it for a shape and a number of warps."""
+
+    shape: tuple[int, ...]
+    num_warps: int
 
 
 _LANES = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0))
@@ -132,6 +140,10 @@ def row_per_lane(layout: Any, shape: Sequence[int]) -> str:
     """Empty when ``layout`` holds rows of ``shape`` as tcgen05.ld and .st move them; otherwise what is wrong."""
     if layout is None:
         return ""
+    if isinstance(layout, TmemRegisterLayout):
+        return (
+            "" if layout.shape == tuple(shape) else f"needs a layout of {list(shape)}, got one of {list(layout.shape)}"
+        )
     if not isinstance(layout, DistributedLinearLayout):
         return f"needs a linear layout with a row to a lane, got {layout!r}"
     if layout.shape != tuple(shape):

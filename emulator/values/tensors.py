@@ -98,6 +98,17 @@ class Str(str):
         return str(self)
 
 
+class Several(tuple):  # type: ignore[type-arg]
+    """A compile-time constant."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> tuple[Any, ...]:
+        """The plain tuple."""
+        return tuple(self)
+
+
 def constexpr(value: Any = None) -> Any:
     """A compile-time constant: behaves as the value and has ``.value``."""
     if type(value) is int:
@@ -106,7 +117,7 @@ def constexpr(value: Any = None) -> Any:
         return Float(value)
     if type(value) is str:
         return Str(value)
-    return value
+    return Several(value) if type(value) is tuple else value
 
 
 def raw(value: Any) -> Any:
@@ -182,9 +193,10 @@ class Tensor:
             self.charge("cvt", self._a.size / 2)
         return self.like(dtypes.cast(self.a, dtype), self.layout)
 
-    def reshape(self, shape: list[int]) -> Tensor:
+    def reshape(self, *shape: Any) -> Tensor:
         """Other extents, elements in row-major order."""
-        new = tuple(int(n) for n in shape)
+        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        new = tuple(int(n) for n in extents)
         return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
 
     def permute(self, *order: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Verbs about kernels: generate, tune, inspect, emulate, the lists of variants and presets."""
+"""Verbs about kernels: generate, tune, inspect, the lists of variants and presets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Shapes, in_options, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -349,52 +349,6 @@ def forecast(
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
             found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
     show(as_text(found), as_dict(found), as_json)
-
-
-@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random")
-def emulate(
-    file: Annotated[str, typer.Argument(help="A generated Gluon kernel, or the name of a shipped one.")],
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Sequences (default 1).")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="Query heads (default 1).")] = None,
-    heads_kv: Annotated[int | None, typer.Option("--heads-kv", help="Key/value heads (default: as --heads).")] = None,
-    seqlen: Annotated[int | None, typer.Option("--seqlen", help="Query length (default 512).")] = None,
-    seqlen_k: Annotated[int | None, typer.Option("--seqlen-k", help="Key length (default: as --seqlen).")] = None,
-    window: Annotated[str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
-    mode: Annotated[
-        str,
-        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
-    ] = "late",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs and of the random moments.")] = 0,
-    sms: Annotated[
-        int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
-    ] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a generated Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
-    from tilecast.base.files import check_writable
-    from tilecast.cli.progress import Screen
-    from tilecast.cli.tables import show
-    from tilecast.emulator.report import kernel_workload, run_emulate
-    from tilecast.model.kernel.workload import WorkloadError
-
-    if trace is not None:
-        check_writable(trace)
-    try:
-        work, limits = kernel_workload(file, batch, heads, heads_kv, seqlen, seqlen_k, window, dtype)
-    except WorkloadError as error:
-        raise WorkloadError(in_options(str(error))) from None
-    with Screen() as screen:
-        screen("emulate", 0, 0, work.label())
-        found = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
-    figures = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}
-    show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
-    if not found.right:
-        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast presets")

@@ -11,7 +11,7 @@ import pytest
 
 from tilecast.codegen.gluon import in_lines, problem_statement
 from tilecast.codegen.host import box_loops, box_statements
-from tilecast.emulator.language.hostside import Array
+from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.run import kernel_path, load, new_session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import load_machine

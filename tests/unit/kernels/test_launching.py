@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast.emulator.language.hostside import Array
+from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.run import kernel_path, load, new_session
 from tilecast.emulator.source import Source
 from tilecast.emulator.verify import reference

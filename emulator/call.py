@@ -1,0 +1,96 @@
+"""Run code of any author's file with its launches emulated, and say what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a call did."""
+
+    text: str
+    right: bool
+    #: What is wrong; "" where nothing is.
+    wrong: str
+    #: What the call returned, as text; "" for None.
+    returned: str
+    launches: int
+    programs: int
+    operations: int
+
+
+def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None) -> Called:
+    """Evaluate ``call`` among the names of ``file``, or (None) run it as a script, with launches emulated.
+
+    Code that asks torch for a GPU gets the CPU.  An EmulationError or an assertion that fails is an answer; RequestError
+    and UnsupportedError, and what else the file raises, are not.
+    """
+    need_packages()
+    from tilecast.emulator.any_kernel import chip_for, load_any
+    from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
+    from tilecast.emulator.source import Source
+
+    chip = chip_for(Source(file), machine)
+    title = (
+        f"{file}: {call or 'as a script'}, {mode}"
+        + (f" (seed {seed})" if mode == "random" else "")
+        + f" on {chip.title}"
+    )
+    capability = (9, 0) if chip.tensor_kind == "wgmma" else (10, 0)
+    session: Any = None
+    returned, wrong, kind = "", "", ""
+    with cuda_on_cpu(capability, sms or int(chip["chip.sm_count"])):
+        try:
+            name = "emulated_kernel" if call is not None else "__main__"
+            session, module = load_any(file, machine=chip, mode=mode, seed=seed, sms=sms, name=name)
+            if call is not None:
+                result = _evaluated(call, vars(module), file)
+                returned = "" if result is None else str(result)
+        except (RequestError, UnsupportedError):
+            raise
+        except EmulationError as error:
+            kind, wrong = type(error).__name__.removesuffix("Error").lower(), str(error)
+        except AssertionError as error:
+            kind, wrong = "assertion", str(error).strip() or "an assertion of the file fails"
+    launches = session.launches if session is not None else 0
+    traces = session.traces if session is not None else []
+    operations = sum(len(role.events) for one in traces for role in one.roles)
+    lines = [title]
+    if wrong:
+        lines.append(f"  {kind:10s} {wrong}")
+    elif not launches:
+        lines.append("  nothing    no kernel was launched: nothing was checked")
+    else:
+        lines.append(
+            f"  races      none: {operations} operations of {len(traces)} programs in {launches} launch(es), every access ordered"
+        )
+    if returned:
+        lines.append(f"  returned   {returned}")
+    return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations)
+
+
+def _evaluated(call: str, names: dict[str, Any], file: str) -> Any:
+    try:
+        code = compile(call, "--call", "eval")
+    except SyntaxError as error:
+        raise RequestError(
+            f"--call: expected an expression like 'function(arguments)', got '{call}': {error.msg}"
+        ) from None
+    unknown = [name for name in code.co_names[:1] if name not in names and name not in names["__builtins__"]]
+    if unknown:
+        own = sorted(name for name, value in names.items() if callable(value) and not name.startswith("_"))
+        raise RequestError(f"--call: {file} has no {unknown[0]}; functions there: {', '.join(own[:12]) or 'none'}")
+    return eval(code, names)
+
+
+def need_packages() -> None:
+    """RequestError where what the emulator runs on is not installed."""
+    try:
+        import greenlet  # noqa: F401
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        raise RequestError("emulating needs greenlet and ml_dtypes: pip install 'tilecast[emulate]'") from None

@@ -1,0 +1,252 @@
+"""Tensors in global memory as a launch and its kernel see them: torch-like over numpy, torch's own, tensor descriptors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilecast.emulator.errors import BoundsError, LayoutError, RaceError, UnsupportedError
+from tilecast.emulator.hardware.clocks import Knowledge
+from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.outside import numpy_of
+from tilecast.emulator.values.tensors import Int
+
+
+class Storing(Protocol):
+    """A running program, as far as global memory needs it."""
+
+    session: Session
+    number: int
+
+
+_TORCH = {dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32"}
+
+
+class Device:
+    """Where tensors say they are."""
+
+    index, type = 0, "cuda"
+
+    def __repr__(self) -> str:
+        return "emulated"
+
+
+class Array:
+    """A torch-like tensor over numpy data; ``flat`` is its memory, which stores go to."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        self.data, self.name = data, name
+        last = sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)) // data.itemsize
+        self.flat = (
+            np.lib.stride_tricks.as_strided(data, (last + 1,), (data.itemsize,)) if data.size else data.reshape(-1)
+        )
+        #: Program (from 1), event code and line of the last store to each element.
+        self.program = np.zeros(self.flat.size, np.int32)
+        self.code = np.zeros(self.flat.size, np.int64)
+        self.line = np.zeros(self.flat.size, np.int32)
+        self._launch = 0
+
+    def enter(self, launch: int) -> None:
+        """What an earlier launch stored is ordered before this one's accesses."""
+        if launch != self._launch:
+            self._launch = launch
+            self.program[:] = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> str:
+        """As torch prints it."""
+        return _TORCH[dtypes.of(self.data)]
+
+    @property
+    def device(self) -> Device:
+        """One device for all."""
+        return _DEVICE
+
+    def data_ptr(self) -> int:
+        """An address, aligned as a CUDA allocation is."""
+        return 4096
+
+    def stride(self, axis: int | None = None) -> Any:
+        """Strides in elements; of an empty tensor torch's, where numpy has zeros."""
+        strides = tuple(s // self.data.itemsize for s in self.data.strides)
+        if not self.data.size:
+            strides = tuple(math.prod(max(n, 1) for n in self.shape[i + 1 :]) for i in range(self.data.ndim))
+        return strides if axis is None else strides[axis]
+
+    def size(self, axis: int | None = None) -> Any:
+        """Extents."""
+        return self.shape if axis is None else self.shape[axis]
+
+    def is_contiguous(self) -> bool:
+        """Whether the strides are those of a dense tensor."""
+        return bool(self.data.flags.c_contiguous)
+
+    def numel(self) -> int:
+        """Elements."""
+        return int(self.data.size)
+
+    def zero_(self) -> None:
+        """Fill with zeros."""
+        self.data[...] = 0
+
+    def fill_(self, value: float) -> None:
+        """Fill with a value."""
+        self.data[...] = value
+
+    def new_empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Memory without values."""
+        found = next((d for d, name in _TORCH.items() if name == str(dtype)), None)
+        if found is None:
+            raise UnsupportedError(f"new_empty of {dtype}: use float16, bfloat16 or float32")
+        return Array(np.full(shape, np.nan, found.numpy), "new_empty")
+
+    def __neg__(self) -> Array:
+        return Array(-self.data, self.name)
+
+
+_DEVICE = Device()
+
+
+def array_of(session: Session, value: Any) -> Array:
+    """The Array over a numpy or torch tensor's own memory, one for each tensor of a session."""
+    if isinstance(value, Array):
+        return value
+    data = numpy_of(value)
+    key = (data.__array_interface__["data"][0], data.dtype.str, data.shape, data.strides)
+    if key not in session.arrays:
+        session.arrays[key] = Array(data, session.names.get(id(value), f"a tensor of {list(data.shape)}"))
+    found: Array = session.arrays[key]
+    return found
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """What a kernel asks of a descriptor's box."""
+
+    shape: list[Int]
+    nbytes: int
+    element_ty: dtypes.Dtype
+
+
+class TensorDescriptor:
+    """A tensor map: boxes of ``block_shape`` out of ``base``."""
+
+    #: Whose arrays hold the tensors; set for each session.
+    session: Session | None = None
+
+    def __init__(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], block_shape: Sequence[Any], layout: Any = None,
+        padding: str = "zero", **_more: Any,
+    ) -> None:  # fmt: skip
+        self.base = base if self.session is None else array_of(self.session, base)
+        self.shape, self.strides = [Int(n) for n in shape], [Int(n) for n in strides]
+        self.block_shape, self.layout = [int(n) for n in block_shape], layout
+        self._fill = np.nan if padding == "nan" else 0
+        if any(n > 256 for n in self.block_shape):
+            raise BoundsError(f"a tensor descriptor's box has at most 256 elements a side, got {self.block_shape}")
+        if any(s * self.base.data.itemsize % 16 for s in self.strides[:-1]) or self.strides[-1] != 1:
+            raise LayoutError(f"the copy engine needs a unit last stride and strides of 16 bytes, got {self.strides}")
+
+    @classmethod
+    def from_tensor(
+        cls, tensor: Any, block_shape: Sequence[Any], layout: Any = None, padding: str = "zero", **_more: Any
+    ) -> TensorDescriptor:
+        """The tensor map of a whole tensor."""
+        strides = tensor.stride() if hasattr(tensor, "stride") else [s // tensor.itemsize for s in tensor.strides]
+        return cls(tensor, tensor.shape, strides, block_shape, layout, padding)
+
+    @property
+    def dtype(self) -> dtypes.Dtype:
+        """Element type."""
+        return dtypes.of(self.base.data)
+
+    @property
+    def block_type(self) -> BlockType:
+        """Extents and size of a box."""
+        shape = [Int(n) for n in self.block_shape]
+        return BlockType(shape, Int(math.prod(self.block_shape) * self.base.data.itemsize), self.dtype)
+
+    @property
+    def type(self) -> TensorDescriptor:
+        """What kernels ask of a type is here."""
+        return self
+
+    @property
+    def nbytes_per_cta(self) -> int:
+        """Bytes of the part of a box that lands in one CTA."""
+        return self.block_type.nbytes // (2 if self.layout.cga else 1)
+
+    def _inside(self, corner: Sequence[int], extents: Sequence[int]) -> tuple[Any, Any] | None:
+        """(index of the part of a box that lies in the tensor, places of its elements in memory); None without any."""
+        low = [max(int(c), 0) for c in corner]
+        high = [min(int(c) + n, int(s)) for c, n, s in zip(corner, extents, self.shape, strict=True)]
+        if not all(a < b for a, b in zip(low, high, strict=True)):
+            return None
+        inside = tuple(slice(a - c, b - c) for a, b, c in zip(low, high, corner, strict=True))
+        places: Any = np.zeros((1,) * len(low), np.int64)
+        for dim, (a, b, stride) in enumerate(zip(low, high, self.strides, strict=True)):
+            steps = np.arange(a, b, dtype=np.int64) * int(stride)
+            places = places + steps.reshape([-1 if d == dim else 1 for d in range(len(low))])
+        if places.max() >= self.base.flat.size:
+            raise BoundsError(
+                f"a tensor descriptor of {list(self.shape)} with strides {list(self.strides)} reaches element "
+                f"{int(places.max())} of {self.base.name}, which has {self.base.flat.size}"
+            )
+        return inside, places
+
+    def tile(self, corner: Sequence[int]) -> Any:
+        """The box at ``corner``; zeros (or what padding says) outside the tensor."""
+        block = np.full(self.block_shape, self._fill, self.base.data.dtype)
+        found = self._inside(corner, self.block_shape)
+        if found is not None:
+            block[found[0]] = self.base.flat[found[1]]
+        return block
+
+    def put(self, corner: Sequence[int], block: Any, program: Storing, code: int, known: Knowledge, line: int) -> None:
+        """Store a box; what lies outside the tensor is dropped."""
+        found = self._inside(corner, block.shape)
+        if found is not None:
+            places = found[1].reshape(-1)
+            put(program, self.base, places, block[found[0]].reshape(-1), code, known, line)
+
+
+def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int, what: str, differs: Any) -> None:
+    """RaceError when an earlier store by somebody else is not known."""
+    memory.enter(program.session.launches)
+    at = places[(memory.program[places] > 0) & differs]
+    if not at.size:
+        return
+    same = memory.program[at] == program.number + 1
+    unknown = [code for code in np.unique(memory.code[at[same]]) if not known.has(int(code))]
+    culprits = at[~same | np.isin(memory.code[at], unknown)]
+    if not culprits.size:
+        return
+    first = culprits[0]
+    who = "this program" if memory.program[first] == program.number + 1 else f"program {int(memory.program[first]) - 1}"
+    quote = program.session.source.quote
+    raise RaceError(
+        f"race on element {int(first)} of {memory.name}: {what} at {quote(line)}; "
+        f"{who} has stored to it at {quote(int(memory.line[first]))}, and nothing orders the two"
+    )
+
+
+def put(program: Storing, memory: Array, places: Any, new: Any, code: int, known: Knowledge, line: int) -> None:
+    """Store ``new`` at ``places``; the same value stored twice is no race."""
+    differs = memory.flat[places].view(_bits_of(new)) != np.ascontiguousarray(new).view(_bits_of(new))
+    ordered(program, memory, places, known, line, "a store", differs)
+    memory.flat[places] = new
+    memory.program[places], memory.code[places], memory.line[places] = program.number + 1, code, line
+
+
+def _bits_of(values: Any) -> Any:
+    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[values.dtype.itemsize]

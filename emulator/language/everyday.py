@@ -1,0 +1,207 @@
+"""The functions of gluon.language that any kernel may call and that touch no memory of the chip: shapes, mathematics,
+reductions, assertions, atomics of global memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import LayoutError, UnsupportedError, WrongResultError
+from tilecast.emulator.hardware.program import Program
+from tilecast.emulator.language import hostside
+from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.layouts import TmemRegisterLayout
+from tilecast.emulator.values.tensors import Int, Pointer, Tensor, joint_layout, raw, reduced
+
+
+class Everyday:
+    """Half of `language.Language`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def program(self) -> Program:
+        """The running program; UnsupportedError outside a kernel."""
+        return hostside.running(self.session)
+
+    # -- reductions ------------------------------------------------------------------------------------------------------
+
+    def max(self, x: Tensor, axis: Any = None) -> Any:
+        """Largest along an axis; NaN does not count, as in Triton."""
+        return reduced(self.session, x, axis, np.fmax.reduce if x.a.dtype.kind == "f" else np.max, "max")
+
+    def min(self, x: Tensor, axis: Any = None) -> Any:
+        """Smallest along an axis."""
+        return reduced(self.session, x, axis, np.fmin.reduce if x.a.dtype.kind == "f" else np.min, "max")
+
+    def sum(self, x: Tensor, axis: Any = None) -> Any:
+        """Sum along an axis."""
+        return reduced(self.session, x, axis, np.sum, "fma")
+
+    def reduce(self, x: Tensor, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
+        """Any reduction, pair by pair in halves along the axis."""
+        values = x
+        where = int(axis)
+        while values.a.shape[where] > 1:
+            half = values.a.shape[where] // 2
+            parts = (x.like(values.a.take(range(low, low + half), where), x.layout) for low in (0, half))
+            values = combine_fn(*parts)
+        out = values.a.take(0, where)
+        return x.like(out) if out.ndim else (Int(int(out)) if out.dtype.kind in "iu" else float(out))
+
+    # -- shapes ----------------------------------------------------------------------------------------------------------
+
+    def expand_dims(self, x: Tensor, axis: Any) -> Tensor:
+        """A new dimension of one element."""
+        place = int(axis) if int(axis) >= 0 else int(axis) + len(x.shape) + 1
+        return x[(slice(None),) * place + (None,)]
+
+    def permute(self, x: Any, order: Any) -> Any:
+        """Dimensions in another order."""
+        return x.permute(order)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The two elements of the last dimension."""
+        return x.split()
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        """Two tensors as the two elements of a new last dimension."""
+        layout = joint_layout(self.session, a, b)
+        if list(a.shape) != list(b.shape):
+            raise LayoutError(f"{self.session.here()}: join of {list(a.shape)} and {list(b.shape)}")
+        # In which threads the pairs lie is not followed: it fits everything.
+        del layout
+        return a.like(np.stack([a.a, b.a], axis=-1))
+
+    def broadcast(self, a: Any, b: Any) -> Any:
+        """Both with the extents of both."""
+        shape = np.broadcast_shapes(a.a.shape, b.a.shape)
+        return tuple(x.like(np.broadcast_to(x.a, shape), x.layout) for x in (a, b))
+
+    def ravel(self, x: Tensor) -> Tensor:
+        """One dimension, in row-major order."""
+        return x.reshape([x.a.size])
+
+    def full_like(self, x: Tensor, value: Any, **_more: Any) -> Tensor:
+        """One value everywhere, otherwise as ``x``."""
+        return x.like(np.full(x.a.shape, raw(value), x.a.dtype), x.layout)
+
+    def zeros_like(self, x: Tensor, **_more: Any) -> Tensor:
+        """Zeros, otherwise as ``x``."""
+        return self.full_like(x, 0)
+
+    def cast(self, x: Any, dtype: dtypes.Dtype, bitcast: bool = False) -> Any:
+        """Another type."""
+        return x.to(dtype, bitcast) if isinstance(x, Tensor) else x.to(dtype)
+
+    def hint(self, x: Any, *_values: Any) -> Any:
+        """multiple_of, max_contiguous, max_constancy: for the compiler only."""
+        return x
+
+    def set_auto_layout(self, x: Tensor, layout: Any) -> Tensor:
+        """The values in threads that are known now."""
+        return x.like(x.a, layout)
+
+    # -- mathematics -----------------------------------------------------------------------------------------------------
+
+    def function(self, pipe: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+        """An elementwise function of float32, by ``of_arrays`` of numpy; ``pipe`` is charged."""
+
+        def call(*args: Any) -> Any:
+            if not any(isinstance(a, Tensor) for a in args):
+                return float(np.float32(of_arrays(*(np.float32(raw(a)) for a in args))))
+            layout = joint_layout(self.session, *args)
+            kind = next(a.a.dtype for a in args if isinstance(a, Tensor))
+            with np.errstate(all="ignore"):
+                values = of_arrays(*(a.a if isinstance(a, Tensor) else np.asarray(raw(a), kind) for a in args))
+            out = Tensor(self.session, np.asarray(values).astype(kind, copy=False), layout)
+            out.charge(pipe, out.a.size)
+            return out
+
+        return call
+
+    def mathematics(self) -> dict[str, Callable[..., Any]]:
+        """Elementwise functions by name."""
+        erf = np.vectorize(math.erf, otypes=[np.float64])
+        special: dict[str, Callable[..., Any]] = {
+            "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sqrt_rn": np.sqrt, "sin": np.sin, "cos": np.cos, "erf": erf,
+            "rsqrt": lambda x: 1 / np.sqrt(x),
+        }  # fmt: skip
+        plain: dict[str, Callable[..., Any]] = {
+            "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "add": np.add, "sub": np.subtract, "mul": np.multiply,
+            "fma": lambda x, y, z: np.float64(x) * np.float64(y) + np.float64(z),
+            "clamp": lambda x, low, high: np.fmin(np.fmax(x, low), high),
+        }  # fmt: skip
+        return {
+            **{name: self.function("mufu", fn) for name, fn in special.items()},
+            **{name: self.function("fma", fn) for name, fn in plain.items()},
+            **{name: self.function("div", np.divide) for name in ("fdiv", "div_rn")},
+        }
+
+    # -- assertions and prints -------------------------------------------------------------------------------------------
+
+    def static_assert(self, condition: Any, message: Any = "") -> None:
+        """What the compiler checks; LayoutError where it does not hold."""
+        if not condition:
+            raise LayoutError(f"{self.session.here()}: a static assertion fails{f': {message}' if message else ''}")
+
+    def device_assert(self, condition: Any, message: Any = "", mask: Any = None) -> None:
+        """What the kernel checks of its values; WrongResultError where it does not hold."""
+        if not np.all(raw(condition) if mask is None else raw(condition) | ~np.asarray(raw(mask))):
+            raise WrongResultError(f"{self.session.here()}: an assertion fails{f': {message}' if message else ''}")
+
+    def no_print(self, *_values: Any, **_options: Any) -> None:
+        """static_print and device_print: nothing is shown."""
+
+    # -- program ---------------------------------------------------------------------------------------------------------
+
+    def num_warps(self) -> Int:
+        """Warps of the launch."""
+        return Int(self.session.num_warps)
+
+    def num_ctas(self) -> Int:
+        """CTAs of a program."""
+        return Int(self.program.ctas)
+
+    def get_tmem_reg_layout(
+        self, element_ty: Any, shape: Any, layout: Any, num_warps: Any, instr_variant: str = "32x32b", cga_layout: Any = None
+    ) -> TmemRegisterLayout:  # fmt: skip
+        """Layout to load tensor memory with."""
+        if instr_variant != "32x32b":
+            raise UnsupportedError(f"{self.session.here()}: tensor memory in registers as {instr_variant}: only 32x32b")
+        return TmemRegisterLayout(tuple(int(n) for n in shape), int(num_warps))
+
+    def get_tmem_32x32b_reg_layout(
+        self, *rest: Any, shape: Any = None, num_warps: Any = None, **_blocks: Any
+    ) -> TmemRegisterLayout:
+        """The same, as earlier releases call it: (M, N, shape, num_warps)."""
+        if shape is None:
+            shape = rest[2]
+        warps = rest[3] if num_warps is None else num_warps
+        return TmemRegisterLayout(tuple(int(n) for n in shape), int(warps))
+
+    # -- atomics ---------------------------------------------------------------------------------------------------------
+
+    def atomic(self, compute: Any) -> Callable[..., Any]:
+        """A read-modify-write of global memory by a numpy ufunc (None: exchange); returns what was there."""
+
+        def call(pointer: Pointer, value: Any, mask: Any = None, **_order: Any) -> Any:
+            program = self.program
+            program.step()
+            offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
+            memory = pointer.memory
+            before = np.where(asked, memory.flat[np.where(asked, offsets, 0)], 0).astype(memory.flat.dtype)
+            new = np.broadcast_to(raw(value), offsets.shape).astype(memory.flat.dtype)[asked]
+            if compute is None:
+                memory.flat[offsets[asked]] = new
+            else:
+                compute.at(memory.flat, offsets[asked], new)
+            memory.line[offsets[asked]] = program.line()
+            return Int(int(before)) if not before.ndim and before.dtype.kind in "iu" else Tensor(self.session, before)
+
+        return call

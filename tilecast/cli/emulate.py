@@ -1,0 +1,93 @@
+"""The verb emulate: a Gluon kernel on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from tilecast.cli.workload_options import AsJson, in_options
+
+app = typer.Typer()
+
+
+@app.command(
+    rich_help_panel="Kernels", epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random"
+)
+def emulate(
+    file: Annotated[
+        str,
+        typer.Argument(help="A generated Gluon kernel or the name of a shipped one; with --call or --main any file."),
+    ],
+    call: Annotated[
+        str | None,
+        typer.Option("--call", help="Evaluate this in any author's FILE with launches emulated, as in 'test_add(64)'."),
+    ] = None,
+    main: Annotated[
+        bool, typer.Option("--main", help="Run any author's FILE as a script with launches emulated.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Sequences (default 1).")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads (default 1).")] = None,
+    heads_kv: Annotated[int | None, typer.Option("--heads-kv", help="Key/value heads (default: as --heads).")] = None,
+    seqlen: Annotated[int | None, typer.Option("--seqlen", help="Query length (default 512).")] = None,
+    seqlen_k: Annotated[int | None, typer.Option("--seqlen-k", help="Key length (default: as --seqlen).")] = None,
+    window: Annotated[str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
+    ] = "late",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs and of the random moments.")] = 0,
+    sms: Annotated[
+        int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
+    from tilecast.base.files import check_writable
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.emulator.report import kernel_workload, run_emulate
+    from tilecast.model.kernel.workload import WorkloadError
+
+    if call is not None or main:
+        shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
+        _emulate_any(file, None if main else call, machine, mode, seed, sms, shape, as_json)
+        return
+    if trace is not None:
+        check_writable(trace)
+    try:
+        work, limits = kernel_workload(file, batch, heads, heads_kv, seqlen, seqlen_k, window, dtype)
+    except WorkloadError as error:
+        raise WorkloadError(in_options(str(error))) from None
+    with Screen() as screen:
+        screen("emulate", 0, 0, work.label())
+        found = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
+    figures = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}
+    show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
+    if not found.right:
+        raise typer.Exit(1)
+
+
+def _emulate_any(
+    file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, shape: tuple[Any, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """emulate --call and --main: any author's file."""
+    from tilecast.cli.tables import show
+    from tilecast.emulator.call import run_call
+    from tilecast.emulator.errors import RequestError
+
+    if any(option is not None for option in shape):
+        raise RequestError(
+            "--call and --main run the file's own code: shapes, --window, --dtype and --trace are for generated kernels"
+        )
+    found = run_call(file, call, machine, mode, seed, sms)
+    show(found.text, {"file": file, "call": call, "mode": mode, "seed": seed, **dataclasses.asdict(found)}, as_json)
+    if not found.right:
+        raise typer.Exit(1)
