@@ -60,7 +60,7 @@ def timed(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRu
     """A fused launch that was played on the chip, at the clock that its power allows."""
     activity = launch_activity(workload, machine, pipeline, chip.iterations, chip.l2_bytes, chip.hbm_bytes)
     cycles = max(chip.makespan_cycles, chip.l2_floor_cycles)
-    settled = _settle(machine, activity, length(cycles, chip.hbm_seconds), clock)
+    settled = settled_clock(machine, activity, length(cycles, chip.hbm_seconds), clock)
     launch = machine["launch.kernel_us"] * 1e-6
     on_sms = cycles / (settled.mhz * 1e6)
     seconds = max(on_sms, chip.hbm_seconds) + launch
@@ -70,7 +70,8 @@ def timed(workload: Workload, machine: Machine, pipeline: Pipeline, chip: ChipRu
     )
 
 
-def _settle(machine: Machine, activity: Activity, seconds_at: Length, clock: str | float) -> Clock:
+def settled_clock(machine: Machine, activity: Activity, seconds_at: Length, clock: str | float) -> Clock:
+    """The clock of a regime, or the one that is given (MHz); PredictError where none keeps within the limit."""
     if not isinstance(clock, str):
         return fixed(machine, activity, seconds_at, float(clock))
     settled = settle(machine, activity, seconds_at, clock)
@@ -126,7 +127,7 @@ def _evaluate_unfused(workload: Workload, machine: Machine, variant: Any, clock:
     def spend(ghz: float) -> list[float]:
         return [max(c / (ghz * 1e9), s) for c, s in zip(loops, hbm, strict=True)]
 
-    settled = _settle(machine, activity, lambda ghz: sum(spend(ghz)), clock)
+    settled = settled_clock(machine, activity, lambda ghz: sum(spend(ghz)), clock)
     spent = spend(settled.mhz / 1e3)
     memory = sum(s for s, took in zip(hbm, spent, strict=True) if s == took)
     launch = len(parts) * machine["launch.kernel_us"] * 1e-6

@@ -45,7 +45,7 @@ class Binding:
 
 
 #: Share of the time that the SMs need by themselves from which a launch held by memory and power is held by power.
-_POWER_BOUND = 0.8
+POWER_BOUND = 0.8
 #: Kinds of binding that say that the loop hardly matters.
 OUTSIDE_LOOP = ("launch", "start", "occupancy")
 
@@ -58,7 +58,7 @@ def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding
     if answer.launch_seconds > body:
         return Binding("launch", "kernel launch", (), slack)
     on_sms = chip.makespan_cycles / (answer.clock.mhz * 1e6)
-    if answer.clock.bound == "power" and chip.hbm_seconds > 0.5 * body and on_sms > _POWER_BOUND * body:
+    if answer.clock.bound == "power" and chip.hbm_seconds > 0.5 * body and on_sms > POWER_BOUND * body:
         # Memory traffic takes the power that the SMs' clock would need: more bandwidth or faster units meet the same limit.
         return Binding("power", "power limit", (), slack)
     if answer.memory_seconds > 0.5 * body:

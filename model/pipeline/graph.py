@@ -24,6 +24,7 @@ UNITS: tuple[str, ...] = (
     "tmem_read",
     "tmem_write",
     "tma",  # bulk copy engine
+    "memory",  # this SM's share of the chip's memory bandwidth, where a loop streams
 )
 
 

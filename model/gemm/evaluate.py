@@ -1,0 +1,148 @@
+"""One GEMM launch on one machine: cycles of its busiest SM, the memory's time, the clock the power limit allows.
+
+The memory is the chip's: SMs out of step with each other use what others leave, so that a launch takes the longer of the
+SMs' own time and the memory's.  In step, where all copy at once and all wait at once, each has its share and no more; that is
+simulated too, and is the other end of what may be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilecast.model.chip.evaluate import PredictError, check_clock, settled_clock
+from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.gemm.families import legality
+from tilecast.model.gemm.pipeline import MOST_STEPS, GemmPipeline, build
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.machine.machine import Machine
+from tilecast.model.sm.simulate import SmTrace, steady_state
+
+#: k-steps between the two loops whose difference is the pace of a k-step.
+_PACE_STEPS = MOST_STEPS // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Tiles in a row on one SM: the loop, how it ran, and what k-steps beyond those simulated add to a tile."""
+
+    loop: GemmPipeline
+    trace: SmTrace
+    extra_cycles: float
+
+    @property
+    def tile_cycles(self) -> float:
+        """Cycles a tile takes in the steady state."""
+        return self.trace.ii_cycles / self.loop.tiles + self.extra_cycles
+
+    def end(self, tiles: float) -> float:
+        """Cycles from the first copy to the end of tile number ``tiles`` (at least 1; between whole numbers the line)."""
+        whole = max(1, int(tiles))
+        end = self._end(whole) + whole * self.extra_cycles
+        rest = max(0.0, tiles - whole)
+        return end + rest * (self._end(whole + 1) + (whole + 1) * self.extra_cycles - end) if rest else end
+
+    def _end(self, tiles: int) -> float:
+        lap, place = divmod(tiles - 1, self.loop.tiles)
+        if place == self.loop.tiles - 1:
+            return self.trace.tile_cycles(lap + 1)
+        # Part of an iteration: the last operation of the tiles that it has.
+        known = min(lap, len(self.trace.iteration_end) - 1)
+        ends = [e.end for e in self.trace.events if e.iteration == known and self._tile(e.op) <= place]
+        return max(ends) + (lap - known) * self.trace.ii_cycles
+
+    def _tile(self, op: str) -> int:
+        return self.loop.pipeline.op(op).tile
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRun:
+    """What one evaluation yields before it is explained."""
+
+    #: The SMs out of step with each other: what one leaves of the memory's bandwidth others use.
+    seconds: float
+    #: All SMs in step: each has its share of the memory's bandwidth, used or not.
+    in_step_seconds: float
+    tflops: float
+    clock: Clock
+    #: The loop by the SM's own pace, and with its share of the memory's bandwidth.
+    own: Stream
+    in_step: Stream
+    #: Cycles of a CTA before its first copy, and of the busiest SM from start to end by its own pace.
+    start_cycles: float
+    own_cycles: float
+    launch_seconds: float
+    hbm_seconds: float
+
+    @property
+    def gbps(self) -> float:
+        """Memory traffic over the whole time, in GB/s."""
+        return self.own.loop.tiling.hbm_bytes / self.seconds / 1e9
+
+
+def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memory: bool = True) -> Stream:
+    """The stream of tiles at an SM clock of ``mhz``."""
+    loop = build(gemm, variant, machine, mhz, memory=memory)
+    trace = steady_state(loop.pipeline)
+    extra = 0.0
+    if loop.steps_left:
+        shorter = build(gemm, variant, machine, mhz, memory=memory, most_steps=MOST_STEPS - _PACE_STEPS)
+        pace = (trace.ii_cycles - steady_state(shorter.pipeline).ii_cycles) / loop.tiles / _PACE_STEPS
+        extra = pace * loop.steps_left
+    return Stream(loop, trace, extra)
+
+
+@lru_cache(maxsize=1 << 12)
+def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
+    """Forecast of a legal ``variant``."""
+    own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], memory=False)
+    tiling = own.loop.tiling
+    first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
+    start = own.loop.pipeline.prologue_cycles + max(0.0, first)
+    own_cycles = start + own.end(tiling.most)
+    hbm = tiling.hbm_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+
+    def seconds_at(ghz: float) -> float:
+        return max(own_cycles / (ghz * 1e9), start / (ghz * 1e9) + hbm)
+
+    settled = settled_clock(machine, _activity(gemm, machine, own.loop), seconds_at, clock)
+    launch = machine["launch.kernel_us"] * 1e-6
+    seconds = seconds_at(settled.mhz / 1e3) + launch
+    shared = stream(gemm, variant, machine, settled.mhz)
+    # An SM without a last tile leaves its share to the others, in step or not: the mean SM counts.
+    mean = max(1.0, tiling.tiles / (tiling.slots / own.loop.pipeline.ctas_per_sm))
+    in_step = max(seconds, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
+    return GemmRun(seconds, in_step, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
+
+
+def _activity(gemm: Gemm, machine: Machine, loop: GemmPipeline) -> Activity:
+    tiling, p = loop.tiling, loop.pipeline
+    # An iteration's demand is one SM's; both SMs of a pair do it.
+    iterations = tiling.tiles / loop.tiles * p.cta_group
+    longer = tiling.steps / (tiling.steps - loop.steps_left)
+    units = tuple((unit, cycles * iterations * (longer if unit in ("tensor", "smem") else 1.0)) for unit, cycles in p.demand().items())  # fmt: skip
+    flop = executed_flop(gemm, loop)
+    return Activity(flop, gemm.dtype, units, tiling.l2_bytes, tiling.hbm_bytes)
+
+
+def executed_flop(gemm: Gemm, loop: GemmPipeline) -> float:
+    """FLOP of whole tiles: what the matrix unit does, beyond the tensors' edges too; k in whole instructions of 32 bytes."""
+    per = 32 // gemm.dtype_bytes
+    depth = -(-gemm.k // per) * per
+    rows = loop.pipeline.rows_per_cta * loop.pipeline.cta_group
+    return 2.0 * loop.tiling.tiles * rows * loop.pipeline.keys_per_iteration * depth
+
+
+def refuse(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | float) -> None:
+    """PredictError for what cannot run: a clock, a dtype, tensors beyond the memory, an illegal variant."""
+    check_clock(clock, machine)
+    room = machine.get("hbm.capacity_gb", 0.0) * 1e9
+    if room and gemm.tensor_bytes > room:
+        raise PredictError(
+            f"A, B, C and D take {gemm.tensor_bytes / 1e9:.4g} GB, the memory of {machine.name} holds {room / 1e9:g} GB: "
+            "use a smaller m or n"
+        )
+    verdict = legality(variant, gemm, machine)
+    if not verdict.legal:
+        raise PredictError(f"{variant.family} cannot run {gemm.label()} on {machine.name}: {verdict.sentence()}")

@@ -1,0 +1,178 @@
+"""The GEMM kernel classes: what a variant needs of an SM, whether a machine has it, and which variants are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from tilecast.model.gemm.variant import GemmVariant, check_family
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.machine.machine import Machine
+
+#: Registers of a consumer thread of two warpgroups beside a producer warp group, and what a loop needs beside its accumulator.
+_CONSUMER_REGISTERS, _OTHER_REGISTERS = 232, 40
+#: Barriers, alignment.
+_BOOKKEEPING_BYTES = 2048
+_KINDS = {"gemm_hopper": "wgmma", "gemm_blackwell": "tcgen05"}
+#: Kinds that a kernel for the matrix unit of one generation cannot run without.
+_ELSEWHERE = "use family gemm_hopper on Hopper, gemm_blackwell on data-centre Blackwell, gemm_triton elsewhere"
+_MOST_STAGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFamily:
+    """One GEMM kernel class."""
+
+    name: str
+    about: str
+    legality: Callable[[GemmVariant, Gemm, Machine], Verdict]
+    #: Every combination of knobs worth telling apart that the machine can run, in order of preference among equals.
+    space: Callable[[Gemm, Machine], tuple[GemmVariant, ...]]
+
+
+def stage_bytes(v: GemmVariant, gemm: Gemm) -> int:
+    """Shared memory of one slot of the A/B ring of one CTA; a pair shares the columns of B."""
+    return (v.tile_m + v.tile_n // v.cta_group) * v.tile_k * gemm.dtype_bytes
+
+
+def slot_bytes(v: GemmVariant, gemm: Gemm) -> int:
+    """Shared memory of one slot that C comes into and D leaves from; the portable kernel has none."""
+    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n * max(gemm.c_bytes, gemm.d_bytes)
+
+
+def shared_bytes(v: GemmVariant, gemm: Gemm) -> int:
+    """Shared memory of one CTA."""
+    return v.stages * stage_bytes(v, gemm) + v.c_stages * slot_bytes(v, gemm) + _BOOKKEEPING_BYTES
+
+
+def accumulator_registers(v: GemmVariant) -> int:
+    """Registers of a thread that hold sums: a tile over one warpgroup that takes turns, or over all that cooperate."""
+    threads = 32 * v.warps if v.family == "gemm_triton" else 128 if v.accumulators == 2 else 256
+    return v.tile_m * v.tile_n // threads
+
+
+def ctas_per_sm(v: GemmVariant, gemm: Gemm, machine: Machine) -> int:
+    """CTAs of the portable kernel that an SM holds (two at most: more change little and split the ring); 1 for the others."""
+    if v.family != "gemm_triton":
+        return 1
+    sums = 0 if machine.tensor_kind == "tcgen05" else accumulator_registers(v)
+    threads = 32 * v.warps
+    by_registers = int(machine["reg.file_bytes"]) // (4 * threads * min(255, sums + 64))
+    return max(1, min(2, int(machine["smem.per_sm_bytes"]) // shared_bytes(v, gemm), by_registers))
+
+
+def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    kind = _KINDS.get(v.family)
+    if kind is not None and machine.tensor_kind != kind:
+        return Verdict(f"family {v.family} needs {kind}, {machine.name} has {machine.tensor_kind}", _ELSEWHERE)
+    if not machine.has(f"tensor.{gemm.dtype}_flop_per_clk"):
+        return Verdict(f"{machine.name} has no {gemm.dtype} matrix rate", "use bf16 or fp16")
+    need = shared_bytes(v, gemm)
+    if need > machine["smem.per_cta_bytes"]:
+        return over_limit("shared memory (A/B ring and C/D slots)", need, machine["smem.per_cta_bytes"], "bytes", "use fewer stages, fewer c_stages or a smaller tile")  # fmt: skip
+    return LEGAL
+
+
+def _hopper(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    if v.cta_group != 1:
+        return Verdict(f"wgmma multiplies in one CTA, got cta_group {v.cta_group}", "use cta_group=1")
+    if v.accumulators == 1 and v.tile_m == 64:
+        return Verdict("two warpgroups that cooperate need a tile of 128 rows or more, got tile_m 64", "use tile_m=128 or accumulators=2")  # fmt: skip
+    if v.c_stages % v.accumulators:
+        return Verdict(f"warpgroups that take turns have c_stages of their own: expected a multiple of 2, got {v.c_stages}", "use c_stages=2")  # fmt: skip
+    # A quarter of the accumulator's columns of C are in registers at a time.
+    sums = accumulator_registers(v)
+    need = sums + sums // 4 * max(gemm.c_bytes, 2) // 4 + _OTHER_REGISTERS
+    if need > _CONSUMER_REGISTERS:
+        return over_limit("a consumer thread", need, _CONSUMER_REGISTERS, "registers", "use a smaller tile or accumulators=1")  # fmt: skip
+    return _common(v, gemm, machine)
+
+
+def _blackwell(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    if v.tile_m != 128:
+        return Verdict(f"tensor memory has 128 rows: tile_m must be 128, got {v.tile_m}", "use tile_m=128 (cta_group=2 makes it 256 of a pair)")  # fmt: skip
+    verdict = _common(v, gemm, machine)
+    columns = v.accumulators * v.tile_n
+    if verdict.legal and columns > machine["tmem.columns"]:
+        return over_limit("tensor memory", columns, machine["tmem.columns"], "columns", "use a smaller tile_n or accumulators=1")  # fmt: skip
+    return verdict
+
+
+def _triton(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    if v.accumulators != 1 or v.cta_group != 1:
+        return Verdict("the portable kernel has one accumulator in one CTA", "use accumulators=1,cta_group=1")
+    if machine.tensor_kind == "wgmma" and v.tile_m * 4 < 64 * v.warps:
+        return Verdict(f"wgmma takes 64 rows for every four warps, got tile_m {v.tile_m} and {v.warps} warps", "use warps=4")  # fmt: skip
+    if machine.tensor_kind != "tcgen05":
+        need = accumulator_registers(v) + 64
+        if need > machine["reg.max_per_thread"]:
+            return over_limit("a thread", need, machine["reg.max_per_thread"], "registers", "use a smaller tile or warps=8")  # fmt: skip
+    return _common(v, gemm, machine)
+
+
+def _deepest(v: GemmVariant, gemm: Gemm, machine: Machine, share: float = 1.0) -> GemmVariant:
+    """``v`` with as many stages as fit, up to `_MOST_STAGES`; as it is where not even one does."""
+    room = machine["smem.per_cta_bytes"] * share - shared_bytes(replace(v, stages=0), gemm)
+    return replace(v, stages=max(1, min(_MOST_STAGES, int(room // stage_bytes(v, gemm)))))
+
+
+def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int, ...], gemm: Gemm, machine: Machine) -> list[GemmVariant]:  # fmt: skip
+    depth = 128 // gemm.dtype_bytes
+    out = []
+    for (m, n), pair, accumulators, c_stages in product(tiles, pairs, (2, 1), (2, 4, 1)):
+        v = _deepest(GemmVariant(family, m, n, depth, 1, accumulators, c_stages, cta_group=pair), gemm, machine)
+        out.append(v)
+    return out
+
+
+def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
+    tiles = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 64))
+    return _legal(_own_space("gemm_hopper", tiles, (1,), gemm, machine), gemm, machine)
+
+
+def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
+    return _legal(_own_space("gemm_blackwell", ((128, 256), (128, 128)), (2, 1), gemm, machine), gemm, machine)
+
+
+def _triton_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
+    out = []
+    for (m, n, warps), k in product(((128, 128, 8), (128, 256, 8), (128, 128, 4), (64, 128, 4), (64, 64, 4)), (64, 32)):
+        for stages in (4, 3, 2):
+            out.append(GemmVariant("gemm_triton", m, n, k * 2 // gemm.dtype_bytes, stages, 1, 1, warps=warps))
+    return _legal(out, gemm, machine)
+
+
+def _legal(variants: list[GemmVariant], gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
+    return tuple(v for v in variants if legality(v, gemm, machine).legal)
+
+
+GEMM_FAMILIES = {
+    family.name: family
+    for family in (
+        GemmFamily("gemm_hopper", "Gluon, Hopper: TMA producers, wgmma warpgroups that cooperate or take turns", _hopper, _hopper_space),
+        GemmFamily("gemm_blackwell", "Gluon, data-centre Blackwell: tcgen05, accumulators in tensor memory", _blackwell, _blackwell_space),
+        GemmFamily("gemm_triton", "plain Triton, any GPU from Ampere on", _triton, _triton_space),
+    )
+}  # fmt: skip
+_NATIVE = {kind: name for name, kind in _KINDS.items()}
+
+
+def find_gemm_family(name: str) -> GemmFamily:
+    """The GEMM family called ``name``; VariantError with the nearest names otherwise."""
+    check_family(name)
+    return GEMM_FAMILIES[name]
+
+
+def native_gemm_family(machine: Machine) -> GemmFamily:
+    """The family built for the machine's matrix unit."""
+    return GEMM_FAMILIES[_NATIVE.get(machine.tensor_kind, "gemm_triton")]
+
+
+def legality(variant: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    """Whether ``machine`` can run ``variant``."""
+    depth = variant.tile_k * gemm.dtype_bytes
+    if depth % 32:
+        return Verdict(f"a matrix instruction takes 32 bytes of k, got tile_k {variant.tile_k}", "use a multiple of it")
+    return GEMM_FAMILIES[variant.family].legality(variant, gemm, machine)

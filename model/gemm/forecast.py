@@ -1,0 +1,205 @@
+"""The forecast of a GEMM: time, rates, what binds, where the cycles go, and what the second accumulator is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tilecast.model.chip.evaluate import PredictError, check_clock
+from tilecast.model.forecast.answer import WaterfallStep
+from tilecast.model.forecast.binding import POWER_BOUND
+from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
+from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family
+from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.sm.bounds import Bounds, bounds
+from tilecast.model.sm.simulate import critical_recurrence
+
+#: A loop within this of its busiest unit is bound by the unit, else by the recurrence.
+_UNIT_BOUND = 1.02
+#: k at which the second accumulator is looked at.
+GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_UNIT_NAMES = {"tma": "copies into shared memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmForecast:
+    """The answer for one GEMM, machine and variant."""
+
+    gemm: Gemm
+    machine: Machine
+    variant: GemmVariant
+    origin: str
+    regime: str
+    run: GemmRun
+    bounds: Bounds
+    #: Kind, as a `Binding` of an attention forecast has, and what in words.
+    binding: tuple[str, str]
+    waterfall: tuple[WaterfallStep, ...]
+
+    @property
+    def time_ms(self) -> float:
+        """Milliseconds of the launch."""
+        return self.run.seconds * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class BufferGain:
+    """What the second accumulator is worth at one k."""
+
+    k: int
+    #: The best kernel with two and the best with one, and their milliseconds.
+    two: GemmVariant
+    one: GemmVariant
+    two_ms: float
+    one_ms: float
+    #: The kernel with two and the same but for that knob, in ms; None where that one is not legal.
+    same_tile_ms: float | None
+    binding: tuple[str, str]
+
+    @property
+    def gain(self) -> float:
+        """How many times as long the best kernel with one accumulator takes."""
+        return self.one_ms / self.two_ms
+
+
+def forecast_gemm(
+    gemm: Gemm, machine: Machine | str, variant: GemmVariant | None = None, *, family: str | None = None,
+    clock: str | float = "sustained",
+) -> GemmForecast:  # fmt: skip
+    """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own).
+
+    ``clock`` is as in `predict`.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
+    """
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    origin = "as given"
+    if variant is None:
+        name = find_gemm_family(family).name if family else native_gemm_family(chip).name
+        variant, origin = best_gemm(gemm, chip, name, clock)
+    refuse(gemm, chip, variant, clock)
+    run = evaluate_gemm(gemm, variant, chip, clock)
+    regime = clock if isinstance(clock, str) else "fixed"
+    return GemmForecast(gemm, chip, variant, origin, regime, run, bounds(run.in_step.loop.pipeline),
+                        _binding(run), _waterfall(gemm, chip, run))  # fmt: skip
+
+
+def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None) -> tuple[GemmVariant, str]:  # fmt: skip
+    """The fastest variant of the family's space (the first among equals), and what was searched.
+
+    Variants whose busiest unit alone takes longer than the best so far are not simulated.
+    """
+    check_clock(clock, machine)
+    space = find_gemm_family(family).space(gemm, machine)
+    listed = [v for v in space if accumulators is None or v.accumulators == accumulators]
+    if not listed:
+        first = replace(GemmVariant(family), accumulators=accumulators or 1)
+        why = legality(first, gemm, machine).sentence() or "no tile fits"
+        raise PredictError(f"{family} cannot run {gemm.label()} on {machine.name}: {why}")
+    found, least = listed[0], (float("inf"), 0.0)
+    for v in sorted(listed, key=lambda v: _floor(gemm, v, machine)):
+        if _floor(gemm, v, machine) > least[0]:
+            break
+        run = evaluate_gemm(gemm, v, machine, clock)
+        # Where the memory binds many are as fast: the one that waits least when SMs are in step.
+        took = round(run.seconds, 12), round(run.in_step_seconds, 12)
+        if took < least:
+            found, least = v, took
+    return found, f"fastest of {len(listed)} variants"
+
+
+def _floor(gemm: Gemm, v: GemmVariant, machine: Machine) -> float:
+    """Seconds below which no launch of ``v`` can be: the busiest unit, without the memory, at the highest clock."""
+    top = machine["chip.clock_max_mhz"]
+    loop = build(gemm, v, machine, top, memory=False, most_steps=1)
+    demand = max((c for u, c in loop.pipeline.demand().items() if u == "tensor"), default=0.0) / loop.tiles
+    return demand * loop.tiling.steps * loop.tiling.tiles / (loop.tiling.slots / loop.pipeline.ctas_per_sm) / (top * 1e6)  # fmt: skip
+
+
+def buffer_gains(gemm: Gemm, machine: Machine, family: str | None = None, clock: str | float = "sustained", ks: Iterable[int] = GAIN_KS) -> tuple[BufferGain, ...]:  # fmt: skip
+    """The gain of the second accumulator at each k, all else as in ``gemm``; PredictError for families that have but one."""
+    name = find_gemm_family(family).name if family else native_gemm_family(machine).name
+    if not any(v.accumulators == 2 for v in find_gemm_family(name).space(gemm, machine)):
+        raise PredictError(f"{name} has one accumulator on {machine.name}: use family gemm_hopper or gemm_blackwell on a machine that runs it")  # fmt: skip
+    out = []
+    for k in ks:
+        g = replace(gemm, k=k)
+        two, one = (best_gemm(g, machine, name, clock, count)[0] for count in (2, 1))
+        run = evaluate_gemm(g, two, machine, clock)
+        alone = replace(two, accumulators=1)
+        same = evaluate_gemm(g, alone, machine, clock).seconds * 1e3 if legality(alone, g, machine).legal else None
+        out.append(
+            BufferGain(k, two, one, run.seconds * 1e3, evaluate_gemm(g, one, machine, clock).seconds * 1e3, same, _binding(run))
+        )  # fmt: skip
+    return tuple(out)
+
+
+def _binding(run: GemmRun) -> tuple[str, str]:
+    body = run.seconds - run.launch_seconds
+    if run.launch_seconds > body:
+        return "launch", "kernel launch"
+    own, tiling = run.own, run.own.loop.tiling
+    hertz = run.clock.mhz * 1e6
+    on_sms = run.own_cycles / hertz
+    if run.clock.bound == "power" and run.hbm_seconds > 0.5 * body and on_sms > POWER_BOUND * body:
+        return "power", "power limit"
+    if on_sms < body * (1 - 1e-9):
+        return "memory", "HBM bandwidth"
+    if run.own_cycles - own.tile_cycles * tiling.most > 0.5 * run.own_cycles:
+        return "start", "start, fill and end of tiles"
+    if 2 * tiling.tiles <= tiling.slots and run.hbm_seconds <= 0.5 * body:
+        return "occupancy", "idle SMs"
+    demand = own.loop.pipeline.demand()
+    unit = max(demand, key=lambda name: demand[name])
+    if demand[unit] * _UNIT_BOUND >= own.trace.ii_cycles:
+        return "unit", _UNIT_NAMES.get(unit, unit)
+    chain = [step.op for step in critical_recurrence(own.trace)]
+    return "recurrence", " -> ".join(_folded(chain)) or "not periodic"
+
+
+def _folded(chain: list[str]) -> list[str]:
+    """Operation names with runs of one kind of one tile as first..last: mma0_0..mma0_7."""
+    out: list[list[str]] = []
+    for op in chain:
+        if out and "_" in op and op.rpartition("_")[0] == out[-1][-1].rpartition("_")[0]:
+            out[-1].append(op)
+        else:
+            out.append([op])
+    return [part[0] if len(part) == 1 else f"{part[0]}..{part[-1]}" for part in out]
+
+
+def _waterfall(gemm: Gemm, machine: Machine, run: GemmRun) -> tuple[WaterfallStep, ...]:
+    """From the peak at the top clock to the time; cycles per SM at the forecast clock, adding up exactly, none negative."""
+    hertz = run.clock.mhz * 1e6
+    total = run.seconds * hertz
+    own, tiling = run.own, run.own.loop.tiling
+    sms = tiling.slots / own.loop.pipeline.ctas_per_sm
+    rate = machine[f"tensor.{gemm.dtype}_flop_per_clk"] * machine["chip.sm_count"]
+    useful = gemm.flops / rate
+    at_peak = useful * run.clock.mhz / machine["chip.clock_max_mhz"]
+    mean = tiling.tiles / sms
+    whole = max(executed_flop(gemm, own.loop) / rate, useful)
+    demand = own.loop.pipeline.demand().get("tensor", 0.0) / own.loop.tiles
+    busy = max(demand * tiling.steps / (tiling.steps - own.loop.steps_left) * mean, whole)
+    paced = max(own.tile_cycles * mean, busy)
+    tail = own.tile_cycles * (tiling.most - mean)
+    fill = max(0.0, run.own_cycles - own.tile_cycles * tiling.most)
+    launch = run.launch_seconds * hertz
+    # Where the memory holds the launch, the SMs that wait for it hardly feel the tail.
+    room = max(0.0, total - launch - paced)
+    fill = min(fill, room)
+    tail = min(max(0.0, tail), room - fill)
+    few = tiling.tiles <= tiling.slots
+    steps = [
+        ("tensor cores at peak rate and top clock", at_peak),
+        ("clock (power limit or tensor load) below the top clock", useful - at_peak),
+        ("ragged tiles: rows, columns and k beyond the tensors' edges", whole - useful),
+        ("matrix instructions below the peak rate: operands, half-filled instructions", busy - whole),
+        ("epilogue and copies that no product hides", paced - busy),
+        ("start, fill and drain", fill),
+        ("idle SMs: fewer tiles than SMs" if few else "tail: the last tiles leave SMs idle", tail),
+        ("memory slower than the SMs", max(0.0, total - launch - paced - fill - tail)),
+        ("launch", launch),
+    ]
+    return tuple(WaterfallStep(cause, cycles, cycles / total) for cause, cycles in steps)

@@ -1,0 +1,293 @@
+"""The stream of tiles of a GEMM kernel as a Pipeline: copy A and B, multiply, epilogue; C copied ahead, D stored.
+
+One iteration of the loop is a tile of every accumulator that takes turns (on Hopper two, where two warpgroups do) or of every
+CTA on the SM; `GemmPipeline.tiles` says how many.  The k-steps of a tile are operations of their own, as is every slot of
+the ring; of a tile of very many steps the first `MOST_STEPS` stand for all (`GemmPipeline.steps_left`).
+
+The memory of the chip is a unit too: an SM has its share of the bandwidth, in bytes a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
+from tilecast.model.gemm.traffic import Tiling, tiling
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.tensor_core import (
+    INSTRUCTIONS_PER_MMA,
+    mma_completion_latency_cycles,
+    mma_smem_bytes,
+    mma_sync_tile_cycles,
+    mma_tile_cycles,
+)
+
+#: k-steps of a tile that are operations of their own: those beyond go on at the same pace.
+MOST_STEPS = 64
+#: Instructions of an epilogue that do not scale with the tile: addresses, barriers, the tile's coordinates (as a step of the
+#: attention kernels; not counted in machine code yet).
+_EPILOGUE_INSTRUCTIONS = 56
+#: Barriers of a warpgroup in an epilogue (before the store, after it) and polls of an mbarrier (accumulator, C).
+_BARRIERS, _POLLS = 2, 2
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPipeline:
+    """The loop, and how its iterations make up a launch."""
+
+    pipeline: Pipeline
+    #: Tiles of one iteration.
+    tiles: int
+    tiling: Tiling
+    #: k-steps of a tile beyond those in the loop.
+    steps_left: int
+
+
+def build(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS) -> GemmPipeline:  # fmt: skip
+    """The loop of ``variant`` at an SM clock of ``mhz``; legality is the caller's business (`families.legality`).
+
+    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace.
+    """
+    return _Parts(gemm, variant, machine, mhz, memory, most_steps).pipeline()
+
+
+class _Parts:
+    """The pieces of one GEMM pipeline; a namespace for values that most pieces need."""
+
+    def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int) -> None:
+        self.gemm, self.v, self.m = gemm, v, m
+        self.portable = v.family == "gemm_triton"
+        self.hopper = v.family == "gemm_hopper"
+        self.ctas = ctas_per_sm(v, gemm, m)
+        #: Tiles in one iteration, and the warp groups that multiply or that write a tile.
+        self.tiles = self.ctas if self.portable else v.accumulators if self.hopper else 1
+        self.halves = 2 if self.hopper and v.accumulators == 1 else 1
+        self.on_chip = tiling(gemm, v, m)
+        self.steps = min(self.on_chip.steps, most_steps)
+        self.arrive = m["sync.mbarrier_roundtrip_cycles"]
+        if v.cta_group == 2:
+            self.arrive = max(self.arrive, m["sync.cluster_arrive_cycles"])
+        busy_sms = min(m["chip.sm_count"], float(self.on_chip.tiles * v.cta_group))
+        #: Bytes a clock that an SM has of the chip's memory; 0 stands for no limit.
+        self.share = m["hbm.tbps_achieved"] * 1e6 / mhz / busy_sms if memory else 0.0
+        #: A tile's bytes of memory on one SM.
+        per = float(self.on_chip.tiles * v.cta_group)
+        self.step_bytes = self.on_chip.hbm_input_bytes / per / self.on_chip.steps
+        self.c_bytes, self.d_bytes = self.on_chip.hbm_c_bytes / per, self.on_chip.hbm_d_bytes / per
+        # Neighbouring tiles read the same rows of A and columns of B at about the same time.
+        together = m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"])
+        self.fill = min(m["tma.bytes_per_clk"], together)
+
+    # -- operations --------------------------------------------------------------------------------------------
+
+    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, rate: float, copies: float = 1.0) -> Op:  # fmt: skip
+        """A bulk copy of ``size`` bytes at ``rate`` bytes a clock, ``memory_bytes`` of which are the memory's."""
+        demand = [("tma", size / self.m["tma.bytes_per_clk"])]
+        if self.share:
+            demand.append(("memory", memory_bytes / self.share))
+        busy = max([size / rate, *(cycles for _, cycles in demand)])
+        issue = min(busy, copies * self.m["tma.issue_cycles"])
+        return Op(name, kind, role, tuple(demand), busy, engine="tma", issue_cycles=issue, tile=tile, instructions=(("other", 2.0),))  # fmt: skip
+
+    def load(self, t: int, s: int) -> Op:
+        size = float(stage_bytes(self.v, self.gemm))
+        return self.copy(f"load{t}_{s}", "load", f"load{t}" if self.portable else "load", t, size, self.step_bytes, self.fill, 2.0)  # fmt: skip
+
+    def mma(self, t: int, half: int, s: int) -> Op:
+        v, m, dtype = self.v, self.m, self.gemm.dtype
+        depth = v.tile_k
+        role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "mma"
+        name = f"mma{t}_{s}" if self.halves == 1 else f"mma{t}_{s}h{half}"
+        if m.tensor_kind == "mma_sync":
+            return self._mma_sync(name, role, t, depth)
+        if m.tensor_kind == "wgmma":
+            rows = v.tile_m / 64 / self.halves
+            cycles = rows * mma_tile_cycles(m, 64, v.tile_n, depth, dtype, "smem")
+            read = rows * mma_smem_bytes(64, v.tile_n, depth, dtype, "smem")
+            count = rows * depth * self.gemm.dtype_bytes / 32 * INSTRUCTIONS_PER_MMA
+        else:
+            rows = v.tile_m * v.cta_group
+            cycles = mma_tile_cycles(m, int(rows), v.tile_n, depth, dtype, "smem", v.cta_group)
+            read = mma_smem_bytes(int(rows), v.tile_n, depth, dtype, "smem", v.cta_group)
+            count = depth * self.gemm.dtype_bytes / 32 * INSTRUCTIONS_PER_MMA / 4 / v.cta_group
+        demand = [("tensor", cycles), ("smem", min(read / m["smem.bytes_per_clk"], cycles)), ("issue", min(count, cycles))]  # fmt: skip
+        if m.tensor_kind == "wgmma" and m.has("regs.mma_share"):
+            demand.append(("regs", cycles * m["regs.mma_share"]))
+        # The portable kernel waits for every product but the last one issued.
+        return Op(name, "mma", role, tuple(demand), cycles, engine="tensor", issue_cycles=min(count, cycles), tile=t, instructions=(("other", count),))  # fmt: skip
+
+    def _mma_sync(self, name: str, role: str, t: int, depth: int) -> Op:
+        v, m = self.v, self.m
+        cycles = mma_sync_tile_cycles(m, v.tile_m, v.tile_n, depth, self.gemm.dtype)
+        # Warps stand in two rows (8 of them) or one (4): every warp reads its part of A and of B by ldmatrix.
+        across = 4
+        down = v.warps // across
+        read = (v.tile_m * across + v.tile_n * down) * depth * self.gemm.dtype_bytes / m["smem.bytes_per_clk"]
+        alone = max(cycles, read) + m["tensor.mma_latency_cycles"] + m["smem.latency_cycles"]
+        return Op(name, "mma", role, (("tensor", cycles), ("smem", read)), alone, tile=t)
+
+    def epilogue(self, t: int, half: int) -> Op:
+        """From the accumulator to D in shared memory (or, of the portable kernel, in registers on its way out)."""
+        g, v, m = self.gemm, self.v, self.m
+        elements = float(v.tile_m * v.tile_n) / self.halves
+        cycles, count = common.fma_cost(m, elements * g.scalings)
+        # 16-bit C becomes FP32 by a shift or a mask an element; D is packed two by two.
+        unpack = elements if g.c_bytes == 2 else 0.0
+        packs = elements / 2.0 if g.d_bytes == 2 else 0.0
+        done = common.work(
+            m,
+            {"fma": cycles, "alu": (unpack + packs) / m["alu.lanes"], "cvt": packs / m["cvt.f32x2_to_bf16x2_per_clk"]},
+            {"fma": count, "alu": (unpack + packs) / 128.0, "other": _EPILOGUE_INSTRUCTIONS},
+        )
+        demand = list(done.cycles)
+        through = 0.0 if self.portable else elements * (g.c_bytes + g.d_bytes) / m["smem.bytes_per_clk"]
+        if through:
+            demand.append(("smem", through))
+        read = 0.0
+        if m.tensor_kind == "tcgen05":
+            read = elements * 4 / m["tmem.read_bytes_per_clk"]
+            demand.append(("tmem_read", read))
+        # Tensor memory, C, arithmetic and D of neighbouring columns overlap within a warp as straight-line code does.
+        exposed = m.get("issue.one_warp_exposed_share", 0.0)
+        parts = (common.one_warp_cycles(m, done), through, read)
+        alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits()
+        role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
+        name = f"epilogue{t}" if self.halves == 1 else f"epilogue{t}h{half}"
+        return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
+
+    def _epilogue_waits(self) -> float:
+        m = self.m
+        waits = m["smem.latency_cycles"] + m.get("tmem.load_latency_cycles", 0.0) if not self.portable else 0.0
+        waits += _BARRIERS * m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"])
+        return waits + _POLLS * m.get("sync.wait_done_cycles", 0.0) + m.get("sync.fence_async_cycles", 0.0)
+
+    def c_and_d(self, t: int) -> list[Op]:
+        """C on its way in and D on its way out."""
+        size, m = float(self.v.tile_m * self.v.tile_n), self.m
+        rate = m["tma.bytes_per_clk"]
+        out = min(rate, m.get("tma.store_bytes_per_clk", rate))
+        role = f"warps{t}" if self.portable else "load_c"
+        ops = [self.copy(f"store{t}", "store", self.writer(t), t, size * self.gemm.d_bytes, self.d_bytes, out)]
+        if self.gemm.adds_c:
+            ops.append(self.copy(f"load_c{t}", "load", role, t, size * self.gemm.c_bytes, self.c_bytes, rate))
+        return ops
+
+    def writer(self, t: int) -> str:
+        """The role that sends D of tile ``t`` off; the first half's for both."""
+        return f"consumer{t}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
+
+    # -- edges -------------------------------------------------------------------------------------------------
+
+    def ring(self) -> list[Edge]:
+        """A/B slots: one ring for all tiles of an iteration, one for each CTA of the portable kernel."""
+        m, v = self.m, self.v
+        rings = [[t] for t in range(self.tiles)] if self.portable else [list(range(self.tiles))]
+        done = self.done()
+        release = done + (0.0 if self.portable else self.arrive)
+        edges = []
+        for tiles in rings:
+            order = [(t, s) for t in tiles for s in range(self.steps)]
+            for at, (t, s) in enumerate(order):
+                lap, before = divmod(at - v.stages, len(order))
+                bt, bs = order[before]
+                for half in range(self.halves):
+                    suffix = f"h{half}" if self.halves == 2 else ""
+                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, m["tma.latency_l2_cycles"], "data", "A and B"))  # fmt: skip
+                    edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"load{t}_{s}", -lap, release, "buffer", "A/B slot"))
+        return edges
+
+    def done(self) -> float:
+        """Cycles from the end of a product to its result being there."""
+        m, v = self.m, self.v
+        if m.tensor_kind == "mma_sync":
+            return 0.0
+        rows = 64 if m.tensor_kind == "wgmma" else v.tile_m * v.cta_group
+        return mma_completion_latency_cycles(m, rows, v.tile_n, self.gemm.dtype, "smem", v.cta_group)
+
+    def tile_edges(self, t: int) -> list[Edge]:
+        """Accumulator, C and D of one tile."""
+        m, v = self.m, self.v
+        last = self.steps - 1
+        edges = []
+        for half in range(self.halves):
+            suffix = f"h{half}" if self.halves == 2 else ""
+            epilogue = f"epilogue{t}{suffix}"
+            edges.append(Edge(f"mma{t}_{last}{suffix}", epilogue, 0, self.done(), "data", "accumulator"))
+            if not (self.hopper or self.portable):
+                edges.append(Edge(epilogue, f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))
+            edges.append(Edge(epilogue, f"store{t}", 0, 0.0, "data", "D"))
+            if self.gemm.adds_c:
+                edges.append(Edge(f"load_c{t}", epilogue, 0, m["tma.latency_hbm_cycles"], "data", "C"))
+        if self.portable:
+            # A CTA is one tile; the next one starts when it has ended.
+            again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
+            edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
+            return edges
+        lap, before = divmod(t - v.c_stages, self.tiles)
+        first = f"load_c{t}" if self.gemm.adds_c else f"epilogue{t}" + ("h0" if self.halves == 2 else "")
+        edges.append(Edge(f"store{before}", first, -lap, self.arrive, "buffer", "C/D slot"))
+        return edges
+
+    # -- roles -------------------------------------------------------------------------------------------------
+
+    def roles(self) -> list[Role]:
+        tiles, steps = range(self.tiles), range(self.steps)
+        if self.portable:
+            out = []
+            for t in tiles:
+                c = (Step(f"load_c{t}"),) if self.gemm.adds_c else ()
+                program = (*(Step(f"mma{t}_{s}") for s in steps), *c, Step(f"epilogue{t}"), Step(f"store{t}"))
+                out.append(Role(f"load{t}", tuple(Step(f"load{t}_{s}") for s in steps), 0))
+                out.append(Role(f"warps{t}", program, self.v.warps))
+            return out
+        out = [Role("load", tuple(Step(f"load{t}_{s}") for t in tiles for s in steps), 1)]
+        if self.gemm.adds_c:
+            out.append(Role("load_c", tuple(Step(f"load_c{t}") for t in tiles), 1))
+        if not self.hopper:
+            out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
+            out.append(Role("epilogue", (Step("epilogue0"), Step("store0")), 4))
+            return out
+        if self.halves == 1:
+            for t in tiles:
+                out.append(Role(f"consumer{t}", (*(Step(f"mma{t}_{s}") for s in steps), Step(f"epilogue{t}"), Step(f"store{t}")), 4))  # fmt: skip
+            return out
+        for half in range(2):
+            store = (Step("store0"),) if half == 0 else ()
+            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), Step(f"epilogue0h{half}"), *store), 4))  # fmt: skip
+        return out
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        v, g = self.v, self.gemm
+        first = "mma0_0" + ("h0" if self.halves == 2 else "")
+        last = "epilogue0" + ("h0" if self.halves == 2 else "")
+        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", first)]
+        if slot_bytes(v, g):
+            out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, "load_c0" if g.adds_c else "", "store0"))
+        space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
+        out.append(Buffer("accumulator", space, v.tile_m * v.tile_n * 4, v.accumulators * self.ctas, first, last))
+        return tuple(out)
+
+    def pipeline(self) -> GemmPipeline:
+        v = self.v
+        ops = [self.load(t, s) for t in range(self.tiles) for s in range(self.steps)]
+        ops += [self.mma(t, h, s) for t in range(self.tiles) for h in range(self.halves) for s in range(self.steps)]
+        for t in range(self.tiles):
+            ops += [self.epilogue(t, half) for half in range(self.halves)]
+            ops += self.c_and_d(t)
+        edges = self.ring()
+        for t in range(self.tiles):
+            edges += self.tile_edges(t)
+        buffers = "1 accumulator" if v.accumulators == 1 else "2 accumulators"
+        found = Pipeline(
+            name=f"{v.family} {v.tile_m * v.cta_group}x{v.tile_n}x{v.tile_k} {buffers}", machine=self.m.name,
+            ops=tuple(ops), edges=tuple(edges), roles=tuple(self.roles()), buffers=self.buffers(),
+            rows_per_cta=v.tile_m, keys_per_iteration=v.tile_n, ctas_per_sm=self.ctas,
+            prologue_cycles=self.m["launch.cta_start_cycles"] + self.m.get("launch.cta_setup_cycles", 0.0),
+            epilogue_cycles=0.0, cta_group=v.cta_group, tiles_overlap=v.accumulators == 2,
+            facts_used=("l2.bytes_per_clk_per_sm_lockstep", "hbm.tbps_achieved", "sync.mbarrier_roundtrip_cycles"),
+        )  # fmt: skip
+        return GemmPipeline(found, self.tiles, self.on_chip, self.on_chip.steps - self.steps)

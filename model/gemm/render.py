@@ -1,0 +1,124 @@
+"""A GEMM forecast as text and as a dictionary with stable keys; the gains of the second accumulator as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilecast.model.forecast.answer import WaterfallStep
+from tilecast.model.gemm.forecast import BufferGain, GemmForecast
+from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
+
+_BAR = 24
+#: What every answer says of itself.
+UNCHECKED = "no GEMM forecast has been held against a measurement yet"
+
+
+def as_dict(f: GemmForecast) -> dict[str, object]:
+    """Keys documented in docs/json.md."""
+    run, tiling = f.run, f.run.own.loop.tiling
+    return {
+        "machine": f.machine.name,
+        "gemm": f.gemm.as_dict(),
+        "variant": gemm_variant_text(f.variant),
+        "variant_origin": f.origin,
+        "pipeline": run.own.loop.pipeline.name,
+        "regime": f.regime,
+        "time_ms": f.time_ms,
+        "tflops": run.tflops,
+        "memory_gbps": run.gbps,
+        "clock_mhz": run.clock.mhz,
+        "clock_bound": run.clock.bound,
+        "power_w": run.clock.power_w,
+        "binding": {"kind": f.binding[0], "name": f.binding[1]},
+        "in_step_ms": run.in_step_seconds * 1e3,
+        "tile_cycles": run.own.tile_cycles,
+        "in_step_tile_cycles": run.in_step.tile_cycles,
+        "res_mii": {"cycles": f.bounds.res.cycles, "unit": f.bounds.res.unit},
+        "rec_mii": {"cycles": f.bounds.rec.cycles, "ops": list(f.bounds.rec.ops_on_cycle)},
+        "units": run.own.trace.unit_shares(),
+        "tiles": tiling.tiles,
+        "tiles_of_busiest_sm": tiling.most,
+        "l2_bytes": tiling.l2_bytes,
+        "hbm_bytes": tiling.hbm_bytes,
+        "waterfall": [{"cause": w.cause, "cycles": w.cycles, "share": w.share} for w in f.waterfall],
+        "notes": [UNCHECKED],
+    }
+
+
+def as_text(f: GemmForecast) -> str:
+    """The report `tilecast gemm` prints."""
+    run, clock = f.run, f.run.clock
+    loop, tiling = run.own.loop, run.own.loop.tiling
+    held = {
+        "power": f"held by the {clock.limit_w:.0f} W limit",
+        "boost": f"top clock, {clock.power_w:.0f} W of {clock.limit_w:.0f} W",
+        "fixed": f"fixed by you, would draw {clock.power_w:.0f} W",
+    }[clock.bound]
+    shares = sorted(run.own.trace.unit_shares().items(), key=lambda item: -item[1])[:5]
+    lines = [
+        f"{f.machine.title}: {f.gemm.label()}",
+        f"  {f.time_ms:.4g} ms   {_speed(run.tflops)} TFLOP/s   {run.gbps:.0f} of {f.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s   {f.regime} clock",
+        f"  in step    {run.in_step_seconds * 1e3:.4g} ms if all SMs copy at once and wait at once",
+        f"  SM clock   {clock.mhz:.0f} MHz, {held}",
+        f"  kernel     {loop.pipeline.name}  ({f.origin})",
+        f"  variant    {knobs(f.variant)}",
+        f"  tiles      {tiling.tiles} of {tiling.steps} k-steps, {tiling.most} on the busiest of "
+        f"{tiling.slots // loop.pipeline.ctas_per_sm} {'pairs of SMs' if loop.pipeline.cta_group == 2 else 'SMs'}",
+        "",
+        f"Bound by {f.binding[1]} ({f.binding[0]})",
+        f"  a tile takes an SM {run.own.tile_cycles:.0f} cycles, the memory {_memory_cycles(f):.0f}; busy in the SM's own pace: "
+        f"{', '.join(f'{unit} {share:.0%}' for unit, share in shares)}",
+        "",
+        "From peak to achieved (cycles per SM at the predicted clock, share of the time)",
+        *(_step(step) for step in f.waterfall if step.share >= 0.0005),
+        "",
+        f"Note: {UNCHECKED}.",
+    ]
+    return "\n".join(lines)
+
+
+def _memory_cycles(f: GemmForecast) -> float:
+    """Cycles an SM has for a tile while the memory moves what its tiles need."""
+    tiling = f.run.own.loop.tiling
+    return f.run.hbm_seconds * f.run.clock.mhz * 1e6 * tiling.slots / f.run.own.loop.pipeline.ctas_per_sm / tiling.tiles
+
+
+def _step(step: WaterfallStep) -> str:
+    filled = max(0, round(step.share * _BAR))
+    return f"  {step.cause:<76}{step.cycles:12.0f}  {step.share:6.1%}  {'█' * filled}".rstrip()
+
+
+def _speed(tflops: float) -> str:
+    """Whole TFLOP/s from 100 on, else three significant digits."""
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
+def knobs(v: GemmVariant) -> str:
+    """The knobs of a variant that its family has."""
+    return gemm_variant_text(v).partition(",")[2]
+
+
+#: Columns of the table of gains.
+GAIN_COLUMNS = ("k", "best with two, ms", "best with one, ms", "gain", "by that knob alone", "with two, bound by")
+
+
+def gain_rows(gains: Sequence[BufferGain]) -> list[list[str]]:
+    """One row a k; a gain is how many times as long one accumulator takes."""
+    return [
+        [
+            f"{g.k}", f"{g.two_ms:.4g}", f"{g.one_ms:.4g}", f"{g.gain:.3f}x",
+            "-" if g.same_tile_ms is None else f"{g.same_tile_ms / g.two_ms:.3f}x", g.binding[1],
+        ]
+        for g in gains
+    ]  # fmt: skip
+
+
+def gain_dicts(gains: Sequence[BufferGain]) -> list[dict[str, object]]:
+    """The same as values."""
+    return [
+        {
+            "k": g.k, "two_ms": g.two_ms, "one_ms": g.one_ms, "gain": g.gain, "same_tile_ms": g.same_tile_ms,
+            "two": gemm_variant_text(g.two), "one": gemm_variant_text(g.one), "binding": g.binding[1],
+        }
+        for g in gains
+    ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""The knobs of a GEMM kernel, and its variants as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tilecast.base.words import nearest
+from tilecast.model.kernel.knobs import parse_knobs
+from tilecast.model.kernel.verdict import VariantError
+
+FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
+_CHOICES: dict[str, tuple[int, ...]] = {
+    "tile_m": (64, 128, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
+    "c_stages": (1, 2, 3, 4), "cta_group": (1, 2), "warps": (4, 8),
+}  # fmt: skip
+_RANGES = {"stages": (1, 16), "group_m": (1, 1024)}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmVariant:
+    """One GEMM kernel.
+
+    The tile is what one accumulator holds.  With two ``accumulators`` the next tile multiplies while this one's epilogue runs:
+    on Hopper two consumer warpgroups take turns with a tile each (ping-pong; with one they work on halves of a tile), on
+    Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which a tile of C is copied ahead
+    and from which D goes out.  ``group_m`` rows of tiles are walked column by column, so that B stays in L2.
+    """
+
+    family: str = "gemm_hopper"
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    stages: int = 4
+    accumulators: int = 2
+    c_stages: int = 2
+    group_m: int = 8
+    #: CTAs that multiply one tile together (tcgen05); the tile is of one CTA.
+    cta_group: int = 1
+    #: Warps of a CTA of the portable kernel.
+    warps: int = 8
+
+
+def check_family(name: str) -> None:
+    """VariantError unless ``name`` is a GEMM family."""
+    if name not in FAMILY_NAMES:
+        raise VariantError(f"--variant: unknown GEMM family '{name}'{nearest(name, FAMILY_NAMES)}")
+
+
+def parse_gemm_variant(text: str, base: GemmVariant) -> GemmVariant:
+    """``base`` with the knobs that ``text`` names; VariantError with the nearest names for what is unknown."""
+
+    def same_family(name: str) -> None:
+        check_family(name)
+        if name != base.family:
+            raise VariantError(f"--variant: family {name} does not run here: use family {base.family}")
+
+    return parse_knobs(text, base, same_family, _value)
+
+
+def _value(key: str, text: str, current: object) -> object:
+    del current
+    try:
+        value = int(text)
+    except ValueError:
+        raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
+    if key in _CHOICES and value not in _CHOICES[key]:
+        allowed = ", ".join(str(v) for v in _CHOICES[key])
+        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
+    if key in _RANGES and not _RANGES[key][0] <= value <= _RANGES[key][1]:
+        low, high = _RANGES[key]
+        raise VariantError(f"--variant: knob '{key}' takes {low} to {high}, got '{text}'")
+    return value
+
+
+def gemm_variant_text(variant: GemmVariant) -> str:
+    """The variant as --variant takes it: family first, then every knob."""
+    return ",".join(f"{f.name}={getattr(variant, f.name)}" for f in fields(variant))

@@ -1,0 +1,88 @@
+"""The verb about matrix products: gemm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tilecast.cli.workload_options import AsJson, Changes, Clock, takes_workload
+from tilecast.model.gemm.variant import FAMILY_NAMES
+from tilecast.model.machine.machine import Machine
+
+app = typer.Typer()
+_PROBLEM = "Problem"
+_OTHER = "bf16, fp16 or fp32"
+
+
+def _size(name: str, text: str) -> Any:
+    return Annotated[int, typer.Option(name, help=text, rich_help_panel=_PROBLEM)]
+
+
+@app.command(rich_help_panel="Forecast", epilog="Example: tilecast gemm h200 --m 8192 --n 8192 --k 256")
+@takes_workload
+def gemm(
+    machine: Machine,
+    changes: Changes,
+    clock: Clock,
+    m: _size("--m", "Rows of A, C and D."),  # type: ignore[valid-type]
+    n: _size("--n", "Columns of B, C and D."),  # type: ignore[valid-type]
+    k: _size("--k", "Columns of A, rows of B."),  # type: ignore[valid-type]
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Of A and B: bf16, fp16 or fp8.", rich_help_panel=_PROBLEM)
+    ] = "bf16",
+    c_dtype: Annotated[
+        str, typer.Option("--c-dtype", help=f"Of C: {_OTHER} (default: as A's).", rich_help_panel=_PROBLEM)
+    ] = "",
+    d_dtype: Annotated[
+        str, typer.Option("--d-dtype", help=f"Of D: {_OTHER} (default: as C's).", rich_help_panel=_PROBLEM)
+    ] = "",
+    alpha: Annotated[float, typer.Option("--alpha", help="Factor of A B.", rich_help_panel=_PROBLEM)] = 1.0,
+    beta: Annotated[
+        float, typer.Option("--beta", help="Factor of C; 0: C is not read.", rich_help_panel=_PROBLEM)
+    ] = 1.0,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Write D over C.", rich_help_panel=_PROBLEM)] = False,
+    family: Annotated[
+        str | None, typer.Option("--family", help=f"{', '.join(FAMILY_NAMES)} (default: the machine's own).")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="Kernel knobs, e.g. accumulators=1,tile_n=256 (default: the best).")
+    ] = None,
+    by_k: Annotated[
+        bool, typer.Option("--by-k", help="What the second accumulator is worth at k from 64 to 8192.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast D = alpha A B + beta C: time, TFLOP/s, GB/s, what binds, and what a second accumulator is worth."""
+    from tilecast.cli.tables import show, table
+    from tilecast.model.gemm.families import find_gemm_family, native_gemm_family
+    from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
+    from tilecast.model.gemm.render import GAIN_COLUMNS, as_dict, as_text, gain_dicts, gain_rows
+    from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
+    from tilecast.model.gemm.workload import Gemm
+    from tilecast.model.kernel.verdict import VariantError
+
+    problem = Gemm(m, n, k, dtype, c_dtype, d_dtype, alpha, beta, in_place)
+    chip = changes.of(machine)
+    name = (find_gemm_family(family) if family is not None else native_gemm_family(chip)).name
+    if by_k:
+        if variant is not None:
+            raise VariantError("--by-k looks for the best kernels: drop --variant")
+        gains = buffer_gains(problem, chip, name, clock.value)
+        head = f"{chip.title}: {problem.label()}, but for k; {clock.words()} clock\n\n"
+        show(head + table(GAIN_COLUMNS, gain_rows(gains)), gain_dicts(gains), as_json)
+        return
+    one = name == "gemm_triton"
+    base = GemmVariant(name, stages=3, accumulators=1, c_stages=1) if one else GemmVariant(name)
+    given = parse_gemm_variant(variant, base) if variant is not None else None
+    answer = forecast_gemm(problem, chip, given, family=name, clock=clock.value)
+    text, data = as_text(answer), as_dict(answer)
+    if chip is not machine:
+        before = forecast_gemm(problem, machine, given, family=name, clock=clock.value)
+        text += f"\nWithout the changes: {before.time_ms:.4g} ms, {before.time_ms / answer.time_ms:.3f} times as long."
+        data["before"] = {"time_ms": before.time_ms, "tflops": before.run.tflops}
+    if given is None and not one:
+        gain = buffer_gains(problem, chip, name, clock.value, (k,))[0]
+        text += f"\nSecond accumulator: {gain.gain:.3f}x (best with one {gain.one_ms:.4g} ms, with two {gain.two_ms:.4g} ms); --by-k shows every k."
+        data["second_accumulator"] = gain_dicts([gain])[0]
+    show(text, data, as_json)
