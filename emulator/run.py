@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,14 @@ from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
 from tilecast.emulator.session import RELEASES, Session
-from tilecast.emulator.source import Source
+from tilecast.emulator.source import Change, Source
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.emulator.verify import as_numpy
 from tilecast.model.kernel.header import header_window
 from tilecast.model.machine.machine import Machine, load_machine
 
 MODES = ("late", "random")
+_LOG2E = 1.4426950408889634
 _TENSOR_KIND = {"hopper_ws": "wgmma", "blackwell_ws": "tcgen05"}
 
 
@@ -40,7 +42,7 @@ class Emulation:
     machine: Machine
     #: Line of the last store to each element of ``out`` (0: none).
     stored_at: Any
-    #: Lines that put -inf into scores.
+    #: Lines that put -inf into scores, where that is called for, and under which conditions.
     mask_lines: tuple[int, ...]
     _source: Source
 
@@ -87,6 +89,94 @@ def load(session: Session) -> ModuleType:
     return session.source.load(modules(session), {"range": counted(session)})
 
 
+def _torch() -> ModuleType:
+    """What generated files ask of torch: the names of types, for tensors that they make themselves."""
+    module = ModuleType("torch")
+    module.__dict__.update({name: f"torch.{name}" for name in ("float32", "float16", "bfloat16")})
+    return module
+
+
+class Kernel:
+    """A generated file that is loaded once and launched on one problem after another.
+
+    ``change``: rewrites the file's syntax tree before it is executed; ``names``: what that may call.
+    """
+
+    def __init__(
+        self, source: Source, machine: str | Machine | None = None, release: str = "3.9", sms: int | None = None,
+        change: Change | None = None, names: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        if release not in RELEASES:
+            raise RequestError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
+        self.source, self.header = source, source.header()
+        self.machine = machine if isinstance(machine, Machine) else load_machine(machine or str(self.header["machine"]))
+        self.session = new_session(source, self.machine, sms=sms, release=release)
+        replaced = {"range": counted(self.session), **(names or {})}
+        self.module = source.load({**modules(self.session), "torch": _torch()}, replaced, change=change)
+
+    def constant(self, name: str, otherwise: int) -> int:
+        """A number at the top of the file, as TILE_N."""
+        found = getattr(self.module, name, otherwise)
+        return int(found) if isinstance(found, int) else otherwise
+
+    def run(
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
+        mode: str = "late", seed: int = 0, sms: int | None = None, with_lse: bool = True, planned: bool = False,
+    ) -> Emulation:  # fmt: skip
+        """One launch; the arguments of `emulate`.
+
+        ``with_lse=False``: the launch gets None for it, and the result's is NaN.  ``planned``: what ``plan`` works out
+        for tensors of these shapes is given these tensors and started, as a launcher that remembers shapes does.
+        """
+        if mode not in MODES:
+            raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
+        session = self.session
+        session.mode, session.seed, session.sms = mode, seed, sms or session.sms
+        session.traces.clear()
+        session.mask_calls.clear()
+        arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+        batch, heads, rows, width = arrays[0].shape
+        # What nobody writes shows.
+        out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
+        lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
+        limits = window if window is not None else header_window(self.header)
+        factor = scale if scale is not None else width**-0.5
+        try:
+            if planned:
+                self._start_planned([*arrays, out, lse], factor, limits)
+            else:
+                self.module.launch(*arrays, out, lse if with_lse else None, factor, *limits)
+        except (TypeError, AttributeError, IndexError) as error:
+            # What Python refuses here is Gluon that the stand-ins do not take.
+            raise UnsupportedError(f"{self.source.quote_of(error)}: {error}") from error
+        masks = self._mask_lines()
+        return Emulation(
+            out.data, lse.data, self.header, tuple(session.traces), self.machine, out.line, masks, self.source
+        )
+
+    def _mask_lines(self) -> tuple[int, ...]:
+        """Lines that hid scores, the line that called for it, and the conditions of both."""
+        found: set[int] = set()
+        for calls in self.session.mask_calls:
+            for line in calls[:2]:
+                found |= {line, *self.source.conditions(line)}
+        return tuple(sorted(found))
+
+    def _start_planned(self, tensors: list[Array], scale: float, window: tuple[int, int]) -> None:
+        """Plan for other tensors of the same shapes, then put these in their places."""
+        others = [Array(np.zeros_like(x.data), x.name) for x in tensors]
+        grid, arguments = self.module.plan(*others, *window)
+        place = {id(other): tensor for other, tensor in zip(others, tensors, strict=True)}
+        given = []
+        for argument in arguments:
+            base = getattr(argument, "base", None)
+            if id(base) in place:
+                argument = copy.copy(argument)
+                argument.base = place[id(base)]
+            given.append(place.get(id(argument), argument))
+        self.module.attention[grid](*given, max(scale * _LOG2E, 1e-37), **self.module.OPTIONS)
+
+
 def emulate(
     file: str | Path, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
     mode: str = "late", seed: int = 0, machine: str | Machine | None = None, sms: int | None = None,
@@ -101,25 +191,6 @@ def emulate(
     ``text``: source to run instead of the file's.
     Raises a subclass of EmulationError that names the source lines when the kernel is wrong.
     """
-    if mode not in MODES:
-        raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
-    if release not in RELEASES:
-        raise RequestError(f"release: expected {' or '.join(RELEASES)}, got '{release}'")
     source = Source(kernel_path(file) if text is None else file, text)
-    header = source.header()
-    chip = machine if isinstance(machine, Machine) else load_machine(machine or str(header["machine"]))
-    session = new_session(source, chip, mode, seed, sms, release)
-    arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-    batch, heads, rows, width = arrays[0].shape
-    # What nobody writes shows.
-    out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
-    lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
-    kernel = load(session)
-    left, right = window if window is not None else header_window(header)
-    try:
-        kernel.launch(*arrays, out, lse, scale if scale is not None else width**-0.5, left, right)
-    except (TypeError, AttributeError, IndexError) as error:
-        # What Python refuses here is Gluon that the stand-ins do not take.
-        raise UnsupportedError(f"{source.quote_of(error)}: {error}") from error
-    masks = tuple(sorted(session.mask_lines))
-    return Emulation(out.data, lse.data, header, tuple(session.traces), chip, out.line, masks, source)
+    kernel = Kernel(source, machine, release, sms)
+    return kernel.run(q, k, v, scale=scale, window=window, mode=mode, seed=seed)

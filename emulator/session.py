@@ -48,8 +48,10 @@ class Session:
     unrolled: list[int] = field(default_factory=list)
     program: Charged | None = None
     traces: list[ProgramTrace] = field(default_factory=list)
-    #: Lines that put -inf into a tensor of scores.
-    mask_lines: set[int] = field(default_factory=set)
+    #: Lines that put -inf into a tensor of scores, each with those that called it.
+    mask_calls: set[tuple[int, ...]] = field(default_factory=set)
+    #: Inline PTX that ran on tensors: (text, results, elements at a time) and the line.
+    ptx: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def here(self) -> str:
         """The running line, quoted."""

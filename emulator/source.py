@@ -26,6 +26,9 @@ def _parsed(text: str, path: str) -> ast.Module:
         raise RequestError(f"{path}:{line} expected a kernel file, got no Python: {reason}") from None
 
 
+#: Rewrites the syntax tree of a file before it is executed.
+Change = Callable[[ast.Module], ast.Module]
+
 #: Places are numbers, so that shadow memories can keep them in arrays: file << FILE_SHIFT | line.
 FILE_SHIFT = 20
 
@@ -38,8 +41,13 @@ class _File:
         self.targets: dict[int, str] = {}
         #: Lines of functions that assign what they return: their callers name it.
         self.returned: set[int] = set()
+        #: Lines of the conditions that a line stands under.
+        self.under: dict[int, list[int]] = {}
         tree = _parsed(text, path)
         for node in ast.walk(tree):
+            if isinstance(node, ast.If):
+                for line in range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1):
+                    self.under.setdefault(line, []).append(node.lineno)
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self.targets[line] = node.targets[0].id
@@ -109,6 +117,12 @@ class Source:
             frame = frame.f_back
         return ".".join(reversed(names))
 
+    def conditions(self, line: int) -> list[int]:
+        """Places of the conditions that a place stands under."""
+        number = line >> FILE_SHIFT
+        found = self._files[number].under.get(line & ((1 << FILE_SHIFT) - 1), [])
+        return [number << FILE_SHIFT | one for one in found]
+
     def quote(self, line: int) -> str:
         """A place for an error message; the first file goes without its name."""
         number, line = line >> FILE_SHIFT, line & ((1 << FILE_SHIFT) - 1)
@@ -128,13 +142,15 @@ class Source:
         return self.quote(line)
 
     def load(
-        self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any], name: str = "emulated_kernel"
-    ) -> types.ModuleType:
+        self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any], name: str = "emulated_kernel",
+        change: Change | None = None,
+    ) -> types.ModuleType:  # fmt: skip
         """Execute the file; imports of triton see ``modules``, and names in ``replaced`` hide builtins.
 
-        Files of its folder that it imports are executed alike; ``name`` is what the file sees as ``__name__``.
+        Files of its folder that it imports are executed alike; ``name`` is what the file sees as ``__name__``;
+        ``change`` may rewrite the first file, whose statements keep their lines.
         """
-        return _Loader(self, modules, replaced).execute(self._files[0].path, self.text, name)
+        return _Loader(self, modules, replaced).execute(self._files[0].path, self.text, name, change)
 
     def add(self, path: str) -> str:
         """The text of another file, whose lines are known from now on."""
@@ -155,14 +171,14 @@ class _Loader:
         self._importlib = types.ModuleType("importlib")
         self._importlib.__dict__.update(vars(importlib), import_module=self._import_module)
 
-    def execute(self, path: str, text: str, name: str) -> types.ModuleType:
+    def execute(self, path: str, text: str, name: str, change: Change | None = None) -> types.ModuleType:
         """One file as a module."""
         module = types.ModuleType(name)
         module.__file__ = path
         module.__dict__.update(self._replaced)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._loaded[path] = module
-        exec(compile(text, path, "exec"), module.__dict__)
+        exec(compile(change(_parsed(text, path)) if change else text, path, "exec"), module.__dict__)
         return module
 
     def _beside(self, name: str) -> types.ModuleType | None:
@@ -186,6 +202,8 @@ class _Loader:
         if level == 0 and name.split(".")[0] == "triton":
             module = self._stand_in(name)
             return module if fromlist else self._modules["triton"]
+        if level == 0 and name in self._modules:
+            return self._modules[name]
         if name == "importlib":
             return self._importlib
         found = self._beside(name) if "." not in name else None

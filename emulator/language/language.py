@@ -55,7 +55,7 @@ class Language(Everyday):
             return a if condition else b
         layout = joint_layout(self.session, condition, a, b)
         if isinstance(a, Tensor) and a.a.ndim == 2 and isinstance(b, float) and b == float("-inf"):
-            self.session.mask_lines.add(self.session.source.line())
+            self.session.mask_calls.add(tuple(self.session.source.calls()))
         kinds = [x.a.dtype for x in (a, b) if isinstance(x, Tensor)]
         if not kinds:
             kinds = [np.dtype(np.float32 if any(isinstance(x, float) for x in (a, b)) else np.int32)]
@@ -131,6 +131,8 @@ class Language(Everyday):
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
             out = ptx.run(text, registers, outputs, number, lasting)[0].view(dtype.numpy)[0]
             return Int(out) if isinstance(dtype.numpy(0), np.integer) else float(out)
+        if (text, outputs, size) not in self.session.ptx:
+            self.session.ptx[text, outputs, size] = self.session.source.line()
         layout = joint_layout(self.session, *args)
         # A number keeps its own type, whatever the result's.
         numbers = [raw(a) if not isinstance(a, Tensor) else None for a in args]

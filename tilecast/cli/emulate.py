@@ -13,7 +13,8 @@ app = typer.Typer()
 
 
 @app.command(
-    rich_help_panel="Kernels", epilog="Example: tilecast emulate hopper_ws_d64_full --seqlen 256 --mode random"
+    rich_help_panel="Kernels",
+    epilog="Example: tilecast emulate hopper_ws_d64_full; one problem: --seqlen 256 --mode random",
 )
 def emulate(
     file: Annotated[
@@ -38,27 +39,49 @@ def emulate(
     window: Annotated[str | None, typer.Option("--window", help="Sliding window 'left,right' (or 'left').")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 (default: the kernel's own).")] = None,
     mode: Annotated[
-        str,
-        typer.Option("--mode", help="late: asynchronous operations as late as possible; random: at any legal moment."),
-    ] = "late",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the inputs and of the random moments.")] = 0,
+        str | None,
+        typer.Option(
+            "--mode", help="late (default): asynchronous operations as late as possible; random: at any legal moment."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the inputs and of the random moments (default 0).")
+    ] = None,
     sms: Annotated[
         int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
     ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One problem instead of the battery.")] = False,
+    case: Annotated[
+        str | None, typer.Option("--case", help="Of the battery only the problems whose label contains this.")
+    ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on after a problem that finds something.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Gluon kernel on the CPU: correctness, races, deadlocks, and cycles of the executed source."""
+    """Run a Gluon kernel on the CPU: correctness, races, deadlocks, what was not reached.
+
+    A generated kernel gets a battery of problems.  Options that describe a problem, or --quick, run one, with cycles of
+    the executed source.
+    """
     from tilecast.base.files import check_writable
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
     from tilecast.emulator.report import kernel_workload, run_emulate
     from tilecast.model.kernel.workload import WorkloadError
 
+    shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
+    one_problem = quick or any(option is not None for option in (*shape, mode, seed, sms))
+    if (case is not None or keep_going) and (one_problem or call is not None or main):
+        raise typer.BadParameter("--case and --keep-going are for the battery: without --quick and without a problem")
     if call is not None or main:
-        shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
-        _emulate_any(file, None if main else call, machine, mode, seed, sms, shape, as_json)
+        _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, as_json)
         return
+    if not one_problem:
+        _battery(file, machine, case, keep_going, as_json)
+        return
+    mode, seed = mode or "late", seed or 0
     if trace is not None:
         check_writable(trace)
     try:
@@ -70,6 +93,19 @@ def emulate(
         found = run_emulate(file, work, machine, limits, mode, seed, sms, trace)
     figures = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.name != "text"}
     show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
+    if not found.right:
+        raise typer.Exit(1)
+
+
+def _battery(file: str, machine: str | None, case: str | None, keep_going: bool, as_json: bool) -> None:
+    """emulate without a problem: all of the battery."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.emulator.battery.report import run_report
+
+    with Screen() as screen:
+        found = run_report(file, machine, case, keep_going, screen)
+    show(found.text, {"file": file, "right": found.right, "wrong": found.wrong, **found.figures}, as_json)
     if not found.right:
         raise typer.Exit(1)
 

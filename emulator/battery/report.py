@@ -1,0 +1,95 @@
+"""What a battery found, and what it reached, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilecast.base.progress import Progress, silent
+from tilecast.emulator.call import need_packages
+
+if TYPE_CHECKING:
+    from tilecast.emulator.battery.runner import Battery
+
+#: Longest line of a kernel in a report.
+_CODE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BatteryReport:
+    """A battery as a text and as figures."""
+
+    text: str
+    right: bool
+    #: What was found first; "" where nothing was.
+    wrong: str
+    figures: dict[str, Any]
+
+
+def run_report(
+    file: str, machine: str | None = None, case: str | None = None, keep_going: bool = False,
+    progress: Progress = silent,
+) -> BatteryReport:  # fmt: skip
+    """The battery on ``file`` (a path or a shipped kernel's name); ``case``: only problems whose label contains it."""
+    need_packages()
+    from tilecast.emulator.battery.runner import run_battery
+    from tilecast.emulator.errors import RequestError
+    from tilecast.emulator.run import kernel_path
+    from tilecast.emulator.source import Source
+
+    found = run_battery(
+        Source(kernel_path(file)), machine, keep_going, progress, lambda one: case is None or case in one.label()
+    )
+    if not found.problems_in_all:
+        raise RequestError(f"--case: no problem of the battery is called '{case}'")
+    return report(file, found, case)
+
+
+def report(file: str, found: Battery, case: str | None = None) -> BatteryReport:
+    """``found`` in words and as figures."""
+    lines = [f"{file}: battery of {found.problems_in_all} problems on {found.machine}"]
+    for failure in found.failures:
+        lines += [f"  {failure.kind:10s} {failure.message}", f"             in {failure.problem}"]
+    if not found.failures:
+        lines += [
+            f"  correct    output within {found.out_error:.0%} of what rounding allows, log-sum-exp within {found.lse_error:.0%}",
+            f"  races      none: {found.operations} operations of {found.programs} programs, every access ordered",
+        ]
+        if found.refusals:
+            lines.append(f"  refused    {found.refusals} wrong calls")
+        if found.exponentials:
+            lines.append(f"  2^x        {found.exponentials} piece(s) of PTX, alone, as exact as their degree allows")
+    elif found.problems < found.problems_in_all:
+        lines.append(f"  not run    {found.problems_in_all - found.problems} further problems (--keep-going runs them)")
+    lines += _reached(found, case is not None)
+    wrong = f"{found.failures[0].kind}: {found.failures[0].message}" if found.failures else ""
+    figures = {
+        "failures": [_fields(one) for one in found.failures],
+        **{
+            name: getattr(found, name)
+            for name in (
+                "problems", "problems_in_all", "refusals", "exponentials", "programs", "operations", "statements",
+                "statements_in_all",
+            )
+        },
+        "out_error_share": found.out_error,
+        "lse_error_share": found.lse_error,
+        "unreached": [_fields(one) for one in found.unreached],
+    }  # fmt: skip
+    return BatteryReport("\n".join(lines), not found.failures, wrong, figures)
+
+
+def _reached(found: Battery, partial: bool) -> list[str]:
+    """What ran and what did not."""
+    line = f"  executed   {found.statements} of {found.statements_in_all} statements of the file"
+    open_ends = [one for one in found.unreached if not one.reason]
+    known = len(found.unreached) - len(open_ends)
+    if known:
+        line += f"; {known} branch(es) were decided when the kernel was compiled"
+    if partial or found.failures:
+        return [line]
+    return [line, *(f"  {one.what:16s} line {one.line}: {one.code[:_CODE]}" for one in open_ends)]
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__dataclass_fields__}
