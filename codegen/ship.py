@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
+from tilecast.codegen.gemm_ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
@@ -126,9 +127,10 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         serving.append(
             f"| `{kernel.module}.py` | {_purpose_of_rows(kernel)} | {_devices(kernel)} | `{kernel.variant}` |"
         )
+    yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
     yield Path("generated") / "__init__.py", format_source('"""Generated kernels: `make kernels` writes them; nothing here is edited by hand."""\n')  # fmt: skip
-    yield Path("README.md"), _page(lines, backward, serving)
+    yield Path("README.md"), _page(lines, backward, serving, gemm_rows())
 
 
 def _measured() -> dict[str, dict[str, str]]:
@@ -178,8 +180,8 @@ def _needs(kernel: Shipped) -> str:
     return f"; Triton {'.'.join(map(str, least))} or newer" if isinstance(least, list) else ""
 
 
-def _page(lines: list[str], backward: list[str], serving: list[str]) -> str:
-    rows, gradients, steps = "\n".join(lines), "\n".join(backward), "\n".join(serving)
+def _page(lines: list[str], backward: list[str], serving: list[str], gemm: list[str]) -> str:
+    rows, gradients, steps, products = ("\n".join(part) for part in (lines, backward, serving, gemm))
     return f"""# Kernels that ship
 
 Written by `make kernels` from [`codegen/shipped.toml`](../codegen/shipped.toml), this page included; edit that list or the
@@ -229,6 +231,18 @@ a fixed length, so the same sequence gives the same bits in every batch.  Nothin
 | file | for | compute capability | variant |
 |---|---|---|---|
 {steps}
+
+## Products plus C
+
+`gemm_*`: `launch(a, b, c, d, alpha, beta)` writes `alpha a b + beta c` to `d`, which may be `c`; what `tilecast.addmm` runs
+([docs/gemm.md](../docs/gemm.md)).  `gemm_hopper*` and `gemm_blackwell*` are Gluon: copies by a warp, C copied ahead, D stored by the copy
+engine, one or two accumulators.  `gemm_triton` is plain Triton with pointers, for any strides.  None has run on a GPU yet: they were compiled,
+and run in the emulator or in Triton's interpreter.  [`gemm.json`](generated/gemm.json) is their index.  Forecast: TFLOP/s in a
+short run at m = n = 8192 and the given k.
+
+| file | for | compute capability | k | forecast |
+|---|---|---|---|---|
+{products}
 """
 
 

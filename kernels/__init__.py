@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "addmm": "tilecast.kernels.gemm.operator",
     "attention": "tilecast.kernels.operator",
     "attention_kvcache": "tilecast.kernels.serving.calls",
     "attention_varlen": "tilecast.kernels.serving.calls",
@@ -14,18 +15,19 @@ _HOME = {
     "register_flash_attention": "tilecast.kernels.pytorch",
 }
 __all__ = [
-    "AttentionError", "UnsupportedError", "attention", "attention_kvcache", "attention_varlen", "register_flash_attention",
+    "AttentionError", "UnsupportedError", "addmm", "attention", "attention_kvcache", "attention_varlen", "register_flash_attention",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from tilecast.kernels.errors import AttentionError, UnsupportedError
+    from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
     from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen
 
 
 def _without_torch(*_: Any, **__: Any) -> Any:
-    """Fused attention on the shipped kernels; needs torch and triton: pip install 'tilecast[gpu]'."""
+    """Attention and products on the shipped kernels; needs torch and triton: pip install 'tilecast[gpu]'."""
     raise ModuleNotFoundError("tilecast's kernels need torch: pip install 'tilecast[gpu]'", name="torch")
 
 

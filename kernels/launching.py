@@ -55,7 +55,7 @@ def launcher(module: Any) -> Callable[..., None]:
         if plan:
             start, descriptors, described, pointers, numbers = plan
             if descriptors:
-                start(*map(_on, descriptors, described(tensors)), *pointers(tensors), *numbers, scale_log2)
+                start(*map(on_tensor, descriptors, described(tensors)), *pointers(tensors), *numbers, scale_log2)
             else:
                 start(*tensors, *numbers, scale_log2)
         else:
@@ -129,7 +129,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         scales = max(scale * LOG2E, 1e-37), scale  # the first as in the forward pass
         for start, recipe, scaled in steps:
             arguments = [
-                value if at is None else tensors[at] if value is None else _on(value, tensors[at])
+                value if at is None else tensors[at] if value is None else on_tensor(value, tensors[at])
                 for at, value in recipe
             ]
             start(*arguments, *(scales if scaled else ()))
@@ -179,7 +179,7 @@ def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     return operator.itemgetter(slice(places[0], places[0] + 1))
 
 
-def _on(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
+def on_tensor(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
     """The descriptor of a tensor: the type and the fields of one with the same shape, strides and alignment, which are
     all that is checked when a descriptor is made."""
     kind, fields = descriptor

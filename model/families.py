@@ -121,13 +121,15 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def find_family(name: str) -> Family:
     """The family called ``name`` or by one of its aliases; VariantError with the nearest names otherwise."""
-    _refuse_backward(name)
+    _refuse_others(name)
     if name not in _BY_NAME:
         raise VariantError(f"unknown kernel family '{name}'{nearest(name, tuple(_BY_NAME))}")
     return _BY_NAME[name]
 
 
-def _refuse_backward(name: str) -> None:
+def _refuse_others(name: str) -> None:
+    if name.startswith("gemm_"):
+        raise VariantError(f"family {name} multiplies matrices: 'tilecast gemm' forecasts and writes it")
     if name in (*fa2_backward.NAMES, *fa3_backward.NAMES):
         raise VariantError(
             f"family {name} is a backward pass: 'tilecast generate --pass bwd' writes it, and nothing forecasts it yet"
@@ -237,7 +239,7 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
                 )
         pairs[key.strip().replace("-", "_")] = value.strip()
     named = pairs.pop("family", base.family if base else "")
-    _refuse_backward(named)
+    _refuse_others(named)
     if named not in _BY_NAME:
         raise VariantError(f"--variant: unknown family '{named}'{nearest(named, tuple(_BY_NAME))}")
     family = _BY_NAME[named]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "addmm": "tilecast.kernels",
     "attention": "tilecast.kernels",
     "attention_kvcache": "tilecast.kernels",
     "attention_varlen": "tilecast.kernels",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from tilecast.explore.sweep.errors import SweepError
     from tilecast.explore.sweep.table import SweepTable
     from tilecast.kernels.errors import AttentionError, UnsupportedError
+    from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
     from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen

@@ -126,10 +126,11 @@ def measure(
         row["speedup"] = round(medians["fa3"] / medians["tilecast"], 3)
         ours, theirs = calls["tilecast"]().flatten(0, 1).float(), calls["fa3"]().view(batch, *q.shape[2:]).float()
         row["largest_difference"] = f"{float((ours - theirs).abs().max()):.2e}"
-    return {**row, "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": _nvidia("clocks.sm")}
+    return {**row, "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": nvidia_smi("clocks.sm")}
 
 
-def _nvidia(field: str) -> str:
+def nvidia_smi(field: str) -> str:
+    """A field of nvidia-smi --query-gpu of the first GPU."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -144,7 +145,7 @@ def main() -> None:
     import triton
 
     same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": _nvidia("driver_version"),
+        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
         "torch": torch.__version__, "triton": triton.__version__,
     }  # fmt: skip
     fa3 = load_fa3(given.fa3) if given.fa3 else None

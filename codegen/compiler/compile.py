@@ -225,10 +225,14 @@ def compile_kernels(
     work = header["workload"] if shape is None else shape
     direction = header.get("pass", "fwd")
     found: list[Any] = []
-    left, right = work["window"] or (-1, -1)
-    if direction == "serve":
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    if direction == "gemm":
+        arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
+    elif direction == "serve":
         arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms)
     else:
+        left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
         arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
     # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
@@ -267,6 +271,14 @@ def _tensors(
     if direction == "bwd":
         return q, k, v, out, lse, out, q, k, v
     return q, k, v, out, lse if with_lse else None
+
+
+def _gemm(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ...]:
+    """What ``launch`` of a GEMM kernel takes: A and B of ``dtype`` by rows, C and D as wide as the kernel's."""
+    m, n, k = work["m"], work["n"], work["k"]
+    wide = work["d_dtype"] == "fp32"
+    outer = _Shape((m, n), "torch.float32" if wide else dtype, 4 if wide else 2, capability)
+    return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), outer, outer, work["alpha"], work["beta"]  # fmt: skip
 
 
 def _serving(work: Mapping[str, Any], dtype: str, capability: int, sms: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -148,6 +148,20 @@ def _legal(variants: list[GemmVariant], gemm: Gemm, machine: Machine) -> tuple[G
     return tuple(v for v in variants if legality(v, gemm, machine).legal)
 
 
+def writable(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
+    """Whether a kernel of ``v`` can be written: legal, and within what its template writes."""
+    verdict = legality(v, gemm, machine)
+    if not verdict.legal:
+        return verdict
+    if gemm.dtype == "fp8":
+        return Verdict(f"family {v.family} is written for A and B in bf16 and fp16, got dtype 'fp8'", "use bf16 or fp16")  # fmt: skip
+    if gemm.adds_c and gemm.c_dtype != gemm.d_dtype:
+        return Verdict(f"kernels are written for C and D of one dtype, got {gemm.c_dtype} and {gemm.d_dtype}", "use one for both")  # fmt: skip
+    if v.cta_group == 2:
+        return Verdict("pairs of CTAs are forecast but not written", "use cta_group=1")
+    return LEGAL
+
+
 GEMM_FAMILIES = {
     family.name: family
     for family in (

@@ -9,7 +9,7 @@ from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
-from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family
+from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
 from tilecast.model.gemm.pipeline import build
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -67,9 +67,9 @@ class BufferGain:
 
 def forecast_gemm(
     gemm: Gemm, machine: Machine | str, variant: GemmVariant | None = None, *, family: str | None = None,
-    clock: str | float = "sustained",
+    clock: str | float = "sustained", written: bool = False,
 ) -> GemmForecast:  # fmt: skip
-    """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own).
+    """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own), ``written``: that can be.
 
     ``clock`` is as in `predict`.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
@@ -77,7 +77,7 @@ def forecast_gemm(
     origin = "as given"
     if variant is None:
         name = find_gemm_family(family).name if family else native_gemm_family(chip).name
-        variant, origin = best_gemm(gemm, chip, name, clock)
+        variant, origin = best_gemm(gemm, chip, name, clock, written=written)
     refuse(gemm, chip, variant, clock)
     run = evaluate_gemm(gemm, variant, chip, clock)
     regime = clock if isinstance(clock, str) else "fixed"
@@ -85,17 +85,18 @@ def forecast_gemm(
                         _binding(run), _waterfall(gemm, chip, run))  # fmt: skip
 
 
-def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None) -> tuple[GemmVariant, str]:  # fmt: skip
+def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None, *, written: bool = False) -> tuple[GemmVariant, str]:  # fmt: skip
     """The fastest variant of the family's space (the first among equals), and what was searched.
 
     Variants whose busiest unit alone takes longer than the best so far are not simulated.
     """
     check_clock(clock, machine)
     space = find_gemm_family(family).space(gemm, machine)
-    listed = [v for v in space if accumulators is None or v.accumulators == accumulators]
+    allowed = writable if written else legality
+    listed = [v for v in space if accumulators in (None, v.accumulators) and allowed(v, gemm, machine).legal]
     if not listed:
         first = replace(GemmVariant(family), accumulators=accumulators or 1)
-        why = legality(first, gemm, machine).sentence() or "no tile fits"
+        why = allowed(first, gemm, machine).sentence() or "no tile fits"
         raise PredictError(f"{family} cannot run {gemm.label()} on {machine.name}: {why}")
     found, least = listed[0], (float("inf"), 0.0)
     for v in sorted(listed, key=lambda v: _floor(gemm, v, machine)):

@@ -176,6 +176,10 @@ class _Parts:
             ops.append(self.copy(f"load_c{t}", "load", role, t, size * self.gemm.c_bytes, self.c_bytes, rate))
         return ops
 
+    def turn(self, t: int) -> Op:
+        """A warpgroup lets the other one multiply, once its own last k-step has landed and its product been issued."""
+        return Op(f"turn{t}", "barrier", f"consumer{t}", (), max(1.0, self.m.get("sync.arrive_cycles", 1.0)), tile=t)
+
     def writer(self, t: int) -> str:
         """The role that sends D of tile ``t`` off; the first half's for both."""
         return f"consumer{t}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
@@ -227,6 +231,9 @@ class _Parts:
             again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
             edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
             return edges
+        if self.tiles == 2:
+            notice = m.get("sync.mbarrier_one_way_cycles", self.arrive / 2)
+            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, notice, "order", "turn"))
         lap, before = divmod(t - v.c_stages, self.tiles)
         first = f"load_c{t}" if self.gemm.adds_c else f"epilogue{t}" + ("h0" if self.halves == 2 else "")
         edges.append(Edge(f"store{before}", first, -lap, self.arrive, "buffer", "C/D slot"))
@@ -253,7 +260,8 @@ class _Parts:
             return out
         if self.halves == 1:
             for t in tiles:
-                out.append(Role(f"consumer{t}", (*(Step(f"mma{t}_{s}") for s in steps), Step(f"epilogue{t}"), Step(f"store{t}")), 4))  # fmt: skip
+                products = (*(Step(f"mma{t}_{s}") for s in steps), Step(f"turn{t}"))
+                out.append(Role(f"consumer{t}", (*products, Step(f"epilogue{t}"), Step(f"store{t}")), 4))
             return out
         for half in range(2):
             store = (Step("store0"),) if half == 0 else ()
@@ -278,6 +286,8 @@ class _Parts:
         for t in range(self.tiles):
             ops += [self.epilogue(t, half) for half in range(self.halves)]
             ops += self.c_and_d(t)
+            if self.hopper and self.tiles == 2:
+                ops.append(self.turn(t))
         edges = self.ring()
         for t in range(self.tiles):
             edges += self.tile_edges(t)

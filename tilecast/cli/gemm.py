@@ -51,9 +51,14 @@ def gemm(
     by_k: Annotated[
         bool, typer.Option("--by-k", help="What the second accumulator is worth at k from 64 to 8192.")
     ] = False,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="Also write the kernel, as one self-contained file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast D = alpha A B + beta C: time, TFLOP/s, GB/s, what binds, and what a second accumulator is worth."""
+    from tilecast import __version__
+    from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.cli.tables import show, table
     from tilecast.model.gemm.families import find_gemm_family, native_gemm_family
     from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
@@ -62,12 +67,16 @@ def gemm(
     from tilecast.model.gemm.workload import Gemm
     from tilecast.model.kernel.verdict import VariantError
 
+    if output is not None:
+        check_writable(output)
     problem = Gemm(m, n, k, dtype, c_dtype, d_dtype, alpha, beta, in_place)
     chip = changes.of(machine)
     name = (find_gemm_family(family) if family is not None else native_gemm_family(chip)).name
     if by_k:
         if variant is not None:
             raise VariantError("--by-k looks for the best kernels: drop --variant")
+        if output is not None:
+            raise VariantError("--by-k compares kernels at many k: drop -o")
         gains = buffer_gains(problem, chip, name, clock.value)
         head = f"{chip.title}: {problem.label()}, but for k; {clock.words()} clock\n\n"
         show(head + table(GAIN_COLUMNS, gain_rows(gains)), gain_dicts(gains), as_json)
@@ -75,7 +84,14 @@ def gemm(
     one = name == "gemm_triton"
     base = GemmVariant(name, stages=3, accumulators=1, c_stages=1) if one else GemmVariant(name)
     given = parse_gemm_variant(variant, base) if variant is not None else None
-    answer = forecast_gemm(problem, chip, given, family=name, clock=clock.value)
+    made = None
+    if output is not None:
+        from tilecast.codegen.gemm import generate_gemm
+
+        made = generate_gemm(problem, chip, given, __version__, family=name, clock=clock.value)
+        answer = made.forecast
+    else:
+        answer = forecast_gemm(problem, chip, given, family=name, clock=clock.value)
     text, data = as_text(answer), as_dict(answer)
     if chip is not machine:
         before = forecast_gemm(problem, machine, given, family=name, clock=clock.value)
@@ -85,4 +101,10 @@ def gemm(
         gain = buffer_gains(problem, chip, name, clock.value, (k,))[0]
         text += f"\nSecond accumulator: {gain.gain:.3f}x (best with one {gain.one_ms:.4g} ms, with two {gain.two_ms:.4g} ms); --by-k shows every k."
         data["second_accumulator"] = gain_dicts([gain])[0]
+    if made is not None and output is not None:
+        write_text_atomically(output, made.source)
+        targets = made.header["targets"]
+        assert isinstance(targets, list)
+        text += f"\n{output}: the kernel, for {', '.join(targets)}; launch(a, b, c, d, alpha, beta)"
+        data["file"] = output
     show(text, data, as_json)

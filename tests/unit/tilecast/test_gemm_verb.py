@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.paths import ROOT
 
 from tilecast.cli import main
 
@@ -36,6 +37,17 @@ def test_a_portable_kernel_has_no_second_accumulator(capsys) -> None:  # type: i
     assert code == 0 and "Second accumulator" not in out and "gemm_triton 128x64" in out
 
 
+def test_it_writes_the_kernel(capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "product.py"
+    code, out, _ = run(capsys, "h200", *SHAPE, "--variant", "accumulators=1", "-o", str(file), "--json")
+    assert code == 0 and json.loads(out)["file"] == str(file)
+    text = file.read_text(encoding="utf-8")
+    assert "accumulators=1" in text and "halves of a tile" in text
+    # What is forecast but not written is passed over.
+    code, out, _ = run(capsys, "b200", *SHAPE, "-o", str(file))
+    assert code == 0 and "sm_100a, sm_103a" in out and "cta_group=1" in file.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -46,6 +58,9 @@ def test_a_portable_kernel_has_no_second_accumulator(capsys) -> None:  # type: i
         (("h200", *SHAPE, "--variant", "tile_n=256"), "consumer thread needs"),
         (("h200", *SHAPE, "--variant", "family=gemm_triton"), "does not run here"),
         (("h200", *SHAPE, "--by-k", "--variant", "stages=3"), "drop --variant"),
+        (("h200", *SHAPE, "--dtype", "fp8", "-o", "never.py"), "got dtype 'fp8'"),
+        (("h200", *SHAPE, "-o", "no/such/folder/k.py"), "no/such/folder"),
+        (("h200", *SHAPE, "--by-k", "-o", "never.py"), "drop -o"),
         (("a100", *SHAPE, "--by-k"), "has one accumulator"),
         (("a100", *SHAPE, "--dtype", "fp8"), "no fp8 matrix rate"),
         (("h200", *SHAPE, "--in-place", "--beta", "0"), "no C to write over"),
@@ -56,3 +71,12 @@ def test_bad_input_is_one_sentence(capsys, words: tuple[str, ...], sentence: str
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert sentence in err
+
+
+@pytest.mark.parametrize("verb", [("inspect", "--arch", "sm_90a"), ("forecast", "--machine", "h200")])
+def test_verbs_for_attention_refuse_a_product_in_one_sentence(capsys, verb: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("triton")
+    with pytest.raises(SystemExit) as end:
+        main([verb[0], str(ROOT / "kernels" / "generated" / "gemm_hopper_turns.py"), *verb[1:]])
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count("\n") == 1 and "'tilecast gemm' forecasts" in err

@@ -1,0 +1,176 @@
+"""Problem, machine and variant in; the source of one GEMM kernel out, and its forecast."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from tilecast.codegen.render import render
+from tilecast.model.gemm.families import writable
+from tilecast.model.gemm.forecast import GemmForecast, forecast_gemm
+from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.kernel.header import header_text
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.machine.machine import Machine
+
+#: Architectures that the kernels of a family run on.
+TARGETS = {"gemm_hopper": ("sm_90a",), "gemm_blackwell": ("sm_100a", "sm_103a"), "gemm_triton": ("sm_80", "sm_90a", "sm_100a", "sm_103a")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedGemm:
+    """The source of a GEMM kernel, what it was made from, and its forecast."""
+
+    source: str
+    header: dict[str, object]
+    variant: GemmVariant
+    forecast: GemmForecast
+
+
+@dataclass(frozen=True, slots=True)
+class GemmKernel:
+    """Everything the templates read except the header, as ``k``."""
+
+    title: str
+    description: str
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+    group_m: int
+    c_bytes: int
+    accumulators: int
+    c_stages: int
+    warps: int
+    family: str
+    #: Registers of a thread of the second warpgroup (Hopper).
+    registers: int = 232
+
+    @property
+    def turns(self) -> bool:
+        """Whether two warpgroups take turns with whole tiles."""
+        return self.accumulators == 2
+
+    @property
+    def piece_m(self) -> int:
+        """Rows of a tile that one warpgroup has."""
+        return self.tile_m if self.turns else self.tile_m // 2
+
+    @property
+    def a_pieces(self) -> int:
+        """Boxes that a k-step of A comes in."""
+        return self.tile_m // self.piece_m
+
+    @property
+    def readers(self) -> int:
+        """Warpgroups that give a k-step back."""
+        return self.a_pieces
+
+    @property
+    def slots(self) -> int:
+        """Slots of C and D of one warpgroup."""
+        return self.c_stages // self.accumulators
+
+    @property
+    def part(self) -> int:
+        """Columns that the writing warps of the Blackwell kernel have in registers at a time."""
+        return 32 if self.c_bytes == 4 else 64
+
+    @property
+    def give_back_statements(self) -> tuple[str, ...]:
+        """Statements that let C of a later tile come once D has left its slot (Blackwell)."""
+        if self.c_stages == 1:
+            return ("tma.store_wait(0)", "mbarrier.arrive(slots.empty.index(slot), count=1)")
+        return (
+            "# All stores but this tile's have read their slots.",
+            "tma.store_wait(C_PARTS)",
+            "if turn > 0:",
+            "    mbarrier.arrive(slots.empty.index((turn - 1) % SLOTS), count=1)",
+        )
+
+    @property
+    def role_text(self) -> str:
+        """What a warpgroup of the Hopper kernel does."""
+        if self.turns:
+            return "Every second tile: its products while the other warpgroup writes, then its D."
+        return "PIECE_M rows of every tile: products, then D."
+
+    @property
+    def c_statements(self) -> tuple[str, ...]:
+        """Statements that copy C of one tile."""
+        if self.family == "gemm_blackwell":
+            return ("load_c(c_desc, slots, row, column, turn % SLOTS, turn // SLOTS)",)
+        if self.turns:
+            return ("g, j = turn % 2, turn // 2", "load_c(c_desc, slots, row, column, g * SLOTS + j % SLOTS, j // SLOTS)")  # fmt: skip
+        return (
+            "for g in gl.static_range(2):",
+            "    load_c(c_desc, slots, row + g * PIECE_M, column, g * SLOTS + turn % SLOTS, turn // SLOTS)",
+        )
+
+
+def generate_gemm(
+    gemm: Gemm, machine: Machine, variant: GemmVariant | None = None, version: str = "", *, family: str | None = None,
+    clock: str | float = "sustained",
+) -> GeneratedGemm:  # fmt: skip
+    """The kernel of ``variant`` (default: the best by forecast that can be written).
+
+    Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
+    """
+    forecast = forecast_gemm(gemm, machine, variant, family=family, clock=clock, written=True)
+    made = forecast.variant
+    verdict = writable(made, gemm, machine)
+    if not verdict.legal:
+        raise VariantError(f"{made.family} cannot write {gemm.label()} for {machine.name}: {verdict.sentence()}")
+    header: dict[str, object] = {
+        "tilecast": version,
+        "family": made.family,
+        "machine": machine.name,
+        "targets": list(TARGETS[made.family]),
+        "pass": "gemm",
+        "variant": gemm_variant_text(made),
+        "workload": gemm.as_dict(),
+    }
+    source = render(f"{made.family}.py.j2", {"k": context(made, gemm), "header": header_text(header)})
+    return GeneratedGemm(source, header, made, forecast)
+
+
+def context(variant: GemmVariant, gemm: Gemm) -> GemmKernel:
+    """What a template reads of a legal variant."""
+    return GemmKernel(
+        title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
+        tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
+        accumulators=variant.accumulators, c_stages=variant.c_stages, warps=variant.warps, family=variant.family,
+    )  # fmt: skip
+
+
+_PLACES = {"gemm_hopper": "on Hopper", "gemm_blackwell": "on Blackwell", "gemm_triton": "in plain Triton"}
+
+
+def _title(v: GemmVariant, gemm: Gemm) -> str:
+    wide = " in 32 bit" if max(gemm.c_bytes, gemm.d_bytes) == 4 else ""
+    return (
+        f"D = alpha A B + beta C {_PLACES[v.family]}: tiles of {v.tile_m} x {v.tile_n}, C and D{wide or ' in 16 bit'}."
+    )
+
+
+def _description(v: GemmVariant) -> str:
+    copies = f"A warp copies k-steps of {v.tile_k} of A and B through a ring of {v.stages} slots, another copies tiles of C ahead."
+    if v.family == "gemm_triton":
+        how = f"Products of {v.warps} warps, {v.stages} k-steps of {v.tile_k} in flight; a program has one tile."
+    elif v.family == "gemm_blackwell":
+        how = (
+            f"{copies} A third issues products into {v.accumulators} tile{'s' if v.accumulators == 2 else ''} of tensor memory; four warps "
+            "add C, round, and hand D to the copy engine" + (", while the next tile multiplies." if v.accumulators == 2 else ".")
+        )  # fmt: skip
+    elif v.accumulators == 2:
+        how = f"{copies} Two warpgroups take turns: one multiplies a tile while the other adds C to the last one, rounds, and hands D to the copy engine."
+    else:
+        how = f"{copies} Two warpgroups multiply halves of a tile, add C, round, and hand D to the copy engine; copies run ahead meanwhile."
+    tail = (
+        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column."
+        if v.family != "gemm_triton"
+        else ""
+    )
+    runs = f"Runs on {', '.join(TARGETS[v.family])} with triton and torch alone.  Generated by tilecast: regenerate it instead of editing it."
+    return textwrap.fill(" ".join(filter(None, (how, tail, runs))), 120)

@@ -1,0 +1,1 @@
+"""D = beta C + alpha A B on the shipped kernels."""

@@ -1,0 +1,219 @@
+"""``tilecast.addmm``: beta c + alpha a b on the shipped kernels, as torch operators with gradients.
+
+``torch.ops.tilecast.addmm`` returns a new tensor and has gradients; ``torch.ops.tilecast.addmm_`` adds to c in place and
+``torch.ops.tilecast.addmm_out`` writes into a tensor of the caller's, as PyTorch's own: neither has gradients.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from tilecast.kernels import registry
+from tilecast.kernels.errors import AttentionError, UnsupportedError
+from tilecast.kernels.gemm.launching import gemm_launcher
+from tilecast.kernels.gemm.registry import GemmEntry, candidates
+from tilecast.kernels.selection import capability_of, on_device
+
+_INPUTS = (torch.bfloat16, torch.float16)
+_OUTPUTS = (*_INPUTS, torch.float32)
+#: (device index, bytes of an element of C, k) -> ((any strides, launch), ...)
+_known: dict[Any, tuple[tuple[bool, Any], ...]] = {}
+_launchers: dict[str, Any] = {}
+
+
+class AddmmError(AttentionError):
+    """A call of addmm that makes no sense: shapes, dtypes or devices that do not go together."""
+
+
+class AddmmUnsupportedError(AddmmError, UnsupportedError):
+    """A valid product that no shipped kernel computes."""
+
+
+def addmm(
+    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1.0, alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """beta c + alpha (a b), as torch.addmm, with float32 sums in a fixed order.
+
+    a: (m, k), b: (k, n), both bfloat16 or both float16 on one CUDA device.  c: anything that expands to (m, n), bfloat16,
+    float16 or float32 whatever a is, which is also the dtype of the result; not read where beta is 0.  Rows, of a and b also
+    columns, without gaps that start at whole 16 bytes are read by the copy engine; tensors that lie otherwise go to a portable kernel.
+    out: (m, n) of c's dtype, to write into; c itself adds in place.  A call with ``out`` has no gradients, as in PyTorch.
+
+    Gradients: beta g for c, alpha g b^T for a, alpha a^T g for b, by PyTorch's own matrix products in a's dtype.
+
+    Raises AddmmError (a ValueError) for calls that make no sense, AddmmUnsupportedError (also a NotImplementedError) for what
+    no shipped kernel does.
+    """
+    check(c, a, b)
+    alpha, beta = _number("alpha", alpha), _number("beta", beta)
+    shape = (a.shape[0], b.shape[1])
+    if out is None:
+        return _functional(c if c.shape == shape else c.expand(shape), a, b, beta, alpha)
+    if not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype != c.dtype or out.device != a.device:
+        got = f"{out.dtype} {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else type(out).__name__
+        raise AddmmError(f"out: expected {c.dtype} {tuple(shape)} on {a.device}, got {got}")
+    if any(stride == 0 and extent > 1 for stride, extent in zip(out.stride(), shape, strict=True)):
+        raise AddmmError("out: expected a tensor whose elements lie apart, got an expanded one: clone it")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (c, a, b, out)):
+        raise AddmmError("out: a call that writes into a tensor has no gradients, and one of the tensors requires one: leave out= away, or use torch.no_grad()")  # fmt: skip
+    if out is c:
+        _in_place(c, a, b, beta, alpha)
+    else:
+        _into(c if c.shape == shape else c.expand(shape), a, b, beta, alpha, out)
+    return out
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
+        raise AddmmError(f"{name}: expected a finite number, got {value!r}")
+    return float(value)
+
+
+def check(c: Any, a: Any, b: Any) -> None:
+    """AddmmError unless shapes, dtypes and devices go together."""
+    for name, x in (("c", c), ("a", a), ("b", b)):
+        if not isinstance(x, torch.Tensor):
+            raise AddmmError(f"{name}: expected a torch tensor, got {type(x).__name__}")
+    for name, x in (("a", a), ("b", b)):
+        if x.dim() != 2:
+            raise AddmmError(f"{name}: expected 2 dimensions, got {x.dim()}: {tuple(x.shape)}")
+    if a.shape[1] != b.shape[0]:
+        raise AddmmError(f"b: expected {a.shape[1]} rows as a has columns, got {b.shape[0]}")
+    if b.dtype != a.dtype:
+        raise AddmmError(f"b: expected dtype {a.dtype} as a has, got {b.dtype}")
+    for name, x in (("b", b), ("c", c)):
+        if x.device != a.device:
+            raise AddmmError(f"{name}: expected device {a.device} as a has, got {x.device}")
+    shape = (a.shape[0], b.shape[1])
+    tail = tuple(c.shape)
+    if len(tail) > 2 or any(n not in (1, w) for n, w in zip(tail[::-1], shape[::-1], strict=False)):
+        raise AddmmError(f"c: expected what expands to {tuple(shape)}, got {tail}")
+    if a.dtype not in _INPUTS:
+        raise AddmmUnsupportedError(f"a, b: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}; cast them, or use torch.addmm")  # fmt: skip
+    if c.dtype not in _OUTPUTS:
+        raise AddmmUnsupportedError(f"c: expected dtype torch.bfloat16, torch.float16 or torch.float32, got {c.dtype}; cast it, or use torch.addmm")  # fmt: skip
+
+
+def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> None:
+    """Choose a kernel and launch; ``out`` may be ``c``, which is of the shape of the result."""
+    if out.numel() == 0:
+        return
+    if a.shape[1] == 0:
+        out.copy_(c * beta) if beta else out.zero_()
+        return
+    capability = capability_of(a.device.type, a.get_device())
+    if isinstance(capability, str):
+        raise AddmmUnsupportedError(f"addmm: expected tensors on an NVIDIA GPU, got device '{a.device.type}'; move them, or use torch.addmm")  # fmt: skip
+    key = (a.get_device(), c.element_size(), a.shape[1])
+    kernels = _known.get(key)
+    if kernels is None:
+        kernels = _known[key] = _find(capability, *key)
+    by_copy_engine = _boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (beta == 0 or _boxes(c, False))
+    for any_strides, launch in kernels:
+        if any_strides or by_copy_engine:
+            launch(a, b, c if beta else None, out, alpha, beta)
+            return
+    raise AddmmUnsupportedError(f"addmm: no shipped kernel takes tensors that lie as these on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
+
+
+def _boxes(x: Any, columns: bool) -> bool:
+    """Whether the copy engine reads or writes the tensor: rows, or with ``columns`` columns, without gaps from 16 bytes on."""
+    first, second = x.stride()
+    if second != 1 or first == 0:
+        if not columns or first != 1 or second == 0:
+            return False
+        first = second
+    return not (first * x.element_size() & 15 or x.data_ptr() & 15)
+
+
+def _find(capability: tuple[int, int], device: int, c_bytes: int, k: int) -> tuple[tuple[bool, Any], ...]:
+    """The kernels of a problem met for the first time, imported and remembered; AddmmUnsupportedError where there is none."""
+    found = candidates(capability, c_bytes, k)
+    if not found:
+        raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
+    return tuple((e.any_strides, on_device(_launcher(e), device)) for e in found)
+
+
+def _launcher(entry: GemmEntry) -> Any:
+    if entry.module not in _launchers:
+        try:
+            module = importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
+        except ImportError as error:
+            raise AddmmUnsupportedError(
+                f"addmm: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; pip install 'tilecast[gpu]'"
+            ) from error
+        _launchers[entry.module] = gemm_launcher(module)
+    return _launchers[entry.module]
+
+
+# --- the operators ----------------------------------------------------------------------------------------------------
+
+
+def _run(c: Any, a: Any, b: Any, beta: float, alpha: float) -> Any:
+    out = _empty(c, a, b)
+    _compute(c, a, b, beta, alpha, out)
+    return out
+
+
+def _run_in_place(c: Any, a: Any, b: Any, beta: float, alpha: float) -> None:
+    _compute(c, a, b, beta, alpha, c)
+
+
+def _run_into(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> None:
+    _compute(c, a, b, beta, alpha, out)
+
+
+def _empty(c: Any, a: Any, b: Any, *_: Any) -> Any:
+    return torch.empty((a.shape[0], b.shape[1]), dtype=c.dtype, device=a.device)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, a, b, ctx.beta, ctx.alpha = inputs
+    # A factor is needed only for the other one's gradient.
+    ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
+    ctx.dtype = a.dtype
+
+
+def _gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    need_c, need_a, need_b = ctx.needs_input_grad[:3]
+    narrow = grad.to(ctx.dtype) if need_a or need_b else grad
+    return (
+        grad * ctx.beta if need_c else None,
+        narrow @ b.t() * ctx.alpha if need_a else None,
+        a.t() @ narrow * ctx.alpha if need_b else None,
+        None,
+        None,
+    )
+
+
+def _flops(c: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(a[0]) * int(a[1]) * int(b[1])
+
+
+def _register() -> tuple[Any, ...]:
+    library = torch.library.Library("tilecast", "FRAGMENT")
+    tags = (torch.Tag.pt2_compliant_tag,)
+    library.define("addmm(Tensor c, Tensor a, Tensor b, float beta, float alpha) -> Tensor", tags=tags)
+    library.define("addmm_(Tensor(a!) c, Tensor a, Tensor b, float beta, float alpha) -> ()", tags=tags)
+    library.define("addmm_out(Tensor c, Tensor a, Tensor b, float beta, float alpha, Tensor(a!) out) -> ()", tags=tags)
+    for name, function in (("addmm", _run), ("addmm_", _run_in_place), ("addmm_out", _run_into)):
+        library.impl(name, function, "CUDA")
+        # No kernel runs there; registered so that a direct call says so in our words.
+        library.impl(name, function, "CPU")
+    torch.library.register_fake("tilecast::addmm", _empty, lib=library)
+    for name in ("addmm_", "addmm_out"):
+        torch.library.register_fake(f"tilecast::{name}", lambda *_: None, lib=library)
+    torch.library.register_autograd("tilecast::addmm", _gradients, setup_context=_keep, lib=library)
+    operators = torch.ops.tilecast
+    register_flop_formula(operators.addmm)(_flops)
+    return library, operators.addmm.default, operators.addmm_.default, operators.addmm_out.default
+
+
+# The registrations live as long as the library object.
+_library, _functional, _in_place, _into = _register()

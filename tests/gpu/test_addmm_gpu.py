@@ -1,0 +1,118 @@
+"""`tilecast.addmm` on a GPU: against float64 over shapes, layouts and dtypes, in place, the same bits, graphs, compile, gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import tilecast
+from tilecast.kernels.gemm import operator
+from tilecast.kernels.gemm.registry import candidates, shipped_gemm
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SHAPES = [(1, 8, 8), (128, 128, 64), (264, 392, 200), (1000, 1024, 72), (2048, 2048, 256), (520, 4104, 512), (3000, 808, 1000),
+          (4096, 4096, 2048), (16384, 136, 4096)]  # fmt: skip
+
+
+def matrix(rows: int, columns: int, kind: torch.dtype, by_columns: bool = False) -> torch.Tensor:
+    first, second = (columns, rows) if by_columns else (rows, columns)
+    made = torch.randn(first, -(-second // 8) * 8, device="cuda").to(kind)[:, :second]
+    return made.t() if by_columns else made
+
+
+def right(got: torch.Tensor, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> bool:
+    """Within D's own rounding and that of float32 sums."""
+    want = beta * c.double() + alpha * (a.double() @ b.double())
+    scale = abs(alpha) * (a.double().abs() @ b.double().abs()) + abs(beta) * c.double().abs()
+    rounded = (want.to(got.dtype).double() - want).abs()
+    # Tensor cores add with fewer bits than float32 has.
+    return bool(
+        (
+            (got.double() - want).abs() <= rounded * 1.01 + 2e-6 * scale + torch.finfo(got.dtype).eps * 0.1 * want.abs()
+        ).all()
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "wide"), [(BF16, BF16), (FP16, FP16), (BF16, FP32)])
+def test_computes_the_product(shape: tuple[int, int, int], kind: torch.dtype, wide: torch.dtype) -> None:
+    torch.manual_seed(0)
+    m, n, k = shape
+    for a_columns, b_columns, (beta, alpha), place in itertools.product(
+        (False, True), (False, True), ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0)), ("new", "c", "out")
+    ):
+        a, b, c = matrix(m, k, kind, a_columns), matrix(k, n, kind, b_columns), matrix(m, n, wide)
+        before = c.clone()
+        out = {"new": None, "c": c, "out": torch.full_like(c, float("nan"))}[place]
+        got = tilecast.addmm(c, a, b, beta=beta, alpha=alpha, out=out)
+        assert right(got, before, a, b, beta, alpha), (a_columns, b_columns, beta, place)
+
+
+@pytest.mark.parametrize("entry", shipped_gemm(), ids=lambda entry: entry.module)
+def test_every_kernel_that_runs_here(entry) -> None:  # type: ignore[no-untyped-def]
+    if not entry.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip("for another GPU")
+    wide = FP32 if entry.c_bytes == 4 else BF16
+    for m, n, k in ((264, 392, 200), (4096, 4096, 512), (130, 8200, 4096)):
+        torch.manual_seed(1)
+        a, b, c = matrix(m, k, BF16), matrix(k, n, BF16), matrix(m, n, wide)
+        d = torch.full_like(c, float("nan"))
+        operator._launcher(entry)(a, b, c, d, 1.0, 1.0)
+        assert right(d, c, a, b, 1.0, 1.0)
+
+
+def test_nothing_beyond_the_tensors_is_written() -> None:
+    torch.manual_seed(2)
+    holder = torch.full((400, 520), 7.0, device="cuda", dtype=BF16)
+    c = holder[100:300, 8:400]
+    c.normal_()
+    a, b = matrix(200, 136, BF16), matrix(136, 392, BF16)
+    tilecast.addmm(c, a, b, out=c)
+    untouched = torch.ones_like(holder, dtype=torch.bool)
+    untouched[100:300, 8:400] = False
+    assert bool((holder[untouched] == 7.0).all())
+
+
+@pytest.mark.parametrize("k", [128, 512, 2048])
+def test_the_same_bits_every_time_and_on_replay(k: int) -> None:
+    torch.manual_seed(3)
+    a, b, c = matrix(3000, k, BF16), matrix(k, 2056, BF16), matrix(3000, 2056, BF16)
+    first = tilecast.addmm(c, a, b)
+    assert all(torch.equal(first, tilecast.addmm(c, a, b)) for _ in range(20))
+    out = torch.empty_like(c)
+    tilecast.addmm(c, a, b, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tilecast.addmm(c, a, b, out=out)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(first, out)
+
+
+def test_other_tensors_of_a_shape_go_through_the_remembered_launch() -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        a, b, c = matrix(512, 256, BF16), matrix(256, 512, BF16), matrix(512, 512, BF16)
+        assert right(tilecast.addmm(c, a, b, alpha=1.0 + seed), c, a, b, 1.0, 1.0 + seed)
+
+
+def test_compile_and_gradients() -> None:
+    torch.manual_seed(4)
+    a, b, c = (matrix(*shape, BF16).requires_grad_() for shape in ((512, 256), (256, 384), (512, 384)))
+    fast = torch.compile(lambda c, a, b: torch.relu(tilecast.addmm(c, a, b, alpha=0.5)), fullgraph=True)
+    got = fast(c, a, b)
+    assert torch.allclose(got, torch.relu(torch.addmm(c, a, b, alpha=0.5)), rtol=2e-2, atol=2e-2)
+    weight = torch.randn_like(got)
+    mine = torch.autograd.grad((tilecast.addmm(c, a, b) * weight).sum(), (c, a, b))
+    theirs = torch.autograd.grad((torch.addmm(c, a, b) * weight).sum(), (c, a, b))
+    assert all(
+        torch.allclose(x, y, rtol=2e-2, atol=2e-2 * float(y.abs().max())) for x, y in zip(mine, theirs, strict=True)
+    )
+
+
+def test_this_gpu_has_a_kernel_for_every_k() -> None:
+    capability = torch.cuda.get_device_capability()
+    for k, c_bytes in itertools.product((1, 64, 319, 320, 768, 2048, 1 << 20), (2, 4)):
+        assert candidates(capability, c_bytes, k)

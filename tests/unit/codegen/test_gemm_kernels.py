@@ -1,0 +1,255 @@
+"""GEMM kernels: what is written, and what it computes: Gluon in the emulator, plain Triton in its interpreter.
+
+TRITON_INTERPRET counts when triton is imported, so the interpreter runs in a process of its own: this file as a script.
+What the compiler makes of shipped files: test_shipped_compile.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import tilecast
+from tilecast.codegen.gemm import generate_gemm
+from tilecast.codegen.gemm_ship import ShippedGemm, read_gemm_list
+from tilecast.codegen.render import format_source
+from tilecast.codegen.ship import KERNELS
+from tilecast.emulator.errors import EmulationError
+from tilecast.model.gemm.families import native_gemm_family, writable
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.kernel.header import read_header
+from tilecast.model.machine.machine import load_machine
+
+SHIPPED = read_gemm_list()
+GLUON = [kernel for kernel in SHIPPED if kernel.family != "gemm_triton"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product; ``a`` and ``b``: "rows" or "columns" without gaps; ``d``: "new", or "c" to write over it."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    alpha: float = 1.0
+    beta: float = 1.0
+    a: str = "rows"
+    b: str = "rows"
+    d: str = "new"
+    mode: str = "late"
+    seed: int = 0
+    #: Columns of C and D beyond those that count, which must stay as they are.
+    gap: int = 0
+
+
+CASES = {
+    "several tiles": Case(264, 392, 200),
+    "factors, by columns, strides": Case(300, 520, 72, alpha=0.5, beta=-2.0, b="columns", d="c", mode="random", seed=1, gap=8),
+    "no C": Case(136, 264, 328, "float16", beta=0.0, a="columns", mode="random", seed=2),
+    "both by columns, in place": Case(520, 136, 64, a="columns", b="columns", d="c", mode="random", seed=3),
+    "one small tile": Case(3, 8, 8, "float16", alpha=3.0),
+    "more steps than slots": Case(130, 264, 1000, mode="random", seed=4),
+}  # fmt: skip
+
+
+def torch_or_skip():  # type: ignore[no-untyped-def]
+    return pytest.importorskip("torch")
+
+
+def check(launch, case: Case, c_dtype: str, padded: bool = True) -> None:  # type: ignore[no-untyped-def]
+    """D is what float64 gives, but for its own rounding and that of float32 sums; nothing else is written."""
+    torch = torch_or_skip()
+    torch.manual_seed(case.seed)
+    kind, wide = getattr(torch, case.dtype), getattr(torch, c_dtype)
+
+    def matrix(rows: int, columns: int, how: str):  # type: ignore[no-untyped-def]
+        # Columns without gaps begin at whole 16 bytes.
+        first, second = (rows, columns) if how == "rows" else (columns, rows)
+        whole = torch.randn(first, -(-second // 8) * 8 if padded else second).to(kind)[:, :second]
+        return whole if how == "rows" else whole.t()
+
+    a, b = matrix(case.m, case.k, case.a), matrix(case.k, case.n, case.b)
+    holder = torch.randn(case.m, -(-case.n // 8) * 8 + case.gap).to(wide)
+    c = holder[:, : case.n]
+    beyond = holder[:, case.n :].clone()
+    want = case.alpha * (a.double() @ b.double()) + case.beta * c.double()
+    d = c if case.d == "c" else torch.full_like(holder, float("nan"))[:, : case.n]
+    launch(a, b, c if case.beta else None, d, case.alpha, case.beta)
+    scale = abs(case.alpha) * (a.double().abs() @ b.double().abs()) + abs(case.beta) * c.double().abs()
+    rounded = (want.to(wide).double() - want).abs()
+    assert bool(
+        ((d.double() - want).abs() <= rounded * 1.01 + 4e-7 * scale + torch.finfo(wide).eps * 0.02 * want.abs()).all()
+    )
+    assert torch.equal(holder[:, case.n :], beyond)
+
+
+def path_of(kernel: ShippedGemm) -> Path:
+    return KERNELS / "generated" / f"{kernel.module}.py"
+
+
+# -- Gluon, in the emulator --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+def test_computes_the_product(kernel: ShippedGemm, name: str) -> None:
+    torch_or_skip()
+    case = CASES[name]
+    module = tilecast.emulated(str(path_of(kernel)), machine=kernel.machine, mode=case.mode, seed=case.seed, sms=3)
+    narrow = kernel.workload.d_dtype == "bf16"
+    check(module.launch, case, "float16" if narrow and case.dtype == "float16" else "bfloat16" if narrow else "float32")
+
+
+SPACE = [
+    ("h200", replace(v, stages=min(v.stages, 3)), c)
+    for c in ("bf16", "fp32")
+    for v in (
+        GemmVariant("gemm_hopper", 64, 256, 64, 2, 2, 2), GemmVariant("gemm_hopper", 128, 64, 64, 3, 1, 2),
+        GemmVariant("gemm_hopper", 128, 256, 64, 2, 1, 1), GemmVariant("gemm_hopper", 128, 32, 32, 2, 2, 4),
+    )
+] + [
+    ("b200", v, c)
+    for c in ("bf16", "fp32")
+    for v in (GemmVariant("gemm_blackwell", 128, 64, 64, 2, 1, 1), GemmVariant("gemm_blackwell", 128, 64, 32, 3, 2, 3))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "variant", "c_dtype"), SPACE)
+def test_other_knobs_compute_it_too(machine: str, variant: GemmVariant, c_dtype: str, tmp_path: Path) -> None:
+    torch_or_skip()
+    made = generate_gemm(Gemm(1024, 1024, 256, c_dtype=c_dtype), load_machine(machine), variant)
+    ast.parse(made.source)
+    assert format_source(made.source) == made.source
+    file = tmp_path / "kernel.py"
+    file.write_text(made.source, encoding="utf-8")
+    module = tilecast.emulated(str(file), machine=machine, mode="random", seed=5, sms=2)
+    check(module.launch, Case(330, 200, 136, d="c", seed=5), "bfloat16" if c_dtype == "bf16" else "float32")
+
+
+BROKEN = [
+    ("gemm_hopper_turns", "        mbarrier.wait(turns.index(g), j & 1)\n", ""),
+    ("gemm_hopper_turns", "mbarrier.arrive(slots.empty.index(slot), count=1)", "pass"),
+    ("gemm_hopper_turns", "    tma.store_wait(0)\n    mbarrier.arrive(slots", "    mbarrier.arrive(slots"),
+    ("gemm_hopper_turns", "            mbarrier.wait(slots.full.index(slot), j // SLOTS & 1)\n", ""),
+    ("gemm_hopper_long", "        fence_async_shared()\n        store_tile", "        store_tile"),
+    ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
+    ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
+    ("gemm_blackwell", "        mbarrier.wait(sums.empty.index(place), turn // ACCUMULATORS & 1 ^ 1)\n", ""),
+    ("gemm_blackwell", "            tcgen05_commit(ring.empty.index(slot))\n", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "line", "instead"), BROKEN)
+def test_the_emulator_sees_what_is_taken_away(module: str, line: str, instead: str, tmp_path: Path) -> None:
+    torch_or_skip()
+    kernel = next(k for k in SHIPPED if k.module == module)
+    text = path_of(kernel).read_text(encoding="utf-8")
+    assert line in text
+    file = tmp_path / "kernel.py"
+    file.write_text(text.replace(line, instead), encoding="utf-8")
+    broken = tilecast.emulated(str(file), machine=kernel.machine, mode="random", seed=6, sms=1)
+    with pytest.raises((EmulationError, AssertionError)):
+        check(broken.launch, Case(400, 520, 328, seed=6), "bfloat16")
+
+
+# -- plain Triton, in its interpreter ----------------------------------------------------------------------------------
+
+
+def interpreted() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "gemm", path_of(next(k for k in SHIPPED if k.family == "gemm_triton"))
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, case in CASES.items():
+        # The interpreter's bf16 tl.dot gives wrong numbers.
+        for wide in ("float16", "float32"):
+            check(module.launch, replace(case, dtype="float16"), wide, padded=False)
+        print(name, flush=True)
+
+
+def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
+    torch_or_skip()
+    pytest.importorskip("triton")
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, __file__], cwd=root, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[:-1] == list(CASES)
+
+
+# -- files and refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", SHIPPED, ids=lambda kernel: kernel.module)
+def test_what_ships_says_what_it_is(kernel: ShippedGemm) -> None:
+    header = read_header(path_of(kernel).read_text(encoding="utf-8"), path_of(kernel))
+    assert header["pass"] == "gemm" and header["family"] == kernel.family
+    assert Gemm(**header["workload"]) == kernel.workload
+    assert writable(kernel.variant, kernel.workload, load_machine(kernel.machine)).legal
+
+
+def test_ranges_of_k_leave_no_gap() -> None:
+    rows = json.loads((KERNELS / "generated" / "gemm.json").read_text(encoding="utf-8"))
+    for wide in (2, 4):
+        own = sorted((r.get("k_min", 1), r.get("k_max")) for r in rows if r["family"] == "gemm_hopper" and r["c_bytes"] == wide)  # fmt: skip
+        assert own[0][0] == 1 and own[-1][1] is None
+        assert [low for low, _ in own[1:]] == [high + 1 for _, high in own[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "machine", "variant", "words"),
+    [
+        (Gemm(512, 512, 512, dtype="fp8"), "h200", None, "bf16 and fp16, got dtype 'fp8'"),
+        (Gemm(512, 512, 512, d_dtype="fp32"), "h200", GemmVariant(stages=3), "C and D of one dtype"),
+        (Gemm(512, 512, 512), "b200", GemmVariant("gemm_blackwell", 128, 128, 64, 4, 1, 1, cta_group=2), "forecast but not written"),
+        (Gemm(512, 512, 512), "a100", GemmVariant(), "needs wgmma"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_says_why(gemm: Gemm, machine: str, variant: GemmVariant | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generate_gemm(gemm, load_machine(machine), variant)
+
+
+@pytest.mark.parametrize("machine", ["h200", "b200", "a100"])
+def test_the_best_that_can_be_written_is_written(machine: str) -> None:
+    chip = load_machine(machine)
+    made = generate_gemm(Gemm(4096, 4096, 512), chip)
+    assert made.variant.family == native_gemm_family(chip).name and made.variant.cta_group == 1
+    ast.parse(made.source)
+
+
+def test_a_launch_refuses_what_it_does_not_take() -> None:
+    torch = torch_or_skip()
+    launch = tilecast.emulated(str(KERNELS / "generated" / "gemm_hopper_turns.py"), machine="h200").launch
+    a, b, c = (torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3))
+    for arguments, words in (
+        ((a, b[:32], c, c), r"expected \(m, k\) and \(k, n\)"),
+        ((a.float(), b, c, c), "a: expected bf16 or fp16"),
+        ((a, b.half(), c, c), "b: expected"),
+        ((a, b, c[:32], c), "c: expected"),
+        ((a, b, c.float(), c.float()), "d: expected bf16, fp16"),
+        ((a[:, ::2], b[::2], c, c), "a: expected rows or columns without gaps"),
+        ((a, b, c.t(), c), "c: expected rows without gaps"),
+        ((a.flatten()[4:-60].view(63, 64), b, c[:63], c[:63]), "start at 16 bytes"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            launch(*arguments)
+
+
+if __name__ == "__main__":
+    interpreted()

@@ -1,0 +1,240 @@
+"""tilecast.addmm on the CPU, with stand-ins behind the shipped kernels: what runs where, gradients, torch.compile, refusals.
+
+What the kernels compute: tests/unit/codegen/test_gemm_kernels.py; on a GPU: tests/gpu/test_addmm_gpu.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tilecast
+from tilecast.kernels.gemm import registry
+from tilecast.kernels.registry import RegistryError
+
+torch = pytest.importorskip("torch")
+
+from tilecast.kernels.gemm import operator  # noqa: E402
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def launched(monkeypatch):  # type: ignore[no-untyped-def]
+    """Names of the kernels that ran, on a machine whose CPU is an H200."""
+    ran: list[str] = []
+
+    def launcher(entry):  # type: ignore[no-untyped-def]
+        def launch(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
+            ran.append(entry.module)
+            assert c is None if beta == 0 else c.shape == d.shape
+            d.copy_(alpha * (a.double() @ b.double()) + (beta * c.double() if beta else 0.0))
+
+        return launch
+
+    monkeypatch.setattr(operator, "_launcher", launcher)
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    monkeypatch.setattr(operator, "_known", {})
+    return ran
+
+
+def tensors(m: int = 48, n: int = 40, k: int = 24, kind=BF16, wide=None):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    return torch.randn(m, n).to(wide or kind), torch.randn(m, k).to(kind), torch.randn(k, n).to(kind)
+
+
+def near(got, c, a, b, beta=1.0, alpha=1.0):  # type: ignore[no-untyped-def]
+    want = beta * c.double() + alpha * (a.double() @ b.double())
+    return bool(((got.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-6).all())
+
+
+# -- which kernel ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "wide", "module"),
+    [
+        (64, BF16, "gemm_hopper_short"), (320, BF16, "gemm_hopper_turns"), (4096, BF16, "gemm_hopper_long"),
+        (320, FP32, "gemm_hopper_c32"), (4096, FP32, "gemm_hopper_c32_long"),
+    ],
+)  # fmt: skip
+def test_k_and_the_width_of_c_choose(launched, k, wide, module) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(16, 8, k, wide=wide)
+    out = tilecast.addmm(c, a, b, beta=0.5, alpha=2.0)
+    assert launched == [module]
+    assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
+
+
+def test_tensors_that_the_copy_engine_cannot_read_go_to_the_portable_kernel(launched) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors()
+    bias = torch.randn(40).to(BF16)
+    for arguments, portable in (
+        ((c, a, b), False), ((c, a, b.t().contiguous().t()), False), ((c, a.t().contiguous().t(), b), False),
+        ((c, a[:, ::2], b[::2]), True), ((c[:, :39], a, b[:, :39].contiguous()), True), ((bias, a, b), True),
+        ((c.t().contiguous().t(), a, b), True), ((torch.ones((), dtype=BF16), a, b), True),
+    ):  # fmt: skip
+        launched.clear()
+        assert near(tilecast.addmm(*arguments), *arguments)
+        assert launched == ["gemm_triton" if portable else "gemm_hopper_short"]
+    # A C that is not read may lie anyhow.
+    launched.clear()
+    tilecast.addmm(bias, a, b, beta=0)
+    assert launched == ["gemm_hopper_short"]
+
+
+def test_blackwell_and_older_gpus_take_the_portable_kernel_until_asked(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    for capability in ((10, 0), (8, 0), (12, 0)):
+        found = registry.candidates(capability, 2, 512)
+        assert found[0].module == "gemm_triton"
+    preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
+    assert [e.module for e in registry.candidates((10, 0), 2, 512, preferred)] == ["gemm_blackwell", "gemm_blackwell_c32", "gemm_triton"]  # fmt: skip
+    with pytest.raises(RegistryError, match="TILECAST_GEMM_FAMILY: expected gemm_blackwell, gemm_hopper"):
+        registry.preferring(registry.shipped_gemm(), "fa3")
+    assert registry.candidates((7, 5), 2, 512) == ()
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def test_out_and_in_place(launched) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(wide=FP32)
+    out = torch.empty_like(c)
+    assert tilecast.addmm(c, a, b, out=out) is out and near(out, c, a, b)
+    before = c.clone()
+    assert tilecast.addmm(c, a, b, alpha=-1.0, out=c) is c and near(c, before, a, b, alpha=-1.0)
+
+
+def test_empty_products(launched) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors()
+    assert tilecast.addmm(c[:0], a[:0], b).shape == (0, 40)
+    nothing = tilecast.addmm(c, a[:, :0], b[:0], beta=3.0)
+    assert torch.equal(nothing, c * 3.0)
+    assert not tilecast.addmm(torch.full_like(c, float("nan")), a[:, :0], b[:0], beta=0.0).any()
+    assert launched == []
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_gradients_are_those_of_pytorch(launched, broadcast) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(kind=FP16)
+    c = torch.randn(40).to(FP16) if broadcast else c
+    mine = [x.clone().requires_grad_() for x in (c, a, b)]
+    theirs = [x.double().requires_grad_() for x in (c, a, b)]
+    weight = torch.randn(48, 40)
+    (tilecast.addmm(*mine, beta=0.5, alpha=2.0) * weight).sum().backward()
+    (torch.addmm(*theirs, beta=0.5, alpha=2.0) * weight).sum().backward()
+    for x, y in zip(mine, theirs, strict=True):
+        assert torch.allclose(x.grad.double(), y.grad, rtol=4e-3, atol=2e-2)
+
+
+def test_the_operators_pass_opcheck_and_compile(launched) -> None:  # type: ignore[no-untyped-def]
+    c, a, b = tensors(kind=FP16)
+    ops = torch.ops.tilecast
+    torch.library.opcheck(ops.addmm.default, (c.clone().requires_grad_(), a, b, 1.0, 1.0))
+    torch.library.opcheck(ops.addmm_.default, (c.clone(), a, b, 1.0, 1.0))
+    torch.library.opcheck(ops.addmm_out.default, (c, a, b, 1.0, 1.0, torch.empty_like(c)))
+    compiled = torch.compile(
+        lambda c, a, b: tilecast.addmm(c, a, b, alpha=2.0) + 1, backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(c, a, b), tilecast.addmm(c, a, b, alpha=2.0) + 1)
+    into = torch.compile(lambda c, a, b: tilecast.addmm(c, a, b, out=c), backend="aot_eager", fullgraph=True)
+    kept = c.clone()
+    into(kept, a, b)
+    assert torch.equal(kept, tilecast.addmm(c, a, b))
+
+
+def test_flops_are_counted(launched) -> None:  # type: ignore[no-untyped-def]
+    from torch.utils.flop_counter import FlopCounterMode
+
+    c, a, b = tensors()
+    with FlopCounterMode(display=False) as counter:
+        tilecast.addmm(c, a, b)
+    assert counter.get_total_flops() == 2 * 48 * 40 * 24
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c, a, b: ((c, a, 3), {}), "b: expected a torch tensor, got int"),
+        (lambda c, a, b: ((c, a[None], b), {}), "a: expected 2 dimensions, got 3"),
+        (lambda c, a, b: ((c, a, b[:8]), {}), "b: expected 24 rows as a has columns, got 8"),
+        (lambda c, a, b: ((c, a, b.half()), {}), "b: expected dtype torch.bfloat16"),
+        (lambda c, a, b: ((c[:7], a, b), {}), r"c: expected what expands to \(48, 40\)"),
+        (lambda c, a, b: ((c, a.float(), b.float()), {}), "cast them, or use torch.addmm"),
+        (lambda c, a, b: ((c.double(), a, b), {}), "c: expected dtype"),
+        (lambda c, a, b: ((c, a, b), {"beta": True}), "beta: expected a finite number, got True"),
+        (lambda c, a, b: ((c, a, b), {"alpha": float("nan")}), "alpha: expected a finite number"),
+        (lambda c, a, b: ((c, a, b), {"out": c.float()}), "out: expected torch.bfloat16"),
+        (lambda c, a, b: ((c, a, b), {"out": c[:1].expand(48, 40)}), "out: expected a tensor whose elements lie apart"),
+        (lambda c, a, b: ((c, a.requires_grad_(), b), {"out": c}), "leave out= away"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(launched, change, words) -> None:  # type: ignore[no-untyped-def]
+    arguments, options = change(*tensors())
+    with pytest.raises(tilecast.AttentionError, match=words) as error:
+        tilecast.addmm(*arguments, **options)
+    assert "\n" not in str(error.value) and launched == []
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(tilecast.UnsupportedError, match="expected tensors on an NVIDIA GPU, got device 'cpu'"):
+        tilecast.addmm(*tensors())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stages": 3}, "unknown field 'stages'"),
+        ({"preference": -1}, "'preference': expected a whole number"),
+        ({"capability": [9, 0]}, "field 'capability'"),
+        ({"module": None}, "field 'module' is missing"),
+    ],
+)
+def test_an_index_that_breaks_the_schema_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    row = json.loads(registry.GEMM_INDEX.read_text(encoding="utf-8"))[0] | change
+    file = tmp_path / "gemm.json"
+    file.write_text(json.dumps([{key: value for key, value in row.items() if value is not None}]))
+    with pytest.raises(RegistryError, match=words):
+        registry.read_gemm_index(file)
+
+
+def test_a_launcher_remembers_shapes_and_no_tensor() -> None:
+    from types import SimpleNamespace
+
+    from tilecast.kernels.gemm.launching import gemm_launcher
+
+    calls, planned = [], []
+
+    class Kernel:
+        def warmup(self, *arguments, **options):  # type: ignore[no-untyped-def]
+            return None
+
+        def __getitem__(self, grid):  # type: ignore[no-untyped-def]
+            return lambda *arguments: calls.append((grid, arguments))
+
+    class Box:
+        def __init__(self, base: object) -> None:
+            self.base, self.block_shape = base, [64, 64]
+
+    def plan(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
+        planned.append(a)
+        adds = c is not None and beta != 0
+        boxes = [Box(x) for x in (a, b, c if adds else d, d)]
+        return (7, 1, 1), (*boxes, 1, 2, 3, alpha, beta, True, False, adds, alpha != 1 or beta not in (0, 1))
+
+    launch = gemm_launcher(SimpleNamespace(plan=plan, multiply=Kernel(), OPTIONS={}))
+    first, second = tensors(), tensors()
+    for (c, a, b), alpha in ((first, 2.0), (second, 3.0)):
+        launch(a, b, c, c, alpha, 1.0)
+    assert len(planned) == 1
+    (_, one), (grid, two) = calls
+    assert grid == (7, 1, 1)
+    assert [box.base for box in one[:4]] == [first[1], first[2], first[0], first[0]]
+    assert [box.base for box in two[:4]] == [second[1], second[2], second[0], second[0]]
+    assert two[4:] == (1, 2, 3, 3.0, 1.0, True, False, True, True)
+    launch(a, b, None, c, 1.0, 0.0)
+    assert len(planned) == 2 and calls[-1][1][4:] == (1, 2, 3, 1.0, 0.0, True, False, False, False)
