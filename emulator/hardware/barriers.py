@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tilecast.emulator.errors import BarrierError, BoundsError
-from tilecast.emulator.hardware.clocks import Knowledge
+from tilecast.emulator.errors import BarrierError, BoundsError, RaceError
+from tilecast.emulator.hardware.clocks import Agent, Knowledge
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.trace import Key
 
@@ -22,9 +22,15 @@ class Instance:
         self.expected = self.received = 0
         self.expect_line = 0
         self.gathered = Knowledge()
-        self.latest = Knowledge()
-        #: Last phase each agent has waited for.
+        #: What the completion of each phase told, that of earlier ones included.
+        self.told: list[Knowledge] = []
+        #: Last phase each agent has waited for; the first phase that each does not know to be over.
         self.seen: dict[int, int] = {}
+        self._running_for: dict[int, int] = {}
+        self._born = 0
+        #: Event of init by the role's agent in each CTA, and its line.
+        self.origins: list[int] = []
+        self.origin_line = 0
 
     @property
     def name(self) -> str:
@@ -32,9 +38,9 @@ class Instance:
         where = f" of CTA {self.cta}" if self.barrier.program.ctas == 2 and not self.barrier.shared else ""
         return f"{self.barrier.name}{where}"
 
-    def arrive(self, count: int, known: Knowledge, line: int) -> Key:
-        """``count`` arrivals that hand on what they know; BarrierError beyond the count of the phase."""
-        self.require()
+    def arrive(self, count: int, known: Knowledge, line: int, cta: int = 0) -> Key:
+        """``count`` arrivals from a CTA that hand on what they know; BarrierError beyond the count of the phase."""
+        self.require(known, cta, line)
         if count > self.pending:
             raise BarrierError(
                 f"{self.barrier.program.session.source.quote(line)}: {self.name} gets more arrivals in phase {self.completed} than the "
@@ -46,9 +52,9 @@ class Instance:
         self._close()
         return key
 
-    def expect(self, size: int, line: int) -> None:
+    def expect(self, size: int, agent: Agent, line: int) -> None:
         """Bytes that copies must bring before the phase completes."""
-        self.require()
+        self.require(agent.knowledge, agent.cta, line)
         self.expected += size
         self.expect_line = line
         if self.received > self.expected:
@@ -64,17 +70,31 @@ class Instance:
         self._close()
         return key
 
-    def require(self) -> None:
-        """BarrierError when nobody has initialised the barrier."""
+    def require(self, known: Knowledge, cta: int, line: int) -> None:
+        """BarrierError when nobody has initialised the barrier, RaceError when somebody has whom its user does not know of."""
+        quote = self.barrier.program.session.source.quote
         if not self.count:
-            raise BarrierError(f"{self.barrier.program.here()}: {self.name} is used before mbarrier.init")
+            raise BarrierError(f"{quote(line)}: {self.name} is used before mbarrier.init")
+        if not known.has(self.origins[cta]):
+            raise RaceError(
+                f"race on {self.name}: it is used at {quote(line)}, but its init by "
+                f"{self.barrier.program.actor(self.origins[cta])} at {quote(self.origin_line)} is not ordered before that"
+            )
+
+    def born(self, count: int, agents: list[Agent], line: int) -> None:
+        """init: a new life, of which only those know who know of the init."""
+        self.count = self.pending = count
+        self._born, self._running_for = self.completed, {}
+        self.origins, self.origin_line = [agent.code for agent in agents], line
 
     def retire(self) -> None:
         """Forget the phases, but not what their completion told: who waited for them knows it still."""
         # The phases of the next life must not be taken for those of this one: replay tells them apart by number.
         self.count = self.pending = 0
         self.expected = self.received = 0
-        self.completed += self.completed & 1
+        while self.completed & 1:
+            self.told.append(self.gathered.copy())
+            self.completed += 1
         self.seen.clear()
 
     def _too_many(self) -> None:
@@ -87,7 +107,7 @@ class Instance:
 
     def _close(self) -> None:
         if self.pending == 0 and self.received == self.expected:
-            self.latest = self.gathered.copy()
+            self.told.append(self.gathered.copy())
             self.completed += 1
             self.pending = self.count
             self.expected = self.received = 0
@@ -95,6 +115,18 @@ class Instance:
     def passed(self, parity: int) -> bool:
         """Whether a wait for the phase of this parity returns."""
         return self.completed & 1 != parity
+
+    def learnt(self, agent: Agent, parity: int) -> Knowledge | None:
+        """What a wait that has returned tells for certain; None where it may have returned before any phase was complete.
+
+        It may have returned on any phase of its parity whose successor the waiter does not know to be over: the earliest.
+        """
+        first = self._running_for.get(agent.index, self._born)
+        while first < self.completed and agent.knowledge.has_all(self.told[first]):
+            first += 1
+        self._running_for[agent.index] = first
+        phase = first - 1 if first & 1 != parity else first
+        return self.told[phase] if phase >= self._born else None
 
     def target(self, parity: int) -> int:
         """The phase that a wait starting now is for: the last completed one, or the running one.
@@ -142,15 +174,19 @@ class Barrier:
         """Set the arrivals of a phase; both CTAs arrive at a shared barrier."""
         if count < 1:
             raise BarrierError(f"{self.program.here()}: {self.name} is initialised with a count of {count}: at least 1")
+        agents, line = self.program.agents(), self.program.line()
         for instance in self.instances:
             if instance.count:
                 raise BarrierError(f"{self.program.here()}: {self.name} is initialised twice")
-            instance.count = instance.pending = count * (self.program.ctas if self.shared else 1)
+            instance.born(count * (self.program.ctas if self.shared else 1), agents, line)
+        for agent in agents:
+            agent.release()
 
     def invalidate(self) -> None:
         """Give the memory back: only ``init`` may follow."""
+        agents, line = self.program.agents(), self.program.line()
         for instance in self.instances:
-            instance.require()
+            instance.require(agents[instance.cta].knowledge, instance.cta, line)
             instance.retire()
 
     def of_cta(self, cta: int) -> Instance:

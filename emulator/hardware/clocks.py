@@ -53,6 +53,10 @@ class Knowledge:
             return bool(self.copies >> (code - COPY) & 1)
         return self.epochs[code >> STREAM_SHIFT] >= code & ((1 << STREAM_SHIFT) - 1)
 
+    def has_all(self, other: Knowledge) -> bool:
+        """Whether everything that ``other`` knows happened before."""
+        return not other.copies & ~self.copies and all(a >= b for a, b in zip(self.epochs, other.epochs, strict=True))
+
     def has_fenced(self, code: int) -> bool:
         """Whether a fence for the asynchronous proxy stands behind the event (ordinary accesses of agents need one)."""
         stream = code >> STREAM_SHIFT

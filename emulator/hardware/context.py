@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tilecast.emulator.hardware.clocks import Agent
 from tilecast.emulator.session import Session
 
 
@@ -17,6 +18,15 @@ class Context(Protocol):
     @property
     def ctas(self) -> int:
         """1, or 2 for a pair."""
+
+    def agents(self) -> list[Agent]:
+        """The running role in each CTA."""
+
+    def line(self) -> int:
+        """Line of the kernel that runs now."""
+
+    def too_weak(self, code: int) -> str:
+        """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
 
     def here(self) -> str:
         """The running line, quoted."""

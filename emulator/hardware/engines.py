@@ -37,7 +37,7 @@ class Engines(Memories, Protocol):
     """A running program with copies in flight."""
 
     copies: list[Copy]
-    issued_copies: list[dict[int, int]]
+    issued_copies: list[dict[int, tuple[int, int]]]
 
     def line(self) -> int:
         """Line of the kernel that runs now."""
@@ -119,9 +119,9 @@ def issue_copy(role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barri
     for cta in range(program.ctas):
         number = program.next_copy()
         copy = Copy(role, cta, desc, corner, bar.of_cta(cta), target, number, event if cta == 0 else None)
-        copy.bar.require()
+        copy.bar.require(copy.known, cta, copy.line)
         program.copies.append(copy)
-        program.issued_copies[cta][number] = copy.line
+        program.issued_copies[cta][number] = (copy.line, int(target.cells_of(cta)[0]))
 
 
 def _operand_values(operand: Shared | Tmem) -> Any:
@@ -200,8 +200,9 @@ class Wgmma:
         self.line, self.actor = program.line(), f"the wgmma that {role.name} issues"
         self.known: Knowledge = role.agents[0].release()
         self.done = False
-        #: Whether the role has waited for it.
+        #: Whether the role has waited for it; line of the last wait of the role that did not include it.
         self.known_done = False
+        self.left_by = self.waited_at = 0
         self.result: Any = None
 
     def take_effect(self) -> None:

@@ -54,6 +54,8 @@ class Role:
         self.waiting: tuple[list[Instance], int, int] | None = None
         self.wgmma: deque[Wgmma] = deque()
         self.wgmma_issued = 0
+        #: Line of the last wait that left a product in flight, by the product's number.
+        self.left_by: dict[int, int] = {}
         #: PTX registers that outlive the block that writes them, by name.
         self.registers: dict[str, Any] = {}
         #: Tiles stored by the copy engine, and cp.async.
@@ -85,8 +87,8 @@ class Program:
         self.engine: deque[Product | Commit] = deque()
         self.products = 0
         self.last_product_line = 0
-        #: Line of every copy, by number, in each CTA.
-        self.issued_copies: list[dict[int, int]] = [{} for _ in range(ctas)]
+        #: (line, first cell of shared memory) of every copy, by number, in each CTA.
+        self.issued_copies: list[dict[int, tuple[int, int]]] = [{} for _ in range(ctas)]
         self._copy_number = 0
         self._barriers = 0
         self._smem_used = 0
@@ -126,11 +128,23 @@ class Program:
             return f"a wgmma of {role.name}"
         return role.name + (f" (CTA {stream % 2})" if self.ctas == 2 else "")
 
+    def too_weak(self, code: int) -> str:
+        """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
+        stream, number = code >> STREAM_SHIFT, code & ((1 << STREAM_SHIFT) - 1)
+        if code >= COPY or not FIRST_WGMMA <= stream < MATRIX_ENGINE:
+            return ""
+        line = self.roles[stream - FIRST_WGMMA].left_by.get(number, 0)
+        return f"; the wait at {self.session.source.quote(line)} leaves that product in flight" if line else ""
+
     def role(self) -> Role:
         """The role that runs; UnsupportedError outside a kernel."""
         if self.current is None:
             raise UnsupportedError("a Gluon operation outside a kernel")
         return self.current
+
+    def agents(self) -> list[Agent]:
+        """The running role in each CTA."""
+        return self.role().agents
 
     def accesses(self) -> list[tuple[int, Access]]:
         """The running role's access to memory, CTA by CTA."""
@@ -232,7 +246,7 @@ class Program:
         line = self.line()
         self.step()
         for instance in instances:
-            instance.require()
+            instance.require(role.agents[instance.cta].knowledge, instance.cta, line)
         targets = [instance.target(parity) for instance in instances]
         role.waiting = (instances, parity, line)
         self.block(lambda: all(instance.passed(parity) for instance in instances))
@@ -240,7 +254,9 @@ class Program:
             agent = role.agents[instance.cta]
             instance.check(target, line)
             instance.seen[agent.index] = instance.completed - 1
-            agent.knowledge.join(instance.latest)
+            told = instance.learnt(agent, parity)
+            if told is not None:
+                agent.knowledge.join(told)
         self.record(Wait(line, (bar.number, instances[0].completed - 1), bar.name))
 
     def start_roles(self, parts: Sequence[tuple[Callable[..., Any], Sequence[Any]]]) -> None:
@@ -303,10 +319,10 @@ class Program:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory."""
         for agent in self.roles[0].agents:
             known, quote = agent.knowledge, self.session.source.quote
-            for number, line in self.issued_copies[agent.cta].items():
+            for number, (line, cell) in self.issued_copies[agent.cta].items():
                 if not known.has(COPY + number):
                     raise RaceError(
-                        f"program {self.number} ends while the copy issued at {quote(line)} may be in flight"
+                        f"program {self.number} ends while the copy issued at {quote(line)} may be in flight ({self.smem.place(cell)})"
                     )
             if known.epochs[MATRIX_ENGINE] < self.products:
                 raise RaceError(
@@ -363,7 +379,9 @@ class Program:
             oldest = role.wgmma.popleft()
             if not oldest.done:
                 oldest.take_effect()
-            oldest.known_done = True
+            oldest.known_done, oldest.waited_at = True, self.line()
+        for left in role.wgmma:
+            left.left_by = role.left_by[left.number] = self.line()
         return role.wgmma_issued - len(role.wgmma)
 
     def _deadlock(self) -> Exception:

@@ -116,6 +116,7 @@ class Shadow:
         raise RaceError(
             f"race on {self.place(cell)}: {who.actor} {verb} at {self._quote(who.line)}; the {other} by "
             f"{self._program.actor(code)} at {self._quote(line)} is not ordered before it by any barrier"
+            f"{self._program.too_weak(code)}"
         )
 
     def _quote(self, line: int) -> str:

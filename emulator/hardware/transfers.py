@@ -37,7 +37,9 @@ class Boxes(Protocol):
 class Transfer:
     """One copy; ``run`` moves the values when it takes effect, given the access that it makes."""
 
-    def __init__(self, role: Issuer, what: str, through_async_proxy: bool, run: Callable[[Access], None]) -> None:
+    def __init__(
+        self, role: Issuer, what: str, memory: Shared, through_async_proxy: bool, run: Callable[[Access], None]
+    ) -> None:  # fmt: skip
         program = role.program
         if program.ctas != 1:
             raise UnsupportedError(f"{program.here()}: {what} in a pair of CTAs is not emulated")
@@ -46,7 +48,7 @@ class Transfer:
         actor = f"the {what} that {role.name} issues"
         self._access = Access(COPY + self.number, STORE_ENGINE, self.known, self.line, actor, through_async_proxy)
         self._run = run
-        program.issued_copies[0][self.number] = self.line
+        program.issued_copies[0][self.number] = (self.line, int(memory.cells_of(0)[0]))
 
     def take_effect(self) -> None:
         """Move the values, once."""
@@ -103,7 +105,7 @@ def store_tile(role: Issuer, desc: Boxes, coordinates: Any, source: Shared) -> T
         program.smem.read(source.cells_of(0), access, source.dtype.bits)
         desc.put(corner, source.a, program, access.code, access.known, access.line)
 
-    return Transfer(role, "tile store", True, run)
+    return Transfer(role, "tile store", source, True, run)
 
 
 def gather(role: Issuer, target: Shared, values: Callable[[], Any]) -> Transfer:
@@ -114,4 +116,4 @@ def gather(role: Issuer, target: Shared, values: Callable[[], Any]) -> Transfer:
         program.smem.write(target.cells_of(0), access, target.dtype.bits)
         target.a[...] = values()
 
-    return Transfer(role, "cp.async", False, run)
+    return Transfer(role, "cp.async", target, False, run)

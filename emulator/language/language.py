@@ -280,7 +280,7 @@ class Language(Everyday):
             return
         keys = []
         for agent in program.role().agents:
-            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line()))
+            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line(), agent.cta))
         program.record(Arrive(program.line(), keys[0], bar.name, bar.shared and program.ctas == 2))
 
     def expect(self, bar: Barrier, bytes_per_cta: Any, pred: Any = True) -> None:
@@ -292,8 +292,8 @@ class Language(Everyday):
         keys = []
         for agent in program.role().agents:
             instance = bar.of_cta(agent.cta)
-            instance.expect(int(bytes_per_cta), line)
-            keys.append(instance.arrive(1, agent.release(), line))
+            instance.expect(int(bytes_per_cta), agent, line)
+            keys.append(instance.arrive(1, agent.release(), line, agent.cta))
         program.record(Arrive(line, keys[0], bar.name, False))
 
     # -- matrix products -------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Language(Everyday):
         event = CommitEvent(program.line(), [], program.products, bar.name)
         program.record(event)
         for instance in bar.instances:
-            instance.require()
+            instance.require(program.agents()[0].knowledge, 0, program.line())
         program.engine.append(Commit(program.role(), bar, program.products, event))
 
     def _check_product(self, a: Any, b: Any, acc_shape: Any) -> None:
@@ -373,9 +373,7 @@ class Language(Everyday):
         role.wgmma.append(issued)
         out = Tensor(self.session, np.broadcast_to(np.float32(np.nan), [int(n) for n in acc.shape]), acc.layout)
         out.pending = issued
-        if not is_async:
-            self.warpgroup_mma_wait(0)
-        return out
+        return out if is_async else self.warpgroup_mma_wait(0, [out])
 
     def warpgroup_mma_wait(self, num_outstanding: Any = 0, deps: Any = None) -> Any:
         """Wait until at most so many products are in flight; returns ``deps``."""
@@ -387,5 +385,9 @@ class Language(Everyday):
         known.epochs[role.wgmma_stream] = max(known.epochs[role.wgmma_stream], last)
         program.record(MatrixWait(program.line(), last))
         if deps is None:
-            return None
-        return deps[0] if len(deps) == 1 else tuple(deps)
+            raise LayoutError(
+                f"{self.session.here()}: warpgroup_mma_wait needs deps, the results that later lines use: the compiler "
+                "orders them after the wait by nothing else"
+            )
+        arrived = tuple(dep.arrived() if isinstance(dep, Tensor) else dep for dep in deps)
+        return arrived[0] if len(arrived) == 1 else arrived

@@ -148,14 +148,29 @@ class Tensor:
     def a(self) -> Any:
         """The values; UninitializedError while a wgmma writes them."""
         if self.pending is not None:
+            quote = self.session.source.quote
             if not self.pending.known_done:
+                weak = self.pending.left_by
                 raise UninitializedError(
                     f"registers of a wgmma in flight are touched at {self.session.here()}: "
-                    f"it was issued at {self.session.source.quote(self.pending.line)}; wait for it first "
-                    "(warpgroup_mma_wait)"
+                    f"it was issued at {quote(self.pending.line)}; "
+                    + (
+                        f"the wait at {quote(weak)} leaves it in flight"
+                        if weak
+                        else "wait for it first (warpgroup_mma_wait)"
+                    )
                 )
-            self._a, self.pending = self.pending.result, None
+            raise UninitializedError(
+                f"{self.session.here()}: the result of the wgmma issued at {quote(self.pending.line)} did not pass through the "
+                f"wait at {quote(self.pending.waited_at)}: give it among deps and use what warpgroup_mma_wait returns"
+            )
         return self._a
+
+    def arrived(self) -> Tensor:
+        """What a wait returns of this: the values, where they are complete; the same tensor otherwise."""
+        if self.pending is None or not self.pending.known_done:
+            return self
+        return Tensor(self.session, self.pending.result, self.layout)
 
     @property
     def shape(self) -> list[Int]:

@@ -1,0 +1,157 @@
+"""Bugs that schedules and results of a run do not show: what a wait tells, who knows of init, which wait was too weak."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecast
+from tilecast.emulator.errors import EmulationError, LayoutError, RaceError, UninitializedError
+from tilecast.emulator.run import emulate, kernel_path
+
+IMPORTS = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait,
+)
+
+FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+
+"""
+
+HOPPER = "hopper_ws_d128_full"
+
+
+def module(tmp_path: Path, body: str, **options: Any) -> types.ModuleType:
+    path = tmp_path / "kernels.py"
+    path.write_text(IMPORTS + body)
+    found: types.ModuleType = tilecast.emulated(path, **options)
+    return found
+
+
+SCHEDULES = [("late", 0), *(("random", seed) for seed in range(6))]
+
+#: The first role arrives three times and stores in between; the second waits once and loads.
+AHEAD = """
+@gluon.jit
+def writer(cell, bar, go):
+    mbarrier.arrive(bar, count=1)
+    cell.store(gl.full([128], 1.0, gl.float32, layout=FLAT))
+    mbarrier.arrive(bar, count=1)
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def reader(cell, bar, go, out):
+    mbarrier.wait(bar, 0)
+    MORE
+    gl.store(out + gl.arange(0, 128, layout=FLAT), cell.load(FLAT))
+
+
+@gluon.jit
+def kernel(out):
+    cell = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bars = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bars.index(0), count=1)
+    mbarrier.init(bars.index(1), count=1)
+    gl.warp_specialize([(writer, (cell, bars.index(0), bars.index(1))), (reader, (cell, bars.index(0), bars.index(1), out))], [4], [64])
+"""
+
+
+@pytest.mark.parametrize(("mode", "seed"), SCHEDULES)
+def test_a_wait_tells_what_the_earliest_phase_of_its_parity_told(tmp_path: Path, mode: str, seed: int) -> None:
+    out = np.zeros(128, np.float32)
+    run = module(tmp_path, AHEAD.replace("MORE", "pass"), mode=mode, seed=seed).kernel[(1,)]
+    # Whoever comes late to the wait finds the phase gone: at random moments it may be a deadlock instead.
+    with pytest.raises(RaceError if mode == "late" else EmulationError, match=r"line \d+: ") as caught:
+        run(out)
+    if isinstance(caught.value, RaceError):
+        assert "race on shared memory cell" in str(caught.value)
+        assert "cell.load(FLAT)" in str(caught.value) and "cell.store(gl.full" in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "seed"), SCHEDULES)
+def test_a_wait_for_the_next_phase_as_well_orders_the_store(tmp_path: Path, mode: str, seed: int) -> None:
+    out = np.zeros(128, np.float32)
+    body = AHEAD.replace("MORE", "mbarrier.arrive(go, count=1)\n    mbarrier.wait(bar, 1)").replace(
+        "    mbarrier.arrive(bar, count=1)\n    mbarrier.arrive(bar, count=1)\n",
+        "    mbarrier.wait(go, 0)\n    mbarrier.arrive(bar, count=1)\n",
+    )
+    module(tmp_path, body, mode=mode, seed=seed).kernel[(1,)](out)
+    assert (out == 1).all()
+
+
+#: The default role initialises; the other one uses the barrier, told of it or not.
+INIT = """
+@gluon.jit
+def first(bar, told):
+    mbarrier.init(bar, count=1)
+    TELL
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def second(bar, told):
+    ASK
+    mbarrier.wait(bar, 0)
+
+
+@gluon.jit
+def kernel(out):
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(told, count=1)
+    gl.warp_specialize([(first, (bar, told)), (second, (bar, told))], [4], [64])
+"""
+
+
+def test_init_by_one_role_is_told_to_the_other(tmp_path: Path) -> None:
+    out = np.zeros(1, np.float32)
+    with pytest.raises(
+        RaceError,
+        match=r"race on bar: it is used at line \d+: mbarrier.wait\(bar, 0\), but its init by first at line \d+: mbarrier.init",
+    ):
+        module(tmp_path, INIT.replace("TELL", "pass").replace("ASK", "pass")).kernel[(1,)](out)
+    told = INIT.replace("TELL", "mbarrier.arrive(told, count=1)").replace("ASK", "mbarrier.wait(told, 0)")
+    module(tmp_path, told).kernel[(1,)](out)
+
+
+def hopper(old: str, new: str) -> str:
+    text = kernel_path(HOPPER).read_text(encoding="utf-8")
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def attend(text: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 400, 128)).astype(np.float16) for _ in range(3))
+    emulate(HOPPER, q, k, v, sms=1, text=text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("s = warpgroup_mma_wait(1, deps=[s])", "s = warpgroup_mma_wait(2, deps=[s])"),
+        (
+            "    o = warpgroup_mma_wait(0, deps=[o])\n    release",
+            "    o = warpgroup_mma_wait(1, deps=[o])\n    release",
+        ),
+    ],
+)
+def test_the_wait_that_is_too_weak_is_named(old: str, new: str) -> None:
+    weak = next(line for line in new.splitlines() if "warpgroup_mma_wait" in line).strip()
+    with pytest.raises(EmulationError) as caught:
+        attend(hopper(old, new))
+    assert f": {weak} leaves" in str(caught.value)
+
+
+def test_the_result_of_a_wgmma_passes_through_its_wait() -> None:
+    with pytest.raises(UninitializedError, match=r"did not pass through the wait at line \d+: warpgroup_mma_wait\(1"):
+        attend(hopper("s = warpgroup_mma_wait(1, deps=[s])", "warpgroup_mma_wait(1, deps=[o])"))
+    with pytest.raises(LayoutError, match="warpgroup_mma_wait needs deps"):
+        attend(hopper("s = warpgroup_mma_wait(1, deps=[s])", "warpgroup_mma_wait(1)"))
