@@ -58,14 +58,9 @@ class GemmKernel:
         return self.tile_m if self.turns else self.tile_m // 2
 
     @property
-    def a_pieces(self) -> int:
-        """Boxes that a k-step of A comes in."""
+    def pieces(self) -> int:
+        """Pieces that a tile has: boxes of A, C and D, and warpgroups that give a k-step back."""
         return self.tile_m // self.piece_m
-
-    @property
-    def readers(self) -> int:
-        """Warpgroups that give a k-step back."""
-        return self.a_pieces
 
     @property
     def slots(self) -> int:
@@ -78,18 +73,6 @@ class GemmKernel:
         return 32 if self.c_bytes == 4 else 64
 
     @property
-    def give_back_statements(self) -> tuple[str, ...]:
-        """Statements that let C of a later tile come once D has left its slot (Blackwell)."""
-        if self.c_stages == 1:
-            return ("tma.store_wait(0)", "mbarrier.arrive(slots.empty.index(slot), count=1)")
-        return (
-            "# All stores but this tile's have read their slots.",
-            "tma.store_wait(C_PARTS)",
-            "if turn > 0:",
-            "    mbarrier.arrive(slots.empty.index((turn - 1) % SLOTS), count=1)",
-        )
-
-    @property
     def role_text(self) -> str:
         """What a warpgroup of the Hopper kernel does."""
         if self.turns:
@@ -97,16 +80,13 @@ class GemmKernel:
         return "PIECE_M rows of every tile: products, then D."
 
     @property
-    def c_statements(self) -> tuple[str, ...]:
-        """Statements that copy C of one tile."""
+    def slot_statement(self) -> str:
+        """The statement that finds a piece's slot and lap."""
         if self.family == "gemm_blackwell":
-            return ("load_c(c_desc, slots, row, column, turn % SLOTS, turn // SLOTS)",)
+            return "return turn % SLOTS, turn // SLOTS"
         if self.turns:
-            return ("g, j = turn % 2, turn // 2", "load_c(c_desc, slots, row, column, g * SLOTS + j % SLOTS, j // SLOTS)")  # fmt: skip
-        return (
-            "for g in gl.static_range(2):",
-            "    load_c(c_desc, slots, row + g * PIECE_M, column, g * SLOTS + turn % SLOTS, turn // SLOTS)",
-        )
+            return "return turn % 2 * SLOTS + turn // 2 % SLOTS, turn // 2 // SLOTS"
+        return "return piece * SLOTS + turn % SLOTS, turn // SLOTS"
 
 
 def generate_gemm(
@@ -155,18 +135,18 @@ def _title(v: GemmVariant, gemm: Gemm) -> str:
 
 
 def _description(v: GemmVariant) -> str:
-    copies = f"A warp copies k-steps of {v.tile_k} of A and B through a ring of {v.stages} slots, another copies tiles of C ahead."
+    copies = f"A warp copies k-steps of {v.tile_k} of A and B through a ring of {v.stages} slots, another copies tiles of C ahead, a third hands D to the copy engine."
     if v.family == "gemm_triton":
         how = f"Products of {v.warps} warps, {v.stages} k-steps of {v.tile_k} in flight; a program has one tile."
     elif v.family == "gemm_blackwell":
         how = (
-            f"{copies} A third issues products into {v.accumulators} tile{'s' if v.accumulators == 2 else ''} of tensor memory; four warps "
-            "add C, round, and hand D to the copy engine" + (", while the next tile multiplies." if v.accumulators == 2 else ".")
+            f"{copies} One more issues products into {v.accumulators} tile{'s' if v.accumulators == 2 else ''} of tensor memory; four warps "
+            "add C and round" + (", while the next tile multiplies." if v.accumulators == 2 else ".")
         )  # fmt: skip
     elif v.accumulators == 2:
-        how = f"{copies} Two warpgroups take turns: one multiplies a tile while the other adds C to the last one, rounds, and hands D to the copy engine."
+        how = f"{copies} Two warpgroups take turns: one multiplies a tile while the other adds C to its last one and rounds."
     else:
-        how = f"{copies} Two warpgroups multiply halves of a tile, add C, round, and hand D to the copy engine; copies run ahead meanwhile."
+        how = f"{copies} Two warpgroups multiply halves of a tile, add C and round; copies run ahead meanwhile."
     tail = (
         f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column."
         if v.family != "gemm_triton"

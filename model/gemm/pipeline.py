@@ -71,6 +71,8 @@ class _Parts:
         self.arrive = m["sync.mbarrier_roundtrip_cycles"]
         if v.cta_group == 2:
             self.arrive = max(self.arrive, m["sync.cluster_arrive_cycles"])
+        #: From an arrival to who waits for it on the same SM.
+        self.notice = m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"] / 2)
         busy_sms = min(m["chip.sm_count"], float(self.on_chip.tiles * v.cta_group))
         #: Bytes a clock that an SM has of the chip's memory; 0 stands for no limit.
         self.share = m["hbm.tbps_achieved"] * 1e6 / mhz / busy_sms if memory else 0.0
@@ -181,8 +183,8 @@ class _Parts:
         return Op(f"turn{t}", "barrier", f"consumer{t}", (), max(1.0, self.m.get("sync.arrive_cycles", 1.0)), tile=t)
 
     def writer(self, t: int) -> str:
-        """The role that sends D of tile ``t`` off; the first half's for both."""
-        return f"consumer{t}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
+        """The role that sends D of tile ``t`` off."""
+        return f"warps{t}" if self.portable else "store"
 
     # -- edges -------------------------------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ class _Parts:
             edges.append(Edge(f"mma{t}_{last}{suffix}", epilogue, 0, self.done(), "data", "accumulator"))
             if not (self.hopper or self.portable):
                 edges.append(Edge(epilogue, f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))
-            edges.append(Edge(epilogue, f"store{t}", 0, 0.0, "data", "D"))
+            edges.append(Edge(epilogue, f"store{t}", 0, 0.0 if self.portable else self.notice, "data", "D"))
             if self.gemm.adds_c:
                 edges.append(Edge(f"load_c{t}", epilogue, 0, m["tma.latency_hbm_cycles"], "data", "C"))
         if self.portable:
@@ -232,8 +234,7 @@ class _Parts:
             edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
             return edges
         if self.tiles == 2:
-            notice = m.get("sync.mbarrier_one_way_cycles", self.arrive / 2)
-            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, notice, "order", "turn"))
+            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
         lap, before = divmod(t - v.c_stages, self.tiles)
         first = f"load_c{t}" if self.gemm.adds_c else f"epilogue{t}" + ("h0" if self.halves == 2 else "")
         edges.append(Edge(f"store{before}", first, -lap, self.arrive, "buffer", "C/D slot"))
@@ -254,18 +255,18 @@ class _Parts:
         out = [Role("load", tuple(Step(f"load{t}_{s}") for t in tiles for s in steps), 1)]
         if self.gemm.adds_c:
             out.append(Role("load_c", tuple(Step(f"load_c{t}") for t in tiles), 1))
+        out.append(Role("store", tuple(Step(f"store{t}") for t in tiles), 1))
         if not self.hopper:
             out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
-            out.append(Role("epilogue", (Step("epilogue0"), Step("store0")), 4))
+            out.append(Role("epilogue", (Step("epilogue0"),), 4))
             return out
         if self.halves == 1:
             for t in tiles:
                 products = (*(Step(f"mma{t}_{s}") for s in steps), Step(f"turn{t}"))
-                out.append(Role(f"consumer{t}", (*products, Step(f"epilogue{t}"), Step(f"store{t}")), 4))
+                out.append(Role(f"consumer{t}", (*products, Step(f"epilogue{t}")), 4))
             return out
         for half in range(2):
-            store = (Step("store0"),) if half == 0 else ()
-            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), Step(f"epilogue0h{half}"), *store), 4))  # fmt: skip
+            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), Step(f"epilogue0h{half}")), 4))  # fmt: skip
         return out
 
     def buffers(self) -> tuple[Buffer, ...]:

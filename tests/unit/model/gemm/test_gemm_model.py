@@ -81,16 +81,14 @@ def test_one_accumulator_adds_its_epilogue_and_two_hide_it(k: int) -> None:
     epilogue = one.loop.pipeline.op("epilogue0").min_cycles
     handover = FAST["tensor.mma_latency_cycles"] + FAST["sync.mbarrier_roundtrip_cycles"]
     assert one.tile_cycles == pytest.approx(products + epilogue + handover, rel=1e-6)
-    # The epilogue's warps also send D off.
-    write = epilogue + two.loop.pipeline.op("store0").issue_cycles
-    assert two.tile_cycles == pytest.approx(max(products, (products + epilogue + handover) / 2, write), rel=0.02)
+    assert two.tile_cycles == pytest.approx(max(products, (products + epilogue + handover) / 2, epilogue), rel=0.02)
 
 
 def test_products_that_fill_the_port_of_shared_memory_leave_the_epilogue_none() -> None:
     """128 x 128 from shared memory reads 128 bytes a clock, all there is: two accumulators overlap nothing."""
     gemm = Gemm(8192, 8192, 256)
     full = own(gemm, replace(BLACKWELL, accumulators=2), FAST.with_facts({"smem.bytes_per_clk": 128.0}))
-    assert full.tile_cycles > full.loop.pipeline.op("epilogue0").min_cycles + 1024
+    assert full.tile_cycles == pytest.approx(full.loop.pipeline.op("epilogue0").min_cycles + 1024)
 
 
 def test_the_bound_is_the_recurrence_that_the_second_accumulator_halves() -> None:
