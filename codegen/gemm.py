@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.render import render
 from tilecast.model.gemm.families import writable
-from tilecast.model.gemm.forecast import GemmForecast, forecast_gemm
+from tilecast.model.gemm.forecast import GemmPrediction, forecast_gemm
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.header import header_text
@@ -25,7 +25,7 @@ class GeneratedGemm:
     source: str
     header: dict[str, object]
     variant: GemmVariant
-    forecast: GemmForecast
+    forecast: GemmPrediction
 
 
 @dataclass(frozen=True, slots=True)

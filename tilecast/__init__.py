@@ -26,6 +26,8 @@ _HOME = {
     "compiled_variant": "tilecast.codegen.compiler.kept",
     "Prediction": "tilecast.model.forecast.predict",
     "PredictError": "tilecast.model.chip.evaluate",
+    "Gemm": "tilecast.model.gemm.workload",
+    "forecast_gemm": "tilecast.model.gemm.forecast",
     "Workload": "tilecast.model.kernel.workload",
     "WorkloadError": "tilecast.model.kernel.workload",
     "Machine": "tilecast.model.machine.machine",
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.families import parse_variant
     from tilecast.model.forecast.predict import Prediction, predict
+    from tilecast.model.gemm.forecast import forecast_gemm
+    from tilecast.model.gemm.workload import Gemm
     from tilecast.model.kernel.presets import preset, preset_names
     from tilecast.model.kernel.shapes_csv import read_shapes
     from tilecast.model.kernel.verdict import VariantError

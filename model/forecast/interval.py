@@ -78,7 +78,7 @@ def _moves(
     shape = loop_shape(workload)
     fused = family_of(variant).fused
     loops = _moved_loops(shape, variant, machine) if fused else {}
-    for name, end, moved in _ends(machine):
+    for name, end, moved in fact_ends(machine):
         try:
             if not fused:
                 yield name, end, evaluate(workload, moved, variant, clock).tflops
@@ -93,7 +93,7 @@ def _moves(
 
 
 @lru_cache(maxsize=64)
-def _ends(machine: Machine) -> tuple[tuple[str, str, Machine], ...]:
+def fact_ends(machine: Machine) -> tuple[tuple[str, str, Machine], ...]:
     """(fact, "low" or "high", the machine with the fact there) of every range."""
     out = []
     for name, fact in machine.facts.items():
@@ -108,7 +108,9 @@ def _moved_loops(shape: Workload, variant: Variant, machine: Machine) -> dict[tu
     """The pipelines of the ends that change it."""
     base = build_pipeline(shape, variant, machine)
     built = {
-        (name, end): build_pipeline(shape, variant, moved) for name, end, moved in _ends(machine) if _of_the_loop(name)
+        (name, end): build_pipeline(shape, variant, moved)
+        for name, end, moved in fact_ends(machine)
+        if _of_the_loop(name)
     }
     return {key: pipeline for key, pipeline in built.items() if pipeline != base}
 

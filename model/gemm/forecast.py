@@ -8,70 +8,55 @@ from dataclasses import dataclass, replace
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
+from tilecast.model.forecast.interval import FactEffect, fact_ends
+from tilecast.model.forecast.interval import interval as fact_interval
+from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
 from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.render import as_dict, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.sm.bounds import Bounds, bounds
+from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
 #: A loop within this of its busiest unit is bound by the unit, else by the recurrence.
 _UNIT_BOUND = 1.02
 #: k at which the second accumulator is looked at.
 GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+#: The rate at which copies come that neighbours make at the same time; relative changes that are rounding.
+_TOGETHER = "l2.bytes_per_clk_per_sm_lockstep"
+_NOTHING = 1e-9
 _UNIT_NAMES = {"tma": "copies into shared memory"}
 
 
-@dataclass(frozen=True, slots=True)
-class GemmForecast:
-    """The answer for one GEMM, machine and variant."""
+@dataclass(frozen=True, slots=True, repr=False)
+class GemmPrediction(GemmForecast):
+    """The answer for one GEMM, with its text."""
 
-    gemm: Gemm
-    machine: Machine
-    variant: GemmVariant
-    origin: str
-    regime: str
-    run: GemmRun
-    bounds: Bounds
-    #: Kind, as a `Binding` of an attention forecast has, and what in words.
-    binding: tuple[str, str]
-    waterfall: tuple[WaterfallStep, ...]
+    def to_dict(self) -> dict[str, object]:
+        """The documented, stable keys of --json."""
+        return as_dict(self)
 
-    @property
-    def time_ms(self) -> float:
-        """Milliseconds of the launch."""
-        return self.run.seconds * 1e3
+    def text(self) -> str:
+        """The report for people."""
+        return as_text(self)
 
+    def __str__(self) -> str:
+        return as_text(self)
 
-@dataclass(frozen=True, slots=True)
-class BufferGain:
-    """What the second accumulator is worth at one k."""
-
-    k: int
-    #: The best kernel with two and the best with one, and their milliseconds.
-    two: GemmVariant
-    one: GemmVariant
-    two_ms: float
-    one_ms: float
-    #: The kernel with two and the same but for that knob, in ms; None where that one is not legal.
-    same_tile_ms: float | None
-    binding: tuple[str, str]
-
-    @property
-    def gain(self) -> float:
-        """How many times as long the best kernel with one accumulator takes."""
-        return self.one_ms / self.two_ms
+    def __repr__(self) -> str:
+        return f"<GemmPrediction {self.machine.name}: {self.gemm.label()}: {self.time_ms:.4g} ms, {self.run.tflops:.4g} TFLOP/s>"
 
 
 def forecast_gemm(
     gemm: Gemm, machine: Machine | str, variant: GemmVariant | None = None, *, family: str | None = None,
-    clock: str | float = "sustained", written: bool = False,
-) -> GemmForecast:  # fmt: skip
+    clock: str | float = "sustained", written: bool = False, interval: bool = False,
+) -> GemmPrediction:  # fmt: skip
     """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own), ``written``: that can be.
 
-    ``clock`` is as in `predict`.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
+    ``clock`` is as in `predict`; with ``interval`` every fact with a range is moved to its ends, which takes seconds.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     origin = "as given"
@@ -81,8 +66,31 @@ def forecast_gemm(
     refuse(gemm, chip, variant, clock)
     run = evaluate_gemm(gemm, variant, chip, clock)
     regime = clock if isinstance(clock, str) else "fixed"
-    return GemmForecast(gemm, chip, variant, origin, regime, run, bounds(run.in_step.loop.pipeline),
-                        _binding(run), _waterfall(gemm, chip, run))  # fmt: skip
+    effects = _fact_effects(gemm, chip, variant, clock, run.tflops) if interval else ()
+    return GemmPrediction(
+        gemm, chip, variant, origin, regime, run, bounds(run.in_step.loop.pipeline), _binding(run),
+        _waterfall(gemm, chip, run), fact_interval(run.tflops, effects) if interval else (), effects,
+    )  # fmt: skip
+
+
+def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | float, tflops: float) -> tuple[FactEffect, ...]:  # fmt: skip
+    """What the ends of every range do to the forecast, the widest first.
+
+    That neighbours read the same lines together is an assumption: at the low end each reads as if alone.
+    """
+    ends = [*fact_ends(machine)]
+    if machine.has(_TOGETHER):
+        ends.append((_TOGETHER, "low", machine.with_facts({_TOGETHER: machine["l2.bytes_per_clk_per_sm"]})))
+    found: dict[str, dict[str, float]] = {}
+    for name, end, moved in ends:
+        try:
+            there = evaluate_gemm(gemm, variant, moved, clock).tflops
+        except PredictError:
+            continue  # no clock keeps within the limit there
+        if abs(there / tflops - 1.0) > _NOTHING:
+            found.setdefault(name, {})[end] = there
+    effects = [FactEffect(name, sides.get("low"), sides.get("high")) for name, sides in found.items()]
+    return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
 
 
 def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, accumulators: int | None = None, *, written: bool = False) -> tuple[GemmVariant, str]:  # fmt: skip

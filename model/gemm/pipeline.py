@@ -9,7 +9,7 @@ The memory of the chip is a unit too: an SM has its share of the bandwidth, in b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
 from tilecast.model.gemm.traffic import Tiling, tiling
@@ -86,14 +86,29 @@ class _Parts:
 
     # -- operations --------------------------------------------------------------------------------------------
 
-    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, rate: float, copies: float = 1.0) -> Op:  # fmt: skip
-        """A bulk copy of ``size`` bytes at ``rate`` bytes a clock, ``memory_bytes`` of which are the memory's."""
-        demand = [("tma", size / self.m["tma.bytes_per_clk"])]
+    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0) -> Op:  # fmt: skip
+        """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's.
+
+        A role of copies is held by each for as long as its port is: the copy engine serves them in order.  How long a copy is
+        on its way after that is for its edges to say.  Warps that do other things go on at once.
+        """
+        demand = [("tma", size / port)]
         if self.share:
             demand.append(("memory", memory_bytes / self.share))
-        busy = max([size / rate, *(cycles for _, cycles in demand)])
-        issue = min(busy, copies * self.m["tma.issue_cycles"])
-        return Op(name, kind, role, tuple(demand), busy, engine="tma", issue_cycles=issue, tile=tile, instructions=(("other", 2.0),))  # fmt: skip
+        issue = copies * self.m["tma.issue_cycles"]
+        busy = max([issue, *(cycles for _, cycles in demand)])
+        asynchronous = role.startswith("warps")
+        return Op(
+            name, kind, role, tuple(demand), busy, engine="tma" if asynchronous else "", issue_cycles=issue if asynchronous else 0.0,
+            tile=tile, instructions=(("other", 2.0),),
+        )  # fmt: skip
+
+    def store(self, t: int) -> Op:
+        """D of a tile; its warp waits until the copy engine has read it."""
+        size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes)
+        made = self.copy(f"store{t}", "store", f"warps{t}" if self.portable else "store", t, size, self.d_bytes, self.m["tma.bytes_per_clk"])  # fmt: skip
+        rate = self.m.get("tma.store_bytes_per_clk", self.m["tma.bytes_per_clk"])
+        return replace(made, min_cycles=max(made.min_cycles, size / rate))
 
     def load(self, t: int, s: int) -> Op:
         size = float(stage_bytes(self.v, self.gemm))
@@ -169,22 +184,16 @@ class _Parts:
 
     def c_and_d(self, t: int) -> list[Op]:
         """C on its way in and D on its way out."""
-        size, m = float(self.v.tile_m * self.v.tile_n), self.m
-        rate = m["tma.bytes_per_clk"]
-        out = min(rate, m.get("tma.store_bytes_per_clk", rate))
-        role = f"warps{t}" if self.portable else "load_c"
-        ops = [self.copy(f"store{t}", "store", self.writer(t), t, size * self.gemm.d_bytes, self.d_bytes, out)]
+        ops = [self.store(t)]
         if self.gemm.adds_c:
-            ops.append(self.copy(f"load_c{t}", "load", role, t, size * self.gemm.c_bytes, self.c_bytes, rate))
+            size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes)
+            role = f"warps{t}" if self.portable else "load_c"
+            ops.append(self.copy(f"load_c{t}", "load", role, t, size, self.c_bytes, self.m["tma.bytes_per_clk"]))
         return ops
 
     def turn(self, t: int) -> Op:
         """A warpgroup lets the other one multiply, once its own last k-step has landed and its product been issued."""
         return Op(f"turn{t}", "barrier", f"consumer{t}", (), max(1.0, self.m.get("sync.arrive_cycles", 1.0)), tile=t)
-
-    def writer(self, t: int) -> str:
-        """The role that sends D of tile ``t`` off."""
-        return f"warps{t}" if self.portable else "store"
 
     # -- edges -------------------------------------------------------------------------------------------------
 

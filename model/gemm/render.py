@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilecast.model.forecast.answer import WaterfallStep
-from tilecast.model.gemm.forecast import BufferGain, GemmForecast
+from tilecast.model.gemm.answer import BufferGain, GemmForecast
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
 
 _BAR = 24
+#: Facts that are listed.
+_SHOWN = 4
 #: What every answer says of itself.
 UNCHECKED = "no GEMM forecast has been held against a measurement yet"
 
@@ -25,6 +27,7 @@ def as_dict(f: GemmForecast) -> dict[str, object]:
         "regime": f.regime,
         "time_ms": f.time_ms,
         "tflops": run.tflops,
+        "tflops_interval": list(f.tflops_interval),
         "memory_gbps": run.gbps,
         "clock_mhz": run.clock.mhz,
         "clock_bound": run.clock.bound,
@@ -41,6 +44,10 @@ def as_dict(f: GemmForecast) -> dict[str, object]:
         "l2_bytes": tiling.l2_bytes,
         "hbm_bytes": tiling.hbm_bytes,
         "waterfall": [{"cause": w.cause, "cycles": w.cycles, "share": w.share} for w in f.waterfall],
+        "fact_effects": [
+            {"fact": e.fact, "kind": f.machine.fact(e.fact).kind, "tflops_low": e.at_low, "tflops_high": e.at_high}
+            for e in f.fact_effects
+        ],
         "notes": [UNCHECKED],
     }
 
@@ -58,6 +65,7 @@ def as_text(f: GemmForecast) -> str:
     lines = [
         f"{f.machine.title}: {f.gemm.label()}",
         f"  {f.time_ms:.4g} ms   {_speed(run.tflops)} TFLOP/s   {run.gbps:.0f} of {f.machine['hbm.tbps_achieved'] * 1e3:.0f} GB/s   {f.regime} clock",
+        *_interval(f),
         f"  in step    {run.in_step_seconds * 1e3:.4g} ms if all SMs copy at once and wait at once",
         f"  SM clock   {clock.mhz:.0f} MHz, {held}",
         f"  kernel     {loop.pipeline.name}  ({f.origin})",
@@ -72,9 +80,27 @@ def as_text(f: GemmForecast) -> str:
         "From peak to achieved (cycles per SM at the predicted clock, share of the time)",
         *(_step(step) for step in f.waterfall if step.share >= 0.0005),
         "",
+        *_rests_on(f),
         f"Note: {UNCHECKED}.",
     ]
     return "\n".join(lines)
+
+
+def _interval(f: GemmForecast) -> list[str]:
+    if not f.tflops_interval:
+        return []
+    low, high = f.tflops_interval
+    return [f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts"]
+
+
+def _rests_on(f: GemmForecast) -> list[str]:
+    """The facts that move the forecast most."""
+    lines = []
+    for e in f.fact_effects[:_SHOWN]:
+        fact = f.machine.fact(e.fact)
+        ends = " to ".join(_speed(end) for end in (e.at_low, e.at_high) if end is not None)
+        lines.append(f"  {e.fact} = {fact.value:g} {fact.unit} ({fact.kind}): {ends} TFLOP/s at the end of its range")
+    return ["Rests on", *lines, ""] if lines else []
 
 
 def _memory_cycles(f: GemmForecast) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +63,7 @@ def gemm(
     from tilecast.cli.tables import show, table
     from tilecast.model.gemm.families import find_gemm_family, native_gemm_family
     from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
-    from tilecast.model.gemm.render import GAIN_COLUMNS, as_dict, as_text, gain_dicts, gain_rows
+    from tilecast.model.gemm.render import GAIN_COLUMNS, gain_dicts, gain_rows
     from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
     from tilecast.model.gemm.workload import Gemm
     from tilecast.model.kernel.verdict import VariantError
@@ -89,10 +90,11 @@ def gemm(
         from tilecast.codegen.gemm import generate_gemm
 
         made = generate_gemm(problem, chip, given, __version__, family=name, clock=clock.value)
-        answer = made.forecast
-    else:
-        answer = forecast_gemm(problem, chip, given, family=name, clock=clock.value)
-    text, data = as_text(answer), as_dict(answer)
+    chosen = given if made is None else made.variant
+    answer = forecast_gemm(problem, chip, chosen, family=name, clock=clock.value, interval=True)
+    if made is not None and given is None:
+        answer = replace(answer, origin=made.forecast.origin)
+    text, data = answer.text(), answer.to_dict()
     if chip is not machine:
         before = forecast_gemm(problem, machine, given, family=name, clock=clock.value)
         text += f"\nWithout the changes: {before.time_ms:.4g} ms, {before.time_ms / answer.time_ms:.3f} times as long."

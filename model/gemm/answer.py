@@ -1,0 +1,57 @@
+"""What a GEMM forecast says: the values that text and JSON read.  No rendering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.forecast.answer import WaterfallStep
+from tilecast.model.forecast.interval import FactEffect
+from tilecast.model.gemm.evaluate import GemmRun
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.machine.machine import Machine
+from tilecast.model.sm.bounds import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class GemmForecast:
+    """The answer for one GEMM, machine and variant."""
+
+    gemm: Gemm
+    machine: Machine
+    variant: GemmVariant
+    origin: str
+    regime: str
+    run: GemmRun
+    bounds: Bounds
+    #: Kind, as a `Binding` of an attention forecast has, and what in words.
+    binding: tuple[str, str]
+    waterfall: tuple[WaterfallStep, ...]
+    #: TFLOP/s by the ranges of the machine's facts, and what each of them does, the widest first; both empty where not asked for.
+    tflops_interval: tuple[float, ...] = ()
+    fact_effects: tuple[FactEffect, ...] = ()
+
+    @property
+    def time_ms(self) -> float:
+        """Milliseconds of the launch."""
+        return self.run.seconds * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class BufferGain:
+    """What the second accumulator is worth at one k."""
+
+    k: int
+    #: The best kernel with two and the best with one, and their milliseconds.
+    two: GemmVariant
+    one: GemmVariant
+    two_ms: float
+    one_ms: float
+    #: The kernel with two and the same but for that knob, in ms; None where that one is not legal.
+    same_tile_ms: float | None
+    binding: tuple[str, str]
+
+    @property
+    def gain(self) -> float:
+        """How many times as long the best kernel with one accumulator takes."""
+        return self.one_ms / self.two_ms
