@@ -18,6 +18,7 @@ from tilecast.emulator.hardware.memory import Memories, Shared, Tmem
 from tilecast.emulator.hardware.shadow import Access
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.trace import CopyIssue, Event
+from tilecast.emulator.values import legal
 from tilecast.emulator.values.dtypes import Dtype
 from tilecast.emulator.values.tensors import Tensor
 
@@ -108,6 +109,9 @@ def issue_copy(role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barri
         raise LayoutError(
             f"{program.here()}: a copy of {desc.dtype} {list(desc.block_shape)} into {target.name}, {target.dtype} {target.shape}"
         )
+    complaint = legal.wrong_copy(desc.layout, target.layout)
+    if complaint:
+        raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")
     corner = [int(c) for c in coordinates]
     if len(corner) != len(desc.block_shape):
         raise BoundsError(

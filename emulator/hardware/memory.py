@@ -18,7 +18,7 @@ from tilecast.emulator.errors import (
 from tilecast.emulator.hardware.barriers import Barrier, BarrierArray, Outside
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.hardware.shadow import Access, Shadow
-from tilecast.emulator.values import dtypes
+from tilecast.emulator.values import dtypes, legal
 from tilecast.emulator.values.layouts import SharedLayout, TmemRegisterLayout, row_per_lane
 from tilecast.emulator.values.tensors import Tensor
 
@@ -58,6 +58,12 @@ class Memories(Context, Protocol):
 
     def cta_of_cell(self, cells: Any) -> Any:
         """CTA of cells of shared memory."""
+
+    def warps(self) -> int:
+        """Warps of the running role."""
+
+    def fits(self, layout: Any) -> Any:
+        """A register layout; LayoutError where it is made for another number of warps than the running role has."""
 
 
 class Shared:
@@ -123,10 +129,18 @@ class Shared:
         flat = self.cells.reshape(-1)
         return flat if self.program.ctas == 1 else flat[self.program.cta_of_cell(flat) == cta]
 
+    def halves(self) -> int | None:
+        """Dimension of a matrix that the two CTAs of a pair divide; None where they do not."""
+        owners = self.program.cta_of_cell(self.cells)
+        if owners[0, 0] != owners[-1, 0]:
+            return 0
+        return 1 if owners[0, 0] != owners[0, -1] else None
+
     def load(self, layout: Any = None) -> Tensor:
         """Into registers."""
         program = self.program
         program.step()
+        program.fits(layout)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access in program.accesses():
             program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits)
@@ -157,6 +171,7 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         program.reserve_smem(_BARRIER_BYTES * len(barriers), name)
         return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
     split = layout.split_dim(len(extents)) if isinstance(layout, SharedLayout) and program.ctas == 2 else None
+    _refuse(program, name, legal.wrong_swizzle(layout, extents, dtype))
     a = np.empty(extents, dtype.numpy)
     a.view(np.uint8).fill(0xFF)
     last = len(extents) - 1
@@ -175,6 +190,11 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     program.smem.call(start, start + count, count // extents[0] if len(extents) > 1 else count, name)
     program.own_cells(owner.reshape(-1))
     return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout)
+
+
+def _refuse(program: Context, name: str, complaint: str) -> None:
+    if complaint:
+        raise LayoutError(f"{program.here()}: {name}: {complaint}")
 
 
 class TmemBuffers:
@@ -205,9 +225,11 @@ class Tmem:
     """Columns of tensor memory seen as one type; views may overlap."""
 
     def __init__(
-        self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str, rows: int | None = None
-    ) -> None:
+        self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str, rows: int | None = None,
+        layout: Any = None,
+    ) -> None:  # fmt: skip
         self.program, self.byte, self.columns, self.dtype, self.name = program, byte, columns, dtype, name
+        self.layout = layout
         self.rows = program.tmem_bytes.shape[0] if rows is None else rows
 
     @property
@@ -224,7 +246,7 @@ class Tmem:
         """A layout that holds a row to a lane."""
         if instr_variant != "32x32b":
             raise UnsupportedError(f"{self.program.here()}: tensor memory in registers as {instr_variant}: only 32x32b")
-        return TmemRegisterLayout(tuple(self.shape), int(num_warps or self.program.session.num_warps))
+        return TmemRegisterLayout(tuple(self.shape), int(num_warps or self.program.warps()))
 
     @property
     def view(self) -> Any:
@@ -246,21 +268,25 @@ class Tmem:
             raise BoundsError(
                 f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
             )
-        return Tmem(self.program, self.byte + first * self.dtype.bits // 8, size, self.dtype, self.name, self.rows)
+        byte = self.byte + first * self.dtype.bits // 8
+        return Tmem(self.program, byte, size, self.dtype, self.name, self.rows, self.layout)
 
-    def reinterpret(self, dtype: dtypes.Dtype, shape: Any, _layout: Any) -> Tmem:
+    def reinterpret(self, dtype: dtypes.Dtype, shape: Any, layout: Any) -> Tmem:
         """The same columns as another type; BoundsError where that would need more of them."""
         size = int(shape[1]) * dtype.bits // 8
         if size > self.columns * self.dtype.bits // 8 or int(shape[0]) != self.shape[0]:
             raise BoundsError(
                 f"{self.program.here()}: {self.name}, {self.shape} of {self.dtype}, is too small for {[int(n) for n in shape]} of {dtype}"
             )
-        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows)
+        wrong = legal.wrong_tensor_memory(layout, self.rows, int(shape[1]), dtype, self.program.ctas)
+        _refuse(self.program, self.name, wrong)
+        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows, layout)
 
     _reinterpret = reinterpret
 
     def _check(self, layout: Any, what: str) -> None:
         wrong = row_per_lane(layout, self.shape)
+        self.program.fits(layout)
         if wrong:
             raise LayoutError(f"{self.program.here()}: a {what} of tensor memory {wrong}")
 
@@ -315,9 +341,10 @@ def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         raise UnsupportedError(
             f"{program.here()}: tensor memory of {rows} rows: 128 to a CTA are emulated, {program.ctas} CTA(s) here"
         )
+    _refuse(program, name, legal.wrong_tensor_memory(layout, rows, columns, dtype, program.ctas))
     needed = -(-columns * dtype.bits // 32)
     first = program.take_columns(needed, name)
-    made = Tmem(program, 4 * first, columns, dtype, name, rows)
+    made = Tmem(program, 4 * first, columns, dtype, name, rows, layout)
     if value is not None:
         made.store(value)
     return made

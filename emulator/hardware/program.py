@@ -18,6 +18,7 @@ from tilecast.emulator.errors import (
     AllocationError,
     BarrierError,
     DeadlockError,
+    LayoutError,
     RaceError,
     UnsupportedError,
 )
@@ -30,46 +31,16 @@ from tilecast.emulator.hardware.clocks import (
     STREAM_SHIFT,
     Agent,
 )
-from tilecast.emulator.hardware.engines import Commit, Copy, Product, Wgmma
+from tilecast.emulator.hardware.engines import Commit, Copy, Product
+from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
-from tilecast.emulator.hardware.transfers import Groups, Transfer
+from tilecast.emulator.hardware.transfers import Transfer
 from tilecast.emulator.session import Session
-from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, RoleTrace, Wait, Work
+from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, Wait, Work
+from tilecast.emulator.values import legal
 
 #: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
 _SWITCH, _EFFECT = 0.3, 0.4
-
-
-class Role:
-    """One partition: a thread of control, in each CTA an agent, and its queue of wgmma."""
-
-    def __init__(self, program: Program, index: int, name: str, run: Callable[[], Any]) -> None:
-        self.program, self.index, self.name = program, index, name
-        self.agents = [Agent(index, cta) for cta in range(program.ctas)]
-        self.coroutine = greenlet.greenlet(self._main, program.hub)
-        self._run = run
-        self.done = False
-        #: None: can go on; otherwise says whether it can.
-        self.blocked: Callable[[], bool] | None = None
-        self.waiting: tuple[list[Instance], int, int] | None = None
-        self.wgmma: deque[Wgmma] = deque()
-        self.wgmma_issued = 0
-        #: Line of the last wait that left a product in flight, by the product's number.
-        self.left_by: dict[int, int] = {}
-        #: PTX registers that outlive the block that writes them, by name.
-        self.registers: dict[str, Any] = {}
-        #: Tiles stored by the copy engine, and cp.async.
-        self.stores, self.gathers = Groups(), Groups()
-        self.trace = RoleTrace(name, index)
-
-    @property
-    def wgmma_stream(self) -> int:
-        """Number of its wgmma queue among the streams."""
-        return FIRST_WGMMA + self.index
-
-    def _main(self) -> None:
-        self._run()
-        self.done = True
 
 
 class Program:
@@ -145,6 +116,18 @@ class Program:
     def agents(self) -> list[Agent]:
         """The running role in each CTA."""
         return self.role().agents
+
+    def warps(self) -> int:
+        """Warps of the running role."""
+        return self.role().warps
+
+    def fits(self, layout: Any) -> Any:
+        """A register layout; LayoutError where it is made for another number of warps than the running role has."""
+        if layout is not None and self.current is not None:
+            complaint = legal.wrong_threads(layout, self.current.warps)
+            if complaint:
+                raise LayoutError(f"{self.here()}: {complaint}")
+        return layout
 
     def accesses(self) -> list[tuple[int, Access]]:
         """The running role's access to memory, CTA by CTA."""
@@ -259,8 +242,13 @@ class Program:
                 agent.knowledge.join(told)
         self.record(Wait(line, (bar.number, instances[0].completed - 1), bar.name))
 
-    def start_roles(self, parts: Sequence[tuple[Callable[..., Any], Sequence[Any]]]) -> None:
+    def start_roles(
+        self, parts: Sequence[tuple[Callable[..., Any], Sequence[Any]]], warps: Sequence[int], registers: Any = None
+    ) -> None:
         """warp_specialize: the first part on the running role, each other one on a role of its own; then wait for all."""
+        budget = legal.over_budget(warps, registers, self.role().warps)
+        if budget:
+            raise AllocationError(f"{self.here()}: {budget}")
         parent, line = self.role(), self.line()
         if len(self.roles) - 1 + len(parts) > MAX_ROLES:
             raise UnsupportedError(f"{self.here()}: more than {MAX_ROLES} partitions")
@@ -269,8 +257,8 @@ class Program:
         # Both CTAs of a pair meet before the partitions start and after they end.
         known = [agent.release() for agent in parent.agents]
         workers = []
-        for (fn, args), label in zip(parts[1:], labels[1:], strict=True):
-            role = Role(self, len(self.roles), label, lambda fn=fn, args=args: fn(*args))  # type: ignore[misc]
+        for (fn, args), label, width in zip(parts[1:], labels[1:], warps, strict=True):
+            role = Role(self, len(self.roles), label, width, lambda fn=fn, args=args: fn(*args))  # type: ignore[misc]
             workers.append(role)
             self.roles.append(role)
         for role in (parent, *workers):
@@ -293,7 +281,7 @@ class Program:
 
     def run(self, kernel: Callable[[], Any], name: str) -> ProgramTrace:
         """Run the kernel to its end; DeadlockError when nobody can go on."""
-        self.roles.append(Role(self, 0, name, kernel))
+        self.roles.append(Role(self, 0, name, self.session.num_warps, kernel))
         while not all(role.done for role in self.roles):
             ready = [role for role in self.roles if not role.done and (role.blocked is None or role.blocked())]
             if not self.late and (not ready or self.random.random() < _EFFECT) and self._random_effect():

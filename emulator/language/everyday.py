@@ -161,8 +161,8 @@ class Everyday:
     # -- program ---------------------------------------------------------------------------------------------------------
 
     def num_warps(self) -> Int:
-        """Warps of the launch."""
-        return Int(self.session.num_warps)
+        """Warps of the role that asks."""
+        return Int(self.program.warps())
 
     def num_ctas(self) -> Int:
         """CTAs of a program."""

@@ -11,6 +11,7 @@ from tilecast.emulator.errors import LayoutError, UnsupportedError
 from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
+from tilecast.emulator.hardware.operands import check_memories, check_product
 from tilecast.emulator.hardware.transfers import gather, store_tile
 from tilecast.emulator.language import hostside, ptx
 from tilecast.emulator.language.everyday import Everyday
@@ -28,10 +29,12 @@ class Language(Everyday):
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Tensor:
         """Consecutive int32."""
+        self.program.fits(layout)
         return Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
 
     def full(self, shape: Any, value: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
         """One value everywhere."""
+        self.program.fits(layout)
         return Tensor(self.session, np.full([int(n) for n in shape], raw(value), dtype.numpy), layout)
 
     def zeros(self, shape: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
@@ -109,6 +112,7 @@ class Language(Everyday):
         """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
         if assert_trivial and not same_threads(x.layout, layout):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
+        self.program.fits(layout)
         return Tensor(self.session, x.a, layout)
 
     def inline_asm_elementwise(
@@ -248,7 +252,8 @@ class Language(Everyday):
             raise LayoutError(
                 f"{self.session.here()}: {len(parts)} partitions need {len(parts) - 1} warp counts, got {len(warps)}"
             )
-        self.program.start_roles(parts)
+        budgets = None if registers is None else [int(n) for n in registers]
+        self.program.start_roles(parts, [int(n) for n in warps], budgets)
 
     # -- barriers --------------------------------------------------------------------------------------------------------
 
@@ -309,7 +314,8 @@ class Language(Everyday):
             raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast is not emulated")
         if not pred:
             return
-        self._check_product(a, b, acc.shape)
+        check_product(program, a, b, acc.shape)
+        check_memories(program, a, b, acc)
         program.products += 1
         program.last_product_line = program.line()
         home = "tmem" if isinstance(a, Tmem) else "smem"
@@ -338,12 +344,6 @@ class Language(Everyday):
             instance.require(program.agents()[0].knowledge, 0, program.line())
         program.engine.append(Commit(program.role(), bar, program.products, event))
 
-    def _check_product(self, a: Any, b: Any, acc_shape: Any) -> None:
-        if a.shape[1] != b.shape[0] or list(acc_shape) != [a.shape[0], b.shape[1]] or a.dtype is not b.dtype:
-            raise LayoutError(
-                f"{self.session.here()}: {a.dtype} {list(a.shape)} times {b.dtype} {list(b.shape)} into {list(acc_shape)}"
-            )
-
     def warpgroup_mma(
         self, a: Any, b: Shared, acc: Tensor, use_acc: Any = True, precision: Any = None, max_num_imprecise_acc: Any = None,
         is_async: bool = False,
@@ -357,7 +357,8 @@ class Language(Everyday):
                 f"{self.session.here()}: warpgroup_mma on a machine whose tensor cores are {self.session.tensor_kind}: pass a "
                 "Hopper machine"
             )
-        self._check_product(a, b, acc.shape)
+        check_product(program, a, b, acc.shape)
+        check_memories(program, a, b)
         if isinstance(a, Tensor) and (not isinstance(a.layout, DotOperandLayout) or a.layout.parent != acc.layout):
             raise LayoutError(
                 f"{self.session.here()}: the left operand in registers needs the layout of {acc.layout!r}"

@@ -105,12 +105,47 @@ class SharedLayout:
 
 
 class NvmmaSharedLayout(SharedLayout):
-    """What the copy engine writes and the tensor core reads."""
+    """What the copy engine writes and the tensor core reads; a swizzle moves no values here, but must be a possible one."""
+
+    def __init__(
+        self, swizzle_byte_width: Any = 0, element_bitwidth: Any = 0, rank: Any = 2, transposed: Any = False, fp4_padded: Any = False,
+        cga_layout: Any = None, **_more: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(cga_layout=cga_layout)
+        #: Bytes; bits of an element (0: not known).
+        self.swizzle, self.bits = int(swizzle_byte_width), int(element_bitwidth)
+        self.transposed, self.fp4_padded = bool(transposed), bool(fp4_padded)
+
+    def __repr__(self) -> str:
+        turned = ", transposed" if self.transposed else ""
+        return f"NVMMA layout ({self.swizzle}-byte swizzle, {self.bits}-bit elements{turned}, CTAs {list(self.cga)})"
+
+    def pattern(self) -> tuple[Any, ...]:
+        """What a tensor map must share with the memory that it writes, whatever the rank."""
+        return (self.swizzle, self.bits, self.transposed, self.fp4_padded, tuple(b for b in self.cga if any(b)))
+
+    def shape_per_cta(self, shape: Sequence[int]) -> list[int]:
+        """Extents of the part of each CTA."""
+        split = self.split_dim(len(shape))
+        return [int(n) // (2 if d == split else 1) for d, n in enumerate(shape)]
 
     @staticmethod
-    def get_default_for(_block_shape: Sequence[int], _dtype: Any, cga_layout: Any = None, **_more: Any) -> SharedLayout:
-        """The swizzle does not change values here."""
-        return NvmmaSharedLayout(cga_layout=cga_layout)
+    def get_default_for(
+        block_shape: Sequence[int], dtype: Any, transposed: Any = False, fp4_padded: Any = False, cga_layout: Any = None
+    ) -> SharedLayout:
+        """The widest swizzle that the rows of a CTA's part divide into."""
+        extents = NvmmaSharedLayout(cga_layout=cga_layout).shape_per_cta(block_shape)
+        if transposed:
+            extents = extents[1:] + extents[:1]
+        inner = extents[-1] * (2 if fp4_padded else 1) * dtype.primitive_bitwidth // 8
+        outer = math.prod(extents[:-1])
+        swizzle = next((width for width in (128, 64, 32) if inner % width == 0), 0)
+        # A pattern has eight rows.
+        if len(extents) < 2 or outer < 8:
+            swizzle = 0
+        return NvmmaSharedLayout(
+            swizzle, dtype.primitive_bitwidth, len(extents), transposed, fp4_padded, cga_layout=cga_layout
+        )
 
 
 class TensorMemoryLayout:
@@ -123,6 +158,10 @@ class TensorMemoryLayout:
         self.col_stride, self.cga, self.two_ctas = int(col_stride), _frozen(cga_layout), bool(two_ctas)
         if self.col_stride != 1:
             raise LayoutError(f"tensor memory with a column stride of {self.col_stride}: only 1 is emulated")
+
+    def splits_rows(self) -> bool:
+        """Whether the two CTAs of a pair divide the rows."""
+        return any(basis[0] for basis in self.cga)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilecast
-from tilecast.emulator.errors import EmulationError, LayoutError, RaceError, UninitializedError
+from tilecast.emulator.errors import AllocationError, EmulationError, LayoutError, RaceError, UninitializedError
 from tilecast.emulator.run import emulate, kernel_path
 
 IMPORTS = """
@@ -155,3 +155,60 @@ def test_the_result_of_a_wgmma_passes_through_its_wait() -> None:
         attend(hopper("s = warpgroup_mma_wait(1, deps=[s])", "warpgroup_mma_wait(1, deps=[o])"))
     with pytest.raises(LayoutError, match="warpgroup_mma_wait needs deps"):
         attend(hopper("s = warpgroup_mma_wait(1, deps=[s])", "warpgroup_mma_wait(1)"))
+
+
+#: (kernel, what becomes what, what is said): Triton's compiler refuses each, or spills hundreds of bytes (the last).
+REFUSED = {
+    "two warps for a layout of four": (
+        HOPPER, "ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))", "ONE = gl.constexpr(gl.BlockedLayout([1], [32], [2], [0]))",
+        r"line \d+: .*: blocked layout .* is made for 2 warps, the role has 4",
+    ),
+    "a tile of another swizzle than its tensor map": (
+        HOPPER, "[SLOTS] + desc.block_type.shape, desc.layout)", "[SLOTS] + desc.block_type.shape, gl.NVMMASharedLayout(64, 16, 5))",
+        r"a copy into .*: the tensor map has NVMMA layout \(128-byte swizzle.*, the shared memory NVMMA layout \(64-byte",
+    ),
+    "a layout of other elements": (
+        HOPPER, "[SLOTS] + desc.block_type.shape, desc.layout)", "[SLOTS] + desc.block_type.shape, gl.NVMMASharedLayout(128, 8, 5))",
+        "the layout is made for 8-bit elements, fp16 has 16",
+    ),
+    "no NVMMA layout": (
+        HOPPER, "[SLOTS] + desc.block_type.shape, desc.layout)", "[SLOTS] + desc.block_type.shape, gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]))",
+        "the copy engine writes what NVMMASharedLayout describes",
+    ),
+    "registers beyond the file": (
+        HOPPER, "], [4, 1], [232, 40])", "], [4, 1], [248, 248])",
+        r"the partitions ask for 63488 of 65536 registers, which leaves 16 to a thread of the default partition's 4 warps",
+    ),
+    "registers that setmaxnreg does not take": (
+        HOPPER, "], [4, 1], [232, 40])", "], [4, 1], [230, 40])", "a multiple of 8 from 24 to 256, got 230",
+    ),
+    "tensor memory in blocks of 64 rows": (
+        "blackwell_ws_d128_full", "TensorMemoryLayout((128, columns)", "TensorMemoryLayout((64, columns)",
+        "128 rows in each CTA are emulated with blocks of 128 rows, got 64",
+    ),
+    "tensor memory of one CTA in a pair": (
+        "blackwell_ws_d128_full_pair", "cga_layout=[[1, 0]], two_ctas=True)", "cga_layout=[[1, 0]])",
+        "the accumulator's layout has two_ctas=False, the program has 2 CTAs",
+    ),
+    "a pair divides Q by columns": (
+        "blackwell_ws_d128_full_pair", "(q, ROWS, [0, 0, 1, 0])", "(q, ROWS, [0, 0, 0, 1])",
+        "divide the rows of the left operand, and here they divide the other dimension",
+    ),
+    "a pair divides K by columns": (
+        "blackwell_ws_d128_full_pair", "(k, TILE_N, [0, 0, 1, 0])", "(k, TILE_N, [0, 0, 0, 1])", "line ",
+    ),
+    "a pair divides V by rows": (
+        "blackwell_ws_d128_full_pair", "(v, TILE_N, [0, 0, 0, 1])", "(v, TILE_N, [0, 0, 1, 0])", "line ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_compiler_refuses_is_refused_by_the_line(name: str) -> None:
+    kernel, old, new, says = REFUSED[name]
+    text = kernel_path(kernel).read_text(encoding="utf-8")
+    assert old in text
+    x = np.ones((1, 1, 256, 128), np.float16)
+    with pytest.raises((LayoutError, AllocationError), match=says) as caught:
+        emulate(kernel, x, x, x, sms=2, text=text.replace(old, new))
+    assert "line " in str(caught.value)

@@ -1,0 +1,42 @@
+"""May the tensor core multiply these operands, where they lie and as a pair of CTAs divides them?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilecast.emulator.errors import LayoutError
+from tilecast.emulator.hardware.context import Context
+from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.values import legal
+
+
+def check_product(program: Context, a: Any, b: Any, acc_shape: Any) -> None:
+    """LayoutError for types and shapes that do not multiply."""
+    if a.shape[1] != b.shape[0] or list(acc_shape) != [a.shape[0], b.shape[1]] or a.dtype is not b.dtype:
+        raise LayoutError(
+            f"{program.here()}: {a.dtype} {list(a.shape)} times {b.dtype} {list(b.shape)} into {list(acc_shape)}"
+        )
+
+
+def check_memories(program: Context, a: Any, b: Shared, acc: Tmem | None = None) -> None:
+    """LayoutError for operands that the tensor core cannot read where they lie, or that a pair divides otherwise.
+
+    ``acc``: the accumulator in tensor memory; None where it is in registers.
+    """
+    for operand in (x for x in (a, b) if isinstance(x, Shared)):
+        complaint = legal.wrong_operand(operand.layout)
+        if complaint:
+            raise LayoutError(f"{program.here()}: {operand.name}: {complaint}")
+    if acc is None:
+        return
+    complaint = legal.wrong_pair(acc.layout, a.layout, program.ctas)
+    if complaint:
+        raise LayoutError(f"{program.here()}: {acc.name}: {complaint}")
+    if program.ctas != 2:
+        return
+    for operand, side, what in ((a, 0, "rows of the left"), (b, 1, "columns of the right")):
+        if isinstance(operand, Shared) and operand.halves() != side:
+            how = "they divide the other dimension" if operand.halves() is not None else "they do not"
+            raise LayoutError(
+                f"{program.here()}: {operand.name}: the CTAs of a pair divide the {what} operand, and here {how} (cga_layout)"
+            )

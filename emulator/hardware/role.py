@@ -1,0 +1,53 @@
+"""One partition of warp_specialize as it runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import greenlet
+
+from tilecast.emulator.hardware.barriers import Instance
+from tilecast.emulator.hardware.clocks import FIRST_WGMMA, Agent
+from tilecast.emulator.hardware.engines import Engines, Wgmma
+from tilecast.emulator.hardware.transfers import Groups
+from tilecast.emulator.trace import RoleTrace
+
+
+class Runs(Engines, Protocol):
+    """A running program that schedules roles."""
+
+    hub: Any
+
+
+class Role:
+    """One partition: a thread of control, in each CTA an agent, and its queue of wgmma."""
+
+    def __init__(self, program: Runs, index: int, name: str, warps: int, run: Callable[[], Any]) -> None:
+        self.program, self.index, self.name, self.warps = program, index, name, warps
+        self.agents = [Agent(index, cta) for cta in range(program.ctas)]
+        self.coroutine = greenlet.greenlet(self._main, program.hub)
+        self._run = run
+        self.done = False
+        #: None: can go on; otherwise says whether it can.
+        self.blocked: Callable[[], bool] | None = None
+        self.waiting: tuple[list[Instance], int, int] | None = None
+        self.wgmma: deque[Wgmma] = deque()
+        self.wgmma_issued = 0
+        #: Line of the last wait that left a product in flight, by the product's number.
+        self.left_by: dict[int, int] = {}
+        #: PTX registers that outlive the block that writes them, by name.
+        self.registers: dict[str, Any] = {}
+        #: Tiles stored by the copy engine, and cp.async.
+        self.stores, self.gathers = Groups(), Groups()
+        self.trace = RoleTrace(name, index)
+
+    @property
+    def wgmma_stream(self) -> int:
+        """Number of its wgmma queue among the streams."""
+        return FIRST_WGMMA + self.index
+
+    def _main(self) -> None:
+        self._run()
+        self.done = True
