@@ -285,7 +285,7 @@ class Tmem:
     _reinterpret = reinterpret
 
     def _check(self, layout: Any, what: str) -> None:
-        wrong = row_per_lane(layout, self.shape)
+        wrong = row_per_lane(layout, self.shape) or legal.wrong_rows(layout, self.layout, self.rows)
         self.program.fits(layout)
         if wrong:
             raise LayoutError(f"{self.program.here()}: a {what} of tensor memory {wrong}")

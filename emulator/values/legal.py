@@ -25,7 +25,7 @@ from tilecast.emulator.values.layouts import (
 
 #: Threads of a warp; warps that setmaxnreg sets at once; 32-bit registers of an SM; the fewest that a thread can have.
 _LANES, _WARPGROUP, _REGISTER_FILE, _FEWEST = 32, 4, 65536, 24
-#: setmaxnreg takes multiples of this, up to the most that a thread can address.
+#: Budgets are rounded up to multiples of this for setmaxnreg; the most that it takes.
 _STEP, _MOST = 8, 256
 
 
@@ -94,15 +94,23 @@ def wrong_tensor_memory(layout: Any, rows: int, columns: int, dtype: Dtype, ctas
         return ""
     if layout.two_ctas and ctas != 2:
         return "two_ctas=True needs a program of two CTAs"
-    block_rows, block_columns = layout.block
-    if block_rows not in (64, 128):
-        return f"blocks have 64 or 128 rows, got {block_rows}"
     own = rows // 2 if layout.splits_rows() else rows
-    if own != block_rows:
-        return f"{own} rows in each CTA are emulated with blocks of {own} rows, got {block_rows}"
+    block_rows, block_columns = layout.block
+    if block_rows not in (64, 128) or own % block_rows:
+        return f"blocks have 64 or 128 rows that divide the {own} of a CTA, got {block_rows}"
     if columns % block_columns and block_columns % columns:
         return f"blocks of {block_columns} columns do not divide {columns}"
     return ""
+
+
+def wrong_rows(registers: Any, layout: Any, rows: int) -> str:
+    """Whether a register layout that was written down holds rows elsewhere than blocks of tensor memory put them."""
+    if not isinstance(layout, TensorMemoryLayout) or not isinstance(registers, DistributedLinearLayout):
+        return ""
+    own = rows // 2 if layout.splits_rows() else rows
+    if own == layout.block[0]:
+        return ""
+    return f"has blocks of {layout.block[0]} rows, and a row to a lane needs blocks of all {own}: ask get_reg_layout()"
 
 
 def wrong_pair(acc: Any, left: Any, ctas: int) -> str:
@@ -125,11 +133,9 @@ def over_budget(warps: Sequence[int], registers: Sequence[int] | None, default_w
         return ""
     if len(registers) != len(warps):
         return f"{len(warps)} partitions need {len(warps)} register counts, got {len(registers)}"
-    for count in registers:
-        if not _FEWEST <= count <= _MOST or count % _STEP:
-            return f"registers of a thread are a multiple of {_STEP} from {_FEWEST} to {_MOST}, got {count}"
-    groups = [(w, r) for w, r in zip(warps, registers, strict=True) if w >= _WARPGROUP]
-    small = [(w, r) for w, r in zip(warps, registers, strict=True) if w < _WARPGROUP]
+    rounded = [min(-(-count // _STEP) * _STEP, _MOST) for count in registers]
+    groups = [(w, r) for w, r in zip(warps, rounded, strict=True) if w >= _WARPGROUP]
+    small = [(w, r) for w, r in zip(warps, rounded, strict=True) if w < _WARPGROUP]
     if small:
         shared = -(-sum(w for w, _ in small) // _WARPGROUP) * _WARPGROUP
         groups.append((shared, min(r for _, r in small)))

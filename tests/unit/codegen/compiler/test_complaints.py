@@ -1,0 +1,49 @@
+"""The compiler asked about a kernel, offline and in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tilecast.base.data import SHIPPED_KERNELS
+from tilecast.codegen.compiler.complaints import NOT_ASKED, REFUSED, WARNING, checked_by_compiler
+
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+HOPPER = SHIPPED_KERNELS / "hopper_ws_d128_full.py"
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    text = HOPPER.read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "changed.py"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+@NEEDS_TRITON
+def test_a_shipped_kernel_has_no_complaints() -> None:
+    assert checked_by_compiler(HOPPER) == []
+
+
+@NEEDS_TRITON
+def test_what_the_compiler_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    path = changed(tmp_path, "block_type.shape, desc.layout)", "block_type.shape, gl.NVMMASharedLayout(64, 16, 4))")
+    (found,) = checked_by_compiler(path)
+    assert found.severity == REFUSED
+    assert "does not compile for sm_90a" in found.text
+
+
+@NEEDS_TRITON
+def test_spills_are_a_warning(tmp_path: Path) -> None:
+    (found,) = checked_by_compiler(changed(tmp_path, "], [4, 1], [232, 40])", "], [4, 1], [40, 40])"))
+    assert found.severity == WARNING
+    assert "spills" in found.text and "bytes a thread for sm_90a" in found.text
+
+
+def test_what_cannot_be_asked_is_no_complaint_about_the_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.py"
+    path.write_text("x = 1\n")
+    assert [found.severity for found in checked_by_compiler(path)] == [NOT_ASKED]
+    assert [found.severity for found in checked_by_compiler(tmp_path / "none.py")] == [NOT_ASKED]
