@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ def checked_by_compiler(path: str | Path, target: str | None = None, dtype: str 
     return [
         Complaint(one.severity, f"{one.text} ({said})") if one.severity == REFUSED and said else one for one in found
     ]
+
+
+def as_lines(said: Sequence[Complaint]) -> list[str]:
+    """Complaints as lines of a report; one that says so where there are none."""
+    if not said:
+        return ["  compiler   Triton takes the kernel, without spills"]
+    return [f"  compiler   {one.severity}: {one.text}" for one in said]
 
 
 def default_target(header: Mapping[str, Any]) -> str:

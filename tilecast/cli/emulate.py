@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilecast.cli.workload_options import AsJson, in_options
+
+if TYPE_CHECKING:
+    from tilecast.codegen.compiler.complaints import Complaint
 
 app = typer.Typer()
 
@@ -101,13 +104,29 @@ def _battery(file: str, machine: str | None, case: str | None, keep_going: bool,
     """emulate without a problem: all of the battery."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.complaints import REFUSED, as_lines
     from tilecast.emulator.battery.report import run_report
 
     with Screen() as screen:
         found = run_report(file, machine, case, keep_going, screen)
-    show(found.text, {"file": file, "right": found.right, "wrong": found.wrong, **found.figures}, as_json)
-    if not found.right:
+    said = [] if case is not None else _compiler(file)
+    right = found.right and not any(one.severity == REFUSED for one in said)
+    figures = {**found.figures, "compiler": [dataclasses.asdict(one) for one in said]}
+    text = "\n".join([found.text, *([] if case is not None else as_lines(said))])
+    show(text, {"file": file, "right": right, "wrong": found.wrong, **figures}, as_json)
+    if not right:
         raise typer.Exit(1)
+
+
+def _compiler(file: str) -> list[Complaint]:
+    """What the compiler says of the kernel that the battery ran."""
+    from tilecast.cli.progress import Screen
+    from tilecast.codegen.compiler.complaints import checked_by_compiler
+    from tilecast.emulator.run import kernel_path
+
+    with Screen() as screen:
+        screen("compile", 0, 0, file)
+        return checked_by_compiler(kernel_path(file))
 
 
 def _emulate_any(

@@ -193,5 +193,6 @@ def test_the_verb_runs_the_battery_and_says_where_to_look(tmp_path: Path) -> Non
         answer["failures"][0]["problem"].startswith("without log-sum-exp")
         and answer["problems"] < answer["problems_in_all"]
     )
+    assert [one["severity"] for one in answer["compiler"]] in ([], ["not asked"])
     refused = tilecast("emulate", "hopper_ws_d64_full", "--case", "no such problem")
     assert refused.returncode == 2 and "no problem of the battery is called" in refused.stderr
