@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EmulationError(ValueError):
     """A kernel did something the hardware would punish, or that this emulator does not know."""
@@ -44,7 +46,9 @@ class WrongResultError(EmulationError):
 
 
 class IntegerError(EmulationError):
-    """A 32-bit integer that overflows, or a division by zero."""
+    """A 32-bit integer that overflows, or a division by zero; ``over``: where, in a larger problem than the one that ran."""
+
+    over: Any = None
 
 
 class RequestError(EmulationError):

@@ -62,7 +62,10 @@ def counted(session: Session, static: bool = False) -> Any:
         found = range(*map(int, bounds))
         if session.program is None:
             return found
-        return _unrolled(session, found) if static else map(Int, found)
+        if static:
+            return _unrolled(session, found)
+        far = session.sampled.counter(bounds) if session.sampled is not None else None
+        return map(Int, found) if far is None else (Int(number).sampled(far) for number in found)
 
     return numbers
 

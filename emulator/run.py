@@ -13,6 +13,7 @@ import numpy as np
 
 from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.emulator.extremes import far_launches
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
@@ -134,6 +135,10 @@ class Kernel:
         session.mode, session.seed, session.sms = mode, seed, sms or session.sms
         session.traces.clear()
         session.mask_calls.clear()
+        if session.far_launches is None:
+            shape = self.header["workload"]
+            widths = int(shape["head_dim_qk"]), int(shape["head_dim_v"])
+            session.far_launches = far_launches(session, self.module.launch, widths, header_window(self.header))
         arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         batch, heads, rows, width = arrays[0].shape
         # What nobody writes shows.

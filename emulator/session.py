@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilecast.emulator.far import Sampled
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
 
@@ -19,6 +21,15 @@ class Charged(Protocol):
 
     def charge(self, pipe: str, count: float, chain: bool = False) -> None:
         """Account for work of the role that runs."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A launch that was not run: the kernel's name, its grid, and the numbers that it would get."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    numbers: Mapping[str, int]
 
 
 @dataclass
@@ -46,6 +57,10 @@ class Session:
     names: dict[int, str] = field(default_factory=dict)
     #: (place, iteration) of the static loops that are running: each of their iterations is code of its own.
     unrolled: list[int] = field(default_factory=list)
+    #: What far larger launches give the kernels, by name; of those, the running program's; launches that are only planned.
+    far_launches: Mapping[str, Sampled] | None = None
+    sampled: Sampled | None = None
+    planned: list[Planned] | None = None
     program: Charged | None = None
     traces: list[ProgramTrace] = field(default_factory=list)
     #: Lines that put -inf into a tensor of scores, each with those that called it.

@@ -7,7 +7,7 @@ import builtins
 import importlib
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,13 @@ class Source:
             line = line if number is None else number << FILE_SHIFT | trace.tb_lineno
             trace = trace.tb_next
         return self.quote(line)
+
+    def quote_of_frames(self, frames: Sequence[tuple[str, int]]) -> str:
+        """The first of (file, line) pairs that lies in these files."""
+        for path, line in frames:
+            if path in self._numbers:
+                return self.quote(self._numbers[path] << FILE_SHIFT | line)
+        return self.quote(0)
 
     def load(
         self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any], name: str = "emulated_kernel",

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
+from tilecast.emulator.far import without_overflow
 from tilecast.emulator.hardware.barriers import Barrier, Instance
 from tilecast.emulator.hardware.clocks import COPY, MATRIX_ENGINE, Agent, Knowledge, code_of
 from tilecast.emulator.hardware.memory import Memories, Shared, Tmem
@@ -112,7 +113,7 @@ def issue_copy(role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barri
     complaint = legal.wrong_copy(desc.layout, target.layout)
     if complaint:
         raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")
-    corner = [int(c) for c in coordinates]
+    corner = [int(without_overflow(c)) for c in coordinates]
     if len(corner) != len(desc.block_shape):
         raise BoundsError(
             f"{program.here()}: {len(corner)} coordinates for a tensor of {len(desc.block_shape)} dimensions"

@@ -14,7 +14,7 @@ from tilecast.emulator.hardware.clocks import Knowledge
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import numpy_of
-from tilecast.emulator.values.tensors import Int
+from tilecast.emulator.values.tensors import Int, Int64
 
 
 class Storing(Protocol):
@@ -149,7 +149,7 @@ class TensorDescriptor:
         padding: str = "zero", **_more: Any,
     ) -> None:  # fmt: skip
         self.base = base if self.session is None else array_of(self.session, base)
-        self.shape, self.strides = [Int(n) for n in shape], [Int(n) for n in strides]
+        self.shape, self.strides = [Int(n) for n in shape], [Int64(n) for n in strides]
         self.block_shape, self.layout = [int(n) for n in block_shape], layout
         self._fill = np.nan if padding == "nan" else 0
         if any(n > 256 for n in self.block_shape):

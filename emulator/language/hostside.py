@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, EmulationError, IntegerError, RequestError, UnsupportedError
+from tilecast.emulator.far import Far, Over, Sampled
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.language.arrays import Array, array_of, ordered, put
-from tilecast.emulator.session import Session
+from tilecast.emulator.session import Planned, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import is_tensor
 from tilecast.emulator.values.tensors import Float, Int, Int64, Pointer, Several, Tensor
@@ -116,13 +117,22 @@ class Jitted:
                 raise UnsupportedError(f"{num_ctas} CTAs to a program: 1 or 2 are emulated")
             bound = self._bound(args, {"num_ctas": num_ctas, "enable_fp_fusion": enable_fp_fusion, **options})
             session = self.session
+            if session.planned is not None:
+                numbers = {name: value for name, value in bound.items() if type(value) is int}
+                session.planned.append(Planned(self.name, _extents(grid, bound), numbers))
+                return
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}
             extents = _extents(grid, bound)
+            far = (session.far_launches or {}).get(self.name)
             for number in range(int(np.prod(extents))):
-                session.traces.append(self._program(number, extents, num_ctas, given))
+                # One program's expressions stand for all: what they would be elsewhere is what is sampled.
+                session.sampled = far if number == 0 else None
+                arguments = given if session.sampled is None else _sampled(given, session.sampled)
+                session.traces.append(self._program(number, extents, num_ctas, arguments))
+            session.sampled = None
 
         return launch
 
@@ -142,6 +152,8 @@ class Jitted:
         try:
             return program.run(lambda: self.fn(**given), self.name)
         except IntegerError as error:
+            if error.over is not None:
+                raise IntegerError(_far_overflow(session, error.over, session.source.quote_of(error))) from error
             # Scalars do not know where they are computed.
             known = str(error).startswith("line ") or " line " in str(error)
             raise error if known else IntegerError(f"{session.source.quote_of(error)}: {error}") from error
@@ -152,6 +164,22 @@ class Jitted:
             raise UnsupportedError(f"{session.source.quote_of(error)}: {error}") from error
         finally:
             session.program = None
+
+
+def _sampled(given: Mapping[str, Any], far: Sampled) -> dict[str, Any]:
+    """Arguments of a launch with what they are in far larger ones."""
+    return {
+        name: value.near().sampled(Far(far.arguments[name])) if isinstance(value, Int) and name in far.arguments else value
+        for name, value in given.items()
+    }  # fmt: skip
+
+
+def _far_overflow(session: Session, over: Over, used: str) -> str:
+    label = session.sampled.labels[over.point] if session.sampled is not None else "a larger problem"
+    return (
+        f"{session.source.quote_of_frames(over.places)}: a 32-bit integer overflows in larger problems that launch takes (it is "
+        f"{over.result} with {label}), and addresses depend on it: {used}; convert to int64 before"
+    )
 
 
 def _extents(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, ...]:

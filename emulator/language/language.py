@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import LayoutError, UnsupportedError
+from tilecast.emulator.far import combined, copied
 from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
 from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
@@ -48,6 +49,8 @@ class Language(Everyday):
 
     def to_tensor(self, value: Any) -> Any:
         """A scalar that is not a compile-time constant any more."""
+        if isinstance(value, Int):
+            return value
         return Int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     # -- elementwise ---------------------------------------------------------------------------------------------------
@@ -71,7 +74,8 @@ class Language(Everyday):
         if not isinstance(a, Tensor) and not isinstance(b, Tensor):
             best = scalar(raw(a), raw(b))
             if isinstance(best, int):
-                return Int64(best) if isinstance(a, Int64) or isinstance(b, Int64) else Int(best)
+                wide = isinstance(a, Int64) or isinstance(b, Int64)
+                return (Int64(best) if wide else Int(best)).sampled(combined(scalar.__name__, a, b, wide))
             return best
         layout = joint_layout(self.session, a, b)
         out = Tensor(self.session, compute(raw(a), raw(b)), layout)
@@ -113,7 +117,7 @@ class Language(Everyday):
         if assert_trivial and not same_threads(x.layout, layout):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
         self.program.fits(layout)
-        return Tensor(self.session, x.a, layout)
+        return Tensor(self.session, x.a, layout).sampled(x.far)
 
     def inline_asm_elementwise(
         self,
@@ -134,7 +138,11 @@ class Language(Everyday):
                 )
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
             out = ptx.run(text, registers, outputs, number, lasting)[0].view(dtype.numpy)[0]
-            return Int(out) if isinstance(dtype.numpy(0), np.integer) else float(out)
+            return (
+                Int(out).sampled(copied(text, args[0], self.session.sampled))
+                if isinstance(dtype.numpy(0), np.integer)
+                else float(out)
+            )
         if (text, outputs, size) not in self.session.ptx:
             self.session.ptx[text, outputs, size] = self.session.source.line()
         layout = joint_layout(self.session, *args)
@@ -235,12 +243,14 @@ class Language(Everyday):
         number, grid = self.program.number, self.program.grid
         for extent in grid[: int(axis)]:
             number //= extent
-        return Int(number % grid[int(axis)] if int(axis) < len(grid) else 0)
+        far = self.session.sampled.program_id(int(axis)) if self.session.sampled is not None else None
+        return Int(number % grid[int(axis)] if int(axis) < len(grid) else 0).sampled(far)
 
     def num_programs(self, axis: Any) -> Int:
         """How many there are."""
         grid = self.program.grid
-        return Int(grid[int(axis)] if int(axis) < len(grid) else 1)
+        far = self.session.sampled.num_programs(int(axis)) if self.session.sampled is not None else None
+        return Int(grid[int(axis)] if int(axis) < len(grid) else 1).sampled(far)
 
     def barrier(self) -> None:
         """The warps of a role meet; here they never part."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
+from tilecast.emulator.far import Far, combined, far_of, without_overflow
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
@@ -19,10 +20,22 @@ class Int(int):
     """A 32-bit scalar with C's division and an overflow check; also a compile-time constant (``value``)."""
 
     bits = 32
+    #: What it would be in far larger problems; None where nobody asks.
+    far: Far | None = None
 
     def to(self, dtype: Any) -> Int:
         """The number with another width."""
-        return Int64(self) if dtype is dtypes.INT64 else Int(self)
+        return (Int64(self) if dtype is dtypes.INT64 else Int(self)).sampled(self.far)
+
+    def sampled(self, far: Far | None) -> Int:
+        """This number, which nobody else has yet, with samples."""
+        if far is not None:
+            self.far = far if self.bits == 64 else far.narrow()
+        return self
+
+    def near(self) -> Int:
+        """The number without samples."""
+        return type(self)(self)
 
     @property
     def value(self) -> int:
@@ -68,7 +81,11 @@ def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
             if type(other) is not bool:
                 return NotImplemented
         left, right = (int(other), int(self)) if reflected else (int(self), int(other))
-        return _scalar(self.bits == 64 or isinstance(other, Int64), compute(left, right))
+        wide = self.bits == 64 or isinstance(other, Int64)
+        result = _scalar(wide, compute(left, right))
+        if self.far is not None or far_of(other) is not None:
+            result.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
+        return result
 
     return forward
 
@@ -134,7 +151,7 @@ def raw(value: Any) -> Any:
 class Tensor:
     """A tensor in registers: numpy values, a layout (None: not known), and whether a wgmma still writes it."""
 
-    __slots__ = ("_a", "layout", "pending", "product", "session")
+    __slots__ = ("_a", "far", "layout", "pending", "product", "session")
     __array_ufunc__ = None
 
     def __init__(self, session: Session, a: Any, layout: Any = None) -> None:
@@ -143,6 +160,8 @@ class Tensor:
         self.pending: Any = None
         #: (x, y) when this is their product and the compiler may fuse it into a sum.
         self.product: tuple[Any, Any] | None = None
+        #: What its first and last element would be in far larger problems; None where nobody asks.
+        self.far: Far | None = None
 
     @property
     def a(self) -> Any:
@@ -165,6 +184,16 @@ class Tensor:
                 f"wait at {quote(self.pending.waited_at)}: give it among deps and use what warpgroup_mma_wait returns"
             )
         return self._a
+
+    def sampled(self, far: Far | None) -> Tensor:
+        """This tensor, which nobody else has yet, with samples."""
+        if far is not None and self._a.dtype.kind == "i":
+            self.far = far if self._a.dtype.itemsize == 8 else far.narrow()
+        return self
+
+    def near(self) -> Tensor:
+        """The tensor without samples."""
+        return self.like(self._a, self.layout)
 
     def arrived(self) -> Tensor:
         """What a wait returns of this: the values, where they are complete; the same tensor otherwise."""
@@ -206,7 +235,7 @@ class Tensor:
             return self.like(self.a.view(dtype.numpy), self.layout)
         if dtype.bits < 32 and self._a.dtype == np.float32:
             self.charge("cvt", self._a.size / 2)
-        return self.like(dtypes.cast(self.a, dtype), self.layout)
+        return self.like(dtypes.cast(self.a, dtype), self.layout).sampled(self.far)
 
     def reshape(self, *shape: Any) -> Tensor:
         """Other extents, elements in row-major order."""
@@ -235,7 +264,7 @@ class Tensor:
                 layout = expanded(layout, place)
             elif item != slice(None):
                 raise UnsupportedError(f"indexing a register tensor with {item!r}: only None and : are possible")
-        return self.like(self.a[keys], layout)
+        return self.like(self.a[keys], layout).sampled(self.far)
 
     def __invert__(self) -> Tensor:
         self.charge("alu", self._a.size)
@@ -313,6 +342,9 @@ def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
                 return self.like(fused, layout)
         out = self.like(_arithmetic(self, other, name, reflected), layout)
         out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size)
+        if out._a.dtype.kind == "i" and (self.far is not None or far_of(other) is not None):
+            wide = out._a.dtype.itemsize == 8
+            out.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
         if floating and name == "mul" and self.session.fusion:
             out.product = (self, other)
         return out
@@ -335,7 +367,7 @@ class Pointer:
         self.dtype = types.SimpleNamespace(element_ty=dtypes.of(memory.flat))
 
     def __add__(self, other: Any) -> Pointer:
-        return Pointer(self.memory, self.offset + other)
+        return Pointer(self.memory, self.offset + without_overflow(other))
 
     __radd__ = __add__
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import tilecast
-from tilecast.emulator.errors import AllocationError, EmulationError, LayoutError, RaceError, UninitializedError
+from tilecast.emulator.errors import (
+    AllocationError,
+    EmulationError,
+    IntegerError,
+    LayoutError,
+    RaceError,
+    UninitializedError,
+)
 from tilecast.emulator.run import emulate, kernel_path
 
 IMPORTS = """
@@ -209,3 +216,29 @@ def test_what_the_compiler_refuses_is_refused_by_the_line(name: str) -> None:
     with pytest.raises((LayoutError, AllocationError), match=says) as caught:
         emulate(kernel, x, x, x, sms=2, text=text.replace(old, new))
     assert "line " in str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", [HOPPER, "blackwell_ws_d128_causal", "blackwell_ws_d64_full_pair"])
+def test_an_index_that_overflows_in_larger_problems_only_is_named(kernel: str) -> None:
+    """Each conversion to 64 bits is left out in turn; the tensors that run have a few thousand elements."""
+    text = kernel_path(kernel).read_text(encoding="utf-8")
+    parts = text.split(".to(gl.int64)")
+    assert len(parts) == 5
+    x = np.ones((2, 2, 130, 64 if "d64" in kernel else 128), np.float16)
+    emulate(kernel, x, x, x, sms=2)
+    for i in range(1, len(parts)):
+        narrow = ".to(gl.int64)".join(parts[:i]) + ".to(gl.int32)" + ".to(gl.int64)".join(parts[i:])
+        line = sum(part.count("\n") for part in parts[:i]) + 1
+        with pytest.raises(IntegerError, match=rf"^line {line}: .*overflows in larger problems that launch takes"):
+            emulate(kernel, x, x, x, sms=2, text=narrow)
+
+
+def test_a_loop_and_a_tile_number_overflow_in_larger_problems() -> None:
+    """The first row of a tile is worked out in bytes: 2^21 rows of 4096 bytes are too many, 130 are not."""
+    x = np.ones((1, 1, 130, 128), np.float16)
+    text = hopper(
+        "    rows = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))\n    valid",
+        "    rows = own_copy(row * 4096 // 4096) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))\n    valid",
+    )
+    with pytest.raises(IntegerError, match=r"row \* 4096 // 4096"):
+        emulate(HOPPER, x, x, x, sms=1, text=text)
