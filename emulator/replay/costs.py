@@ -90,10 +90,14 @@ def _latency(work: Work, machine: Machine) -> float:
 
 def product_op(issue: MatrixIssue, role: str, machine: Machine) -> Op:
     """A matrix product on the tensor core."""
-    dtype, rows = DTYPES[issue.dtype], issue.m * issue.pair
-    cycles = mma_tile_cycles(machine, rows, issue.n, issue.k, dtype, issue.a_home, issue.pair)
-    read = mma_smem_bytes(rows, issue.n, issue.k, dtype, issue.a_home, issue.pair) / machine["smem.bytes_per_clk"]
-    steps = issue.k * (1 if dtype == "fp8" else 2) / 32
+    dtype, rows = DTYPES[issue.dtype], _instruction_rows(issue, machine)
+    # A taller wgmma product is one of 64 rows after the other.
+    tall = issue.m * issue.pair / rows
+    cycles = tall * mma_tile_cycles(machine, rows, issue.n, issue.k, dtype, issue.a_home, issue.pair)
+    read = (
+        tall * mma_smem_bytes(rows, issue.n, issue.k, dtype, issue.a_home, issue.pair) / machine["smem.bytes_per_clk"]
+    )
+    steps = tall * issue.k * (1 if dtype == "fp8" else 2) / 32
     # All four warps of a warpgroup issue a wgmma; one warp issues tcgen05, for both CTAs of a pair.
     wgmma = machine.tensor_kind == "wgmma"
     count = steps * INSTRUCTIONS_PER_MMA / (1 if wgmma else 4 * issue.pair)
@@ -108,8 +112,14 @@ def product_op(issue: MatrixIssue, role: str, machine: Machine) -> Op:
 def completion_cycles(issue: MatrixIssue, machine: Machine) -> float:
     """From the end of a product to whoever waits for it."""
     return mma_completion_latency_cycles(
-        machine, issue.m * issue.pair, issue.n, DTYPES[issue.dtype], issue.a_home, issue.pair
+        machine, _instruction_rows(issue, machine), issue.n, DTYPES[issue.dtype], issue.a_home, issue.pair
     )
+
+
+def _instruction_rows(issue: MatrixIssue, machine: Machine) -> int:
+    """Rows of one matrix instruction: of wgmma 64, however tall the product."""
+    rows = issue.m * issue.pair
+    return min(rows, 64) if machine.tensor_kind == "wgmma" else rows
 
 
 def copy_op(issue: CopyIssue, role: str, machine: Machine) -> Op:

@@ -84,6 +84,10 @@ class _Parts:
         together = m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"])
         self.fill = min(m["tma.bytes_per_clk"], together)
 
+    def suffix(self, half: int) -> str:
+        """What the name of an operation of a half ends in, where tiles have halves."""
+        return f"h{half}" if self.halves == 2 else ""
+
     # -- operations --------------------------------------------------------------------------------------------
 
     def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0) -> Op:  # fmt: skip
@@ -103,10 +107,11 @@ class _Parts:
             tile=tile, instructions=(("other", 2.0),),
         )  # fmt: skip
 
-    def store(self, t: int) -> Op:
-        """D of a tile; its warp waits until the copy engine has read it."""
-        size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes)
-        made = self.copy(f"store{t}", "store", f"warps{t}" if self.portable else "store", t, size, self.d_bytes, self.m["tma.bytes_per_clk"])  # fmt: skip
+    def store(self, t: int, half: int) -> Op:
+        """D of a tile or of a half; its warp waits until the copy engine has read it."""
+        size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes) / self.halves
+        role, name = f"warps{t}" if self.portable else "store", f"store{t}{self.suffix(half)}"
+        made = self.copy(name, "store", role, t, size, self.d_bytes / self.halves, self.m["tma.bytes_per_clk"])
         rate = self.m.get("tma.store_bytes_per_clk", self.m["tma.bytes_per_clk"])
         return replace(made, min_cycles=max(made.min_cycles, size / rate))
 
@@ -118,7 +123,7 @@ class _Parts:
         v, m, dtype = self.v, self.m, self.gemm.dtype
         depth = v.tile_k
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "mma"
-        name = f"mma{t}_{s}" if self.halves == 1 else f"mma{t}_{s}h{half}"
+        name = f"mma{t}_{s}{self.suffix(half)}"
         if m.tensor_kind == "mma_sync":
             return self._mma_sync(name, role, t, depth)
         if m.tensor_kind == "wgmma":
@@ -173,7 +178,7 @@ class _Parts:
         parts = (common.one_warp_cycles(m, done), through, read)
         alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits()
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
-        name = f"epilogue{t}" if self.halves == 1 else f"epilogue{t}h{half}"
+        name = f"epilogue{t}{self.suffix(half)}"
         return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
 
     def _epilogue_waits(self) -> float:
@@ -183,12 +188,14 @@ class _Parts:
         return waits + _POLLS * m.get("sync.wait_done_cycles", 0.0) + m.get("sync.fence_async_cycles", 0.0)
 
     def c_and_d(self, t: int) -> list[Op]:
-        """C on its way in and D on its way out."""
-        ops = [self.store(t)]
-        if self.gemm.adds_c:
-            size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes)
-            role = f"warps{t}" if self.portable else "load_c"
-            ops.append(self.copy(f"load_c{t}", "load", role, t, size, self.c_bytes, self.m["tma.bytes_per_clk"]))
+        """C on its way in and D on its way out: of halves, each for its own warpgroup."""
+        ops = []
+        for half in range(self.halves):
+            ops.append(self.store(t, half))
+            if self.gemm.adds_c:
+                size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.halves
+                role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{self.suffix(half)}"
+                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.halves, self.m["tma.bytes_per_clk"]))  # fmt: skip
         return ops
 
     def turn(self, t: int) -> Op:
@@ -210,7 +217,7 @@ class _Parts:
                 lap, before = divmod(at - v.stages, len(order))
                 bt, bs = order[before]
                 for half in range(self.halves):
-                    suffix = f"h{half}" if self.halves == 2 else ""
+                    suffix = self.suffix(half)
                     edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, m["tma.latency_l2_cycles"], "data", "A and B"))  # fmt: skip
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"load{t}_{s}", -lap, release, "buffer", "A/B slot"))
         return edges
@@ -226,33 +233,33 @@ class _Parts:
     def tile_edges(self, t: int) -> list[Edge]:
         """Accumulator, C and D of one tile."""
         m, v = self.m, self.v
-        last = self.steps - 1
         edges = []
         for half in range(self.halves):
-            suffix = f"h{half}" if self.halves == 2 else ""
-            epilogue = f"epilogue{t}{suffix}"
-            edges.append(Edge(f"mma{t}_{last}{suffix}", epilogue, 0, self.done(), "data", "accumulator"))
+            end = self.suffix(half)
+            epilogue, store, load_c = (f"{name}{t}{end}" for name in ("epilogue", "store", "load_c"))
+            edges.append(Edge(f"mma{t}_{self.steps - 1}{end}", epilogue, 0, self.done(), "data", "accumulator"))
             if not (self.hopper or self.portable):
                 edges.append(Edge(epilogue, f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))
-            edges.append(Edge(epilogue, f"store{t}", 0, 0.0 if self.portable else self.notice, "data", "D"))
+            edges.append(Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D"))
             if self.gemm.adds_c:
-                edges.append(Edge(f"load_c{t}", epilogue, 0, m["tma.latency_hbm_cycles"], "data", "C"))
+                edges.append(Edge(load_c, epilogue, 0, m["tma.latency_hbm_cycles"], "data", "C"))
+            if not self.portable:
+                lap, before = divmod(t - v.c_stages, self.tiles)
+                first = load_c if self.gemm.adds_c else epilogue
+                edges.append(Edge(f"store{before}{end}", first, -lap, self.arrive, "buffer", "C/D slot"))
+        if self.tiles == 2 and self.hopper:
+            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
         if self.portable:
             # A CTA is one tile; the next one starts when it has ended.
             again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
             edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
-            return edges
-        if self.tiles == 2:
-            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
-        lap, before = divmod(t - v.c_stages, self.tiles)
-        first = f"load_c{t}" if self.gemm.adds_c else f"epilogue{t}" + ("h0" if self.halves == 2 else "")
-        edges.append(Edge(f"store{before}", first, -lap, self.arrive, "buffer", "C/D slot"))
         return edges
 
     # -- roles -------------------------------------------------------------------------------------------------
 
     def roles(self) -> list[Role]:
         tiles, steps = range(self.tiles), range(self.steps)
+        ends = [self.suffix(half) for half in range(self.halves)]
         if self.portable:
             out = []
             for t in tiles:
@@ -263,8 +270,8 @@ class _Parts:
             return out
         out = [Role("load", tuple(Step(f"load{t}_{s}") for t in tiles for s in steps), 1)]
         if self.gemm.adds_c:
-            out.append(Role("load_c", tuple(Step(f"load_c{t}") for t in tiles), 1))
-        out.append(Role("store", tuple(Step(f"store{t}") for t in tiles), 1))
+            out.append(Role("load_c", tuple(Step(f"load_c{t}{end}") for t in tiles for end in ends), 1))
+        out.append(Role("store", tuple(Step(f"store{t}{end}") for t in tiles for end in ends), 1))
         if not self.hopper:
             out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
             out.append(Role("epilogue", (Step("epilogue0"),), 4))
@@ -279,14 +286,14 @@ class _Parts:
         return out
 
     def buffers(self) -> tuple[Buffer, ...]:
-        v, g = self.v, self.gemm
-        first = "mma0_0" + ("h0" if self.halves == 2 else "")
-        last = "epilogue0" + ("h0" if self.halves == 2 else "")
-        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", first)]
+        v, g, end = self.v, self.gemm, self.suffix(0)
+        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", f"mma0_0{end}")]
         if slot_bytes(v, g):
-            out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, "load_c0" if g.adds_c else "", "store0"))
+            first = f"load_c0{end}" if g.adds_c else ""
+            out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, first, f"store0{end}"))
         space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
-        out.append(Buffer("accumulator", space, v.tile_m * v.tile_n * 4, v.accumulators * self.ctas, first, last))
+        size = v.tile_m * v.tile_n * 4
+        out.append(Buffer("accumulator", space, size, v.accumulators * self.ctas, f"mma0_0{end}", f"epilogue0{end}"))
         return tuple(out)
 
     def pipeline(self) -> GemmPipeline:

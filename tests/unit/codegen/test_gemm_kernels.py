@@ -22,7 +22,10 @@ from tilecast.codegen.gemm import generate_gemm
 from tilecast.codegen.gemm_ship import ShippedGemm, read_gemm_list
 from tilecast.codegen.render import format_source
 from tilecast.codegen.ship import KERNELS
+from tilecast.emulator.any_kernel import load_any
 from tilecast.emulator.errors import EmulationError
+from tilecast.emulator.replay.timing import replay
+from tilecast.model.gemm.evaluate import stream
 from tilecast.model.gemm.families import native_gemm_family, writable
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -162,6 +165,34 @@ def test_the_emulator_sees_what_is_taken_away(module: str, line: str, instead: s
     broken = tilecast.emulated(str(file), machine=kernel.machine, mode="random", seed=6, sms=1)
     with pytest.raises((EmulationError, AssertionError)):
         check(broken.launch, Case(400, 520, 328, seed=6), "bfloat16")
+
+
+@pytest.mark.parametrize(("k", "within"), [(128, 0.12), (512, 0.05)])
+@pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
+def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedGemm, k: int, within: float) -> None:
+    """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy."""
+    torch = torch_or_skip()
+    chip = load_machine(kernel.machine)
+    # The replay knows the copy engine's own rate and the latency from L2 alone.
+    rate, latency = chip["tma.bytes_per_clk"], chip["tma.latency_l2_cycles"]
+    port = "l2.bytes_per_clk_per_sm_lockstep"
+    plain = {"tma.latency_hbm_cycles": latency, port if chip.has(port) else "l2.bytes_per_clk_per_sm": rate}
+    if chip.has("tma.store_bytes_per_clk"):
+        plain["tma.store_bytes_per_clk"] = rate
+    v, work = kernel.variant, replace(kernel.workload, k=k)
+    session, module = load_any(str(path_of(kernel)), machine=chip, sms=1)
+    ends = []
+    for tiles in (4, 8):
+        a, b = (
+            torch.zeros(v.tile_m * tiles, k, dtype=torch.bfloat16),
+            torch.zeros(k, v.tile_n, dtype=torch.bfloat16),
+        )
+        c = torch.zeros(v.tile_m * tiles, v.tile_n, dtype=torch.bfloat16 if work.d_dtype == "bf16" else torch.float32)
+        session.traces.clear()
+        module.launch(a, b, c, torch.empty_like(c))
+        ends.append(replay(session.traces[-1], chip).cycles)
+    found = stream(work, v, chip.with_facts(plain), 1700.0, memory=False)
+    assert (ends[1] - ends[0]) / 4 == pytest.approx(found.tile_cycles, rel=within)
 
 
 # -- plain Triton, in its interpreter ----------------------------------------------------------------------------------
