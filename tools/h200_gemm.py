@@ -15,6 +15,7 @@ import argparse
 import csv
 import datetime
 import importlib.util
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -135,10 +136,12 @@ def measure(shape: tuple[int, int, int, str, bool], calls: dict[str, tuple[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--family", default="gemm_hopper", help="whose kernels tilecast.addmm takes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--compile", action="store_true", help="also time torch.compile with max-autotune")
     parser.add_argument("--only", help="numbers of shapes, with commas between (default: all)")
     given = parser.parse_args()
+    os.environ["TILECAST_GEMM_FAMILY"] = given.family
     import torch
     import triton
 

@@ -11,7 +11,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "preference": 10}                higher wins
 
 The environment variable TILECAST_GEMM_FAMILY (read once) names a family to try before the others where it has a kernel, for
-instance gemm_blackwell, which is not preferred until it has been measured.
+instance gemm_hopper or gemm_blackwell, which are not preferred until they have been measured.
 """
 
 from __future__ import annotations

@@ -8,12 +8,24 @@ import pytest
 import torch
 
 import tilecast
-from tilecast.kernels.gemm import operator
-from tilecast.kernels.gemm.registry import candidates, shipped_gemm
+from tilecast.kernels.gemm import operator, registry
+from tilecast.kernels.gemm.registry import candidates, preferring, shipped_gemm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHAPES = [(1, 8, 8), (128, 128, 64), (264, 392, 200), (1000, 1024, 72), (2048, 2048, 256), (520, 4104, 512), (3000, 808, 1000),
           (4096, 4096, 2048), (16384, 136, 4096)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=["gluon", "portable"])
+def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that the operator prefers: those of the GPU, where it has some, and the portable one."""
+    entries = shipped_gemm()
+    here = [e for e in entries if e.family != "gemm_triton" and e.runs_on(torch.cuda.get_device_capability())]
+    if request.param == "gluon" and not here:
+        pytest.skip("no kernels of this GPU's own")
+    asked = preferring(entries, here[0].family if request.param == "gluon" else "gemm_triton")
+    monkeypatch.setattr(registry, "shipped_gemm", lambda: asked)
+    monkeypatch.setattr(operator, "_known", {})
 
 
 def matrix(rows: int, columns: int, kind: torch.dtype, by_columns: bool = False) -> torch.Tensor:

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command(
     rich_help_panel="Kernels",
-    epilog="Example: tilecast emulate hopper_ws_d64_full; one problem: --seqlen 256 --mode random",
+    epilog="Example: tilecast emulate hopper_ws_d64_full",
 )
 def emulate(
     file: Annotated[

@@ -37,6 +37,8 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(operator, "_launcher", launcher)
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     monkeypatch.setattr(operator, "_known", {})
+    asked = registry.preferring(registry.shipped_gemm(), "gemm_hopper")
+    monkeypatch.setattr(registry, "shipped_gemm", lambda: asked)
     return ran
 
 
@@ -84,12 +86,18 @@ def test_tensors_that_the_copy_engine_cannot_read_go_to_the_portable_kernel(laun
     assert launched == ["gemm_hopper_short"]
 
 
-def test_blackwell_and_older_gpus_take_the_portable_kernel_until_asked(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    for capability in ((10, 0), (8, 0), (12, 0)):
+def test_gpus_take_the_portable_kernel_until_others_are_measured_or_asked_for() -> None:
+    for capability in ((9, 0), (10, 0), (8, 0), (12, 0)):
         found = registry.candidates(capability, 2, 512)
         assert found[0].module == "gemm_triton"
     preferred = registry.preferring(registry.shipped_gemm(), "gemm_blackwell")
     assert [e.module for e in registry.candidates((10, 0), 2, 512, preferred)] == ["gemm_blackwell", "gemm_blackwell_c32", "gemm_triton"]  # fmt: skip
+    preferred = registry.preferring(registry.shipped_gemm(), "gemm_hopper")
+    assert [e.module for e in registry.candidates((9, 0), 2, 512, preferred)] == [
+        "gemm_hopper_turns",
+        "gemm_hopper_c32",
+        "gemm_triton",
+    ]
     with pytest.raises(RegistryError, match="TILECAST_GEMM_FAMILY: expected gemm_blackwell, gemm_hopper"):
         registry.preferring(registry.shipped_gemm(), "fa3")
     assert registry.candidates((7, 5), 2, 512) == ()
