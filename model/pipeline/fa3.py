@@ -5,11 +5,17 @@ softmax of block j+1 while PV still runs; the O rescale waits for that PV.  With
 has neither row max nor rescale: exponentials take the row max of the first blocks as their reference.  Ping-pong adds a turn-taking barrier
 between warpgroups so that one's softmax runs under the other's GEMMs.  Accumulators live in registers: the score
 layout puts a row on four threads, so each row reduction ends in two shuffles.
+
+Machine code does not always wait where its source does.  Of the recorded loops of generated kernels, those with overlap and
+"conditional" wait for PV before their exponentials, "anchored" ones before two thirds of them (tile_n 64; 32: two fifths) and
+are taken to wait before all; unmasked ones without overlap have the softmax between the two products.
+FlashAttention-3's own step ("always") is taken as its authors show it, under PV.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 
 from tilecast.model.kernel.alike import with_knobs
 from tilecast.model.kernel.variants.fa3 import ALIKE, Fa3Variant
@@ -81,7 +87,9 @@ def _ops_and_roles(
     roles = [Role("load", (Step("load_k"), Step("load_v")), 1, 24)]
     for g in range(variant.warpgroups):
         ops += _group_ops(workload, variant, machine, g)
-        roles.append(Role(f"consumer{g}", _program(variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160))
+        roles.append(
+            Role(f"consumer{g}", _program(workload, variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160)
+        )
     return tuple(ops), tuple(roles)
 
 
@@ -107,7 +115,8 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     if m.has("regs.mma_share"):
         demand.append(("regs", cycles * m["regs.mma_share"]))
     return Op(
-        name, kind, f"consumer{g}", tuple(demand), cycles, engine="tensor", issue_cycles=count, tile=g, instructions=(("other", count),),
+        name, kind, f"consumer{g}", tuple(demand), cycles, engine="tensor", issue_cycles=count,
+        hidden_fma=m.get("tensor.mma_hidden_fma_share", inf), tile=g, instructions=(("other", count),),
     )  # fmt: skip
 
 
@@ -151,19 +160,30 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
     if sync:
         ops.append(Op(f"sync{g}", "barrier", role, (), sync, tile=g))
     if v.ping_pong and v.warpgroups > 1:
-        ops.append(Op(f"turn{g}", "barrier", role, (), m["sync.named_barrier_cycles"], tile=g))
+        ops += [Op(f"{name}{g}", "barrier", role, (), 0.0, tile=g) for name in ("turn", "pass")]
+    if not v.overlap:
+        ops += [Op(f"{name}{g}", "barrier", role, (), 0.0, tile=g) for name in ("have_s", "have_o")]
     return ops
 
 
-def _program(v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
-    turn: tuple[Step, ...] = (Step(f"sync{g}", 1 if v.overlap else 0),) if m.has("sync.barrier_cycles") else ()
-    turn += (Step(f"turn{g}", 1 if v.overlap else 0),) if v.ping_pong and v.warpgroups > 1 else ()
-    anchored = v.rescale == "anchored"
-    softmax = ("exp", "sum") if anchored else ("max", "exp", "sum", "rescale")
+def _program(w: Workload, v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
+    """One lap: QK of the next block and PV of this one, then the next block's softmax and the rescale of O.
+
+    Warpgroups that take turns hold theirs until both products are issued, without overlap until they are waited for.  Where no
+    mask stands between them Triton's compiler then puts the softmax between the products (module docstring).
+    """
+    turns = v.ping_pong and v.warpgroups > 1
+    sync = (Step(f"sync{g}", 1),) if m.has("sync.barrier_cycles") else ()
+    take, hand_over = ((Step(f"turn{g}", 1),), (Step(f"pass{g}", 1),)) if turns else ((), ())
+    kinds = ("exp", "sum") if v.rescale == "anchored" else ("max", "exp", "sum")
+    softmax = tuple(Step(f"{kind}{g}", 1) for kind in kinds)
+    rescale = () if v.rescale == "anchored" else (Step(f"rescale{g}", 1),)
     if v.overlap:
-        # QK of the next block, then PV of this one, then the softmax of the next under that PV.
-        return (*turn, Step(f"qk{g}", 1), Step(f"pv{g}", 0), *(Step(f"{name}{g}", 1) for name in softmax))
-    return (*turn, Step(f"qk{g}"), *(Step(f"{name}{g}") for name in softmax), Step(f"pv{g}"))
+        return (*sync, *take, Step(f"qk{g}", 1), Step(f"pv{g}"), *hand_over, *softmax, *rescale)
+    qk, pv = (Step(f"qk{g}", 1), Step(f"have_s{g}", 1)), (Step(f"pv{g}"), Step(f"have_o{g}"))
+    if turns and w.mask == "none" and v.rescale != "always":
+        return (*sync, *take, *qk, *softmax, *pv, *hand_over, *rescale)
+    return (*sync, *take, *qk, *pv, *hand_over, *softmax, *rescale)
 
 
 def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
@@ -189,11 +209,16 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
         edges = [edge for edge in edges if edge.src not in gone and edge.dst not in gone]
         edges.append(Edge(f"qk{g}", f"exp{g}", 0, done_qk, "data", "S accumulator"))
         # The warpgroup waits for PV at the end of its step: P's registers are written again in the next.
-        edges.append(Edge(f"pv{g}", f"qk{g}", 2 if v.overlap else 1, done_pv, "buffer", "P registers"))
+        edges.append(Edge(f"pv{g}", f"qk{g}", 2, done_pv, "buffer", "P registers"))
+    if v.overlap and v.rescale != "always":
+        # Before its exponentials: where Triton's compiler puts the wait (module docstring).
+        edges.append(Edge(f"pv{g}", f"exp{g}", 1, done_pv, "data", "O accumulator"))
+    if not v.overlap:
+        edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
+        edges.append(Edge(f"pv{g}", f"have_o{g}", 0, done_pv, "data", "O accumulator"))
     if v.ping_pong and v.warpgroups > 1:
         before = (g - 1) % v.warpgroups
-        # A warpgroup passes the turn on once its GEMMs are issued; the barrier op of the next waits for it.
-        edges.append(Edge(f"turn{before}", f"turn{g}", 0 if g else 1, m["sync.named_barrier_cycles"], "order", "turn"))
+        edges.append(Edge(f"pass{before}", f"turn{g}", 0 if g else 1, m["sync.named_barrier_cycles"], "order", "turn"))
     return edges
 
 

@@ -10,6 +10,7 @@ running alone at the unit's full rate, would occupy that unit of one SM.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 #: Units of one SM that operations draw on, in the order reports show them.
 UNITS: tuple[str, ...] = (
@@ -54,6 +55,9 @@ class Op:
     tile: int = -1
     #: Warp instructions per SM sub-partition by pipe, for instruction-mix checks ("mufu", "fma", "alu", ...).
     instructions: tuple[tuple[str, float], ...] = ()
+    #: Of a matrix operation: FMA a cycle and sub-partition that others issue beside it without slowing it; each one beyond
+    #: takes a cycle of the tensor core.  Infinite where none does.
+    hidden_fma: float = inf
 
     def cycles(self, unit: str) -> float:
         """Cycles of ``unit`` this operation occupies (0 when it does not use it)."""

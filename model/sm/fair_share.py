@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from tilecast.model.pipeline.graph import Op
 
@@ -12,13 +14,13 @@ def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
     """Max-min fair speeds (0..1) of operations sharing units; 1 means as fast as alone.
 
     The matrix engine goes first: measured on an H200, wgmma keeps its rate to within 1 % whatever arithmetic runs
-    beside it, and the arithmetic slows down (data/measured/h200_corun.csv).
+    beside it, and the arithmetic slows down; but FMA beyond `Op.hidden_fma` take its cycles (data/measured/h200_corun.csv).
 
     >>> a = Op("a", "x", "r", (("mufu", 10.0),), 10.0)
     >>> fair_speeds((a, a))
     (0.5, 0.5)
     """
-    return share_units(ops, [unit_use(op) for op in ops])
+    return tuple(_shared([use_of(op) for op in ops]))
 
 
 def unit_use(op: Op) -> dict[str, float]:
@@ -32,33 +34,37 @@ class Use:
 
     tensor: bool
     shares: tuple[tuple[str, float], ...]
+    #: FMA a cycle and sub-partition at full speed, and how many a cycle of others it hides.
+    fma: float = 0.0
+    hidden_fma: float = inf
 
 
 def use_of(op: Op) -> Use:
     """The `Use` of an operation."""
-    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())))
+    fma = sum(count for pipe, count in op.instructions if pipe == "fma") / op.min_cycles if op.min_cycles else 0.0
+    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())), fma, op.hidden_fma)
 
 
 @lru_cache(maxsize=1 << 14)
-def _intern(tensor: bool, shares: tuple[tuple[str, float], ...]) -> Use:
-    return Use(tensor, shares)
+def _intern(tensor: bool, shares: tuple[tuple[str, float], ...], fma: float, hidden_fma: float) -> Use:
+    return Use(tensor, shares, fma, hidden_fma)
 
 
 @lru_cache(maxsize=1 << 16)
 def speed_of_each(uses: tuple[Use, ...]) -> dict[Use, float]:
     """Fair speed of each kind among operations of the ``uses`` (in order of their shares: sums are rounded alike in every process)."""
-    speeds = _shared([dict(use.shares) for use in uses], [use.tensor for use in uses])
-    return dict(zip(uses, speeds, strict=True))
+    return dict(zip(uses, _shared(uses), strict=True))
 
 
-def share_units(ops: tuple[Op, ...], use: list[dict[str, float]]) -> tuple[float, ...]:
-    """`fair_speeds` with what every operation uses worked out before (`unit_use`)."""
-    return tuple(_shared(use, [op.engine == "tensor" for op in ops]))
-
-
-def _shared(use: list[dict[str, float]], tensor: list[bool]) -> list[float]:
+def _shared(uses: Sequence[Use]) -> list[float]:
+    use, tensor = [dict(one.shares) for one in uses], [one.tensor for one in uses]
     speeds = [1.0] * len(use)
     left = dict.fromkeys((unit for wants in use for unit in wants), 1.0)
+    hidden = min((one.hidden_fma for one in uses), default=inf)
+    # One warp scheduler issues an FMA a cycle at most.
+    beyond = min(1.0, sum(one.fma for one in uses)) - hidden
+    if beyond > 0.0:
+        left["tensor"] = 1.0 - beyond
     for engine_first in (True, False):
         _share([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds)
     return speeds

@@ -21,7 +21,7 @@ from tilecast.model.sm.fluid import EPS_CYCLES as EPS
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
 _SYNC, _MATRIX, _COPY = range(3)
-_shares = attrgetter("tensor", "shares")
+_shares = attrgetter("tensor", "shares", "fma", "hidden_fma")
 
 
 def with_mask(pipeline: Pipeline) -> dict[str, Op]:
@@ -36,7 +36,7 @@ def with_mask(pipeline: Pipeline) -> dict[str, Op]:
             slower = max(slower, cycles)
         masked[name] = Op(
             op.name, op.kind, op.role, tuple(demand.items()), op.min_cycles + slower,
-            op.engine, op.issue_cycles, op.tile, op.instructions,
+            op.engine, op.issue_cycles, op.tile, op.instructions, op.hidden_fma,
         )  # fmt: skip
     return masked
 

@@ -133,7 +133,7 @@ def run_measured(
         for level, parts in by_role.items()
     }
     choices = {
-        level: {role: _choices(found, level) for role, found in parts.items() if found}
+        level: {role: choices_of(found, level) for role, found in parts.items() if found}
         for level, parts in by_role.items()
     }
     return MeasuredReport(
@@ -196,8 +196,8 @@ def _knob(point: Measured, name: str) -> str:
     return pairs.get(name, "")
 
 
-def _choices(rows: Iterable[Row], level: str) -> Choices:
-    """For every shape and family with at least three variants: rank correlation, and what the first pick costs."""
+def choices_of(rows: Iterable[Row], level: str) -> Choices:
+    """How forecasts of a level choose: for every shape and family with at least three variants: rank correlation, and what the first pick costs."""
     shapes: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         shapes.setdefault((row.point.kernel, row.point.workload()), []).append(row)
