@@ -92,7 +92,9 @@ def run_emulate(
     """
     from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.emulator.replay.timing import chrome_trace
-    from tilecast.emulator.run import emulate
+    from tilecast.emulator.run import Kernel, emulate, kernel_path
+    from tilecast.emulator.source import Source
+    from tilecast.emulator.steps import Steps, explained
     from tilecast.emulator.verify import judge
 
     if trace is not None:
@@ -117,14 +119,19 @@ def run_emulate(
         kind = type(error).__name__.removesuffix("Error").lower()
         return Emulated(f"{title}\n  {kind:10s} {error}", False, f"{kind}: {error}")
     verdict = judge(done, q, k, v, scale, limits)
+    wrong = verdict.wrong
+    if wrong:
+        source = Source(kernel_path(file))
+        steps = Steps(q, k, v, scale, limits, source)
+        kernel = Kernel(source, machine, sms=sms)
+        kernel.run(q, k, v, scale=scale, window=limits, mode=mode, seed=seed, watcher=steps)
+        wrong = explained(verdict, steps, source, done.mask_lines)
     operations = sum(len(role.events) for one in done.traces for role in one.roles)
     lines = [
         f"{title} on {done.machine.title}",
-        f"  {'wrong' if verdict.wrong else 'correct':10s} "
-        + (verdict.wrong or f"output within {verdict.out_error:.2g} of float64 (allowed {verdict.out_tolerance:.2g}), ")
-        + (
-            "" if verdict.wrong else f"log-sum-exp within {verdict.lse_error:.2g} (allowed {verdict.lse_tolerance:.2g})"
-        ),
+        f"  {'wrong' if wrong else 'correct':10s} "
+        + (wrong or f"output within {verdict.out_error:.2g} of float64 (allowed {verdict.out_tolerance:.2g}), ")
+        + ("" if wrong else f"log-sum-exp within {verdict.lse_error:.2g} (allowed {verdict.lse_tolerance:.2g})"),
         f"  races      none: {operations} operations of {len(done.traces)} programs, every access ordered",
     ]
     more, found = _cycles(done)
@@ -132,7 +139,7 @@ def run_emulate(
         write_text_atomically(trace, chrome_trace(done.timelines()))
         more.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     return Emulated(
-        "\n".join(lines + more), not verdict.wrong, verdict.wrong, verdict.out_error, verdict.lse_error, len(done.traces),
+        "\n".join(lines + more), not wrong, wrong, verdict.out_error, verdict.lse_error, len(done.traces),
         operations, found.timeline.cycles, found.ii_cycles or None, found.model_ii_cycles or None,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from tilecast.emulator.extremes import far_launches
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.modules import counted, modules
 from tilecast.emulator.replay.timing import Timeline, replay
-from tilecast.emulator.session import RELEASES, Session
+from tilecast.emulator.session import RELEASES, Session, Watcher
 from tilecast.emulator.source import Change, Source
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.emulator.verify import as_numpy
@@ -123,16 +123,19 @@ class Kernel:
     def run(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
         mode: str = "late", seed: int = 0, sms: int | None = None, with_lse: bool = True, planned: bool = False,
+        watcher: Watcher | None = None,
     ) -> Emulation:  # fmt: skip
         """One launch; the arguments of `emulate`.
 
         ``with_lse=False``: the launch gets None for it, and the result's is NaN.  ``planned``: what ``plan`` works out
-        for tensors of these shapes is given these tensors and started, as a launcher that remembers shapes does.
+        for tensors of these shapes is given these tensors and started, as a launcher that remembers shapes does.  ``watcher``
+        is told of every copy and product.
         """
         if mode not in MODES:
             raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
         session = self.session
         session.mode, session.seed, session.sms = mode, seed, sms or session.sms
+        session.watcher = watcher
         session.traces.clear()
         session.mask_calls.clear()
         if session.far_launches is None:
@@ -161,11 +164,12 @@ class Kernel:
 
     def _mask_lines(self) -> tuple[int, ...]:
         """Lines that hid scores, the line that called for it, and the conditions of both."""
-        found: set[int] = set()
-        for calls in self.session.mask_calls:
+        found: dict[int, None] = {}
+        for calls in sorted(self.session.mask_calls):
             for line in calls[:2]:
-                found |= {line, *self.source.conditions(line)}
-        return tuple(sorted(found))
+                # The nearest condition first.
+                found.update(dict.fromkeys((line, *sorted(self.source.conditions(line), reverse=True))))
+        return tuple(found)
 
     def _start_planned(self, tensors: list[Array], scale: float, window: tuple[int, int]) -> None:
         """Plan for other tensors of the same shapes, then put these in their places."""

@@ -32,6 +32,19 @@ class Planned:
     numbers: Mapping[str, int]
 
 
+class Watcher(Protocol):
+    """Somebody who looks at what copies and matrix products deliver (`steps`)."""
+
+    def copied(self, copy: Any) -> None:
+        """A copy has written its tile."""
+
+    def multiplied(self, product: Any, a: Any, result: Any) -> None:
+        """A product has read its left operand ``a`` and left ``result`` in its accumulator."""
+
+    def stored(self, name: str, calls: tuple[int, ...]) -> None:
+        """``gl.store`` to a tensor in global memory, at the innermost of these places."""
+
+
 @dataclass
 class Session:
     """Mutable state of one emulation."""
@@ -67,6 +80,26 @@ class Session:
     mask_calls: set[tuple[int, ...]] = field(default_factory=set)
     #: Inline PTX that ran on tensors: (text, results, elements at a time) and the line.
     ptx: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    #: Who looks at every copy and product, if anybody.
+    watcher: Watcher | None = None
+
+    #: Waits for barriers by place and caller's place, where somebody counts them, and the one that is left out.
+    waits: dict[tuple[int, ...], str] | None = None
+    left_out: tuple[int, ...] = ()
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether the wait for barrier ``name`` that runs now is left out; counts it."""
+        if self.waits is None and not self.left_out:
+            return False
+        place = tuple(self.source.calls()[:2])
+        if self.waits is not None:
+            self.waits.setdefault(place, name)
+        return place == self.left_out
+
+    def calls(self) -> tuple[int, ...]:
+        """Places that are running now, innermost first, where somebody watches."""
+        return tuple(self.source.calls()) if self.watcher is not None else ()
 
     def here(self) -> str:
         """The running line, quoted."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilecast.base.text_file import read_text
 from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload
 
@@ -43,7 +44,7 @@ class _File:
         self.returned: set[int] = set()
         #: Lines of the conditions that a line stands under.
         self.under: dict[int, list[int]] = {}
-        tree = _parsed(text, path)
+        tree = self.tree = _parsed(text, path)
         for node in ast.walk(tree):
             if isinstance(node, ast.If):
                 for line in range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1):
@@ -121,6 +122,12 @@ class Source:
         """Places of the conditions that a place stands under."""
         number = line >> FILE_SHIFT
         found = self._files[number].under.get(line & ((1 << FILE_SHIFT) - 1), [])
+        return [number << FILE_SHIFT | one for one in found]
+
+    def computed(self, line: int, what: str = "around") -> list[int]:
+        """Places that decide whether a place runs, or (``what="values"``) what it computes: `origins.origins`."""
+        number = line >> FILE_SHIFT
+        found = origins(self._files[number].tree, line & ((1 << FILE_SHIFT) - 1), what)
         return [number << FILE_SHIFT | one for one in found]
 
     def quote(self, line: int) -> str:

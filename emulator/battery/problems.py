@@ -105,15 +105,19 @@ def _inputs(shape: Shape, base: Problem) -> Iterator[Problem]:
     """Scores that grow, NaN and infinity, scales."""
     m, n = shape.tile_rows, shape.block_keys
     wide = replace(base, rows=m + 9, keys=3 * n + 7, window=_wide(shape, n))
-    yield replace(wide, name="rising scores", kind="rising")
-    yield replace(wide, name="rising scores", kind="rising", dtype="bf16", mode="random", seed=4)
+    # More tiles that are done over than Hopper's ring of Q has slots.
+    yield replace(wide, name="rising scores", kind="rising", heads=(6, 2))
+    yield replace(wide, name="rising scores", kind="rising", heads=(2, 1), dtype="bf16", mode="random", seed=4)
     yield replace(wide, name="falling scores", kind="falling", keys=2 * n + 7)
+    # Rows done over go through keys from the first to the last, and their maxima grow too.
+    yield replace(wide, name="scores rise and fall", kind="rising and falling")
     for kind in ("NaN and infinity first", "NaN and infinity last"):
         # Each special key is told apart by a column of its own: two heads where there are more keys than columns.
         # Every row sees some of the keys that are finite.
         yield replace(wide, name="not finite", heads=(2, 2), kind=kind, rows=137, keys=288,
                       window=(200, 20) if shape.mask == "window" else shape.window)  # fmt: skip
-    yield replace(base, name="scores of -inf", rows=9, keys=n + 9, kind="minus infinity", window=_wide(shape, n))
+    # The first block that kernels come to has no score but -inf, and what follows is far below 1.
+    yield replace(base, name="scores of -inf", rows=9, keys=2 * n + 9, kind="minus infinity", window=_wide(shape, n))
     for scale in (1e-30, 4.0, 2e38):
         kind = "zero queries" if scale > 1e30 else "normal"
         yield replace(base, name="scale", rows=m // 2 + 1, keys=n + 9, scale=scale, kind=kind)
@@ -175,15 +179,17 @@ def inputs(problem: Problem, head_dim_qk: int, head_dim_v: int, seed: int = 0) -
         q *= 0.1
     elif problem.kind == "steep":
         q[:, :, : rows // 2] *= 4
-    elif problem.kind in ("rising", "falling"):
+    elif problem.kind in ("rising", "falling", "rising and falling"):
         slope = np.linspace(6, 0.1, keys, dtype=np.float32)
         slope = slope if problem.kind == "rising" else slope[::-1]
+        if problem.kind == "rising and falling":
+            slope = np.minimum(slope, slope[::-1]) * 2
         q, k = np.abs(q), np.abs(k) * slope[None, None, :, None]
     elif problem.kind == "zero queries":
         q *= 0
     elif problem.kind == "minus infinity":
-        q[...], k[...] = -np.abs(q) - 0.1, np.abs(k)
-        k[:, :, : keys // 2, 0] = np.inf
+        q[...], k[...] = -4 * np.abs(q) - 0.1, np.abs(k)
+        k[:, :, keys // 2 :, 0] = np.inf
     elif problem.kind.startswith("NaN"):
         _not_finite(q, k, problem.kind.endswith("first"))
     return tuple(x.astype(dtype) for x in (q, k, v))  # type: ignore[return-value]

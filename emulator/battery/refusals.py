@@ -73,9 +73,7 @@ def check_refusals(kernel: Kernel) -> int:
     cases = _wrong_arguments(kernel)
     for what, arguments in cases.items():
         if _taken(kernel, arguments):
-            raise WrongResultError(
-                f"launch takes {what}: expected a ValueError from {_line_of(kernel, 'plan', 'launch')}"
-            )
+            raise WrongResultError(f"launch takes {what}: expected a ValueError from {_tests_of(kernel, what)}")
     right = _given(kernel)
     limits = right["window_left"], right["window_right"]
     q, k, v = (right[name].data for name in "qkv")
@@ -89,7 +87,7 @@ def check_refusals(kernel: Kernel) -> int:
             if np.allclose(given["out"].data.astype(np.float64), expected, atol=1e-2):
                 continue
         raise WrongResultError(
-            f"launch takes scale={scale:g} and the result is wrong: expected a ValueError from {_line_of(kernel, 'launch')}"
+            f"launch takes scale={scale:g} and the result is wrong: expected a ValueError from {_tests_of(kernel, 'a scale')}"
         )
     return len(cases) + len(scales)
 
@@ -105,11 +103,17 @@ def _taken(kernel: Kernel, arguments: dict[str, Any]) -> bool:
     return True
 
 
-def _line_of(kernel: Kernel, *names: str) -> str:
-    """The first of these functions, quoted."""
-    lines = kernel.source.text.splitlines()
-    for name in names:
-        for number, line in enumerate(lines, 1):
-            if line.startswith(f"def {name}("):
-                return kernel.source.quote(number)
-    return "its launch"
+def _tests_of(kernel: Kernel, what: str) -> str:
+    """Where the file should refuse ``what``: tests in plan and launch that read an argument it names, quoted."""
+    words = set(what.replace("'s", "").split()) & {"q", "k", "v", "out", "lse", "scale", "window", "heads"}
+    quoted, inside = [], False
+    for number, line in enumerate(kernel.source.text.splitlines(), 1):
+        if line.startswith(("def plan(", "def launch(")):
+            inside = True
+            quoted.append(kernel.source.quote(number))
+        elif line and not line.startswith((" ", ")")):
+            inside = False
+        tests = inside and line.lstrip().startswith(("if ", "want ", "got ", "shapes "))
+        if tests and ("x." in line or any(word in line for word in words)):
+            quoted.append(kernel.source.quote(number))
+    return "; ".join(quoted) or "its launch"

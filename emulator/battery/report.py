@@ -9,7 +9,9 @@ from tilecast.base.progress import Progress, silent
 from tilecast.emulator.call import need_packages
 
 if TYPE_CHECKING:
+    from tilecast.emulator.battery.problems import Problem
     from tilecast.emulator.battery.runner import Battery
+    from tilecast.emulator.battery.superfluous import Waits
 
 #: Longest line of a kernel in a report.
 _CODE = 100
@@ -28,24 +30,31 @@ class BatteryReport:
 
 def run_report(
     file: str, machine: str | None = None, case: str | None = None, keep_going: bool = False,
-    progress: Progress = silent,
+    superfluous: bool = False, progress: Progress = silent,
 ) -> BatteryReport:  # fmt: skip
-    """The battery on ``file`` (a path or a shipped kernel's name); ``case``: only problems whose label contains it."""
+    """The battery on ``file`` (a path or a shipped kernel's name); ``case``: only problems whose label contains it.
+
+    ``superfluous``: of a kernel that is right, also the waits that nothing needs.
+    """
     need_packages()
     from tilecast.emulator.battery.runner import run_battery
+    from tilecast.emulator.battery.superfluous import superfluous_waits
     from tilecast.emulator.errors import RequestError
     from tilecast.emulator.run import kernel_path
     from tilecast.emulator.source import Source
 
-    found = run_battery(
-        Source(kernel_path(file)), machine, keep_going, progress, lambda one: case is None or case in one.label()
-    )
+    def chosen(one: Problem) -> bool:
+        return case is None or case in one.label()
+
+    source = Source(kernel_path(file))
+    found = run_battery(source, machine, keep_going, progress, chosen)
     if not found.problems_in_all:
         raise RequestError(f"--case: no problem of the battery is called '{case}'")
-    return report(file, found, case)
+    waits = superfluous_waits(source, machine, chosen, progress) if superfluous and not found.failures else None
+    return report(file, found, case, waits)
 
 
-def report(file: str, found: Battery, case: str | None = None) -> BatteryReport:
+def report(file: str, found: Battery, case: str | None = None, waits: Waits | None = None) -> BatteryReport:
     """``found`` in words and as figures."""
     lines = [f"{file}: battery of {found.problems_in_all} problems on {found.machine}"]
     for failure in found.failures:
@@ -62,6 +71,14 @@ def report(file: str, found: Battery, case: str | None = None) -> BatteryReport:
     elif found.problems < found.problems_in_all:
         lines.append(f"  not run    {found.problems_in_all - found.problems} further problems (--keep-going runs them)")
     lines += _reached(found, case is not None)
+    if waits is not None:
+        lines.append(
+            f"  waits      {len(waits.superfluous)} of {waits.places} were not missed by {waits.problems} problems when left out"
+        )
+        lines += [
+            f"             {one.barrier}: {one.code}" + (f", from {one.caller_code}" if one.caller else "")
+            for one in waits.superfluous
+        ]
     wrong = f"{found.failures[0].kind}: {found.failures[0].message}" if found.failures else ""
     figures = {
         "failures": [_fields(one) for one in found.failures],
@@ -75,6 +92,8 @@ def report(file: str, found: Battery, case: str | None = None) -> BatteryReport:
         "out_error_share": found.out_error,
         "lse_error_share": found.lse_error,
         "unreached": [_fields(one) for one in found.unreached],
+        "waits": waits.places if waits is not None else None,
+        "superfluous": [_fields(one) for one in waits.superfluous] if waits is not None else None,
     }  # fmt: skip
     return BatteryReport("\n".join(lines), not found.failures, wrong, figures)
 

@@ -78,6 +78,7 @@ class Copy:
         self.bar, self.target, self.number, self.event = bar, target, number, event
         self.line, self.actor = program.line(), f"the copy that {role.name} issues"
         self.known = role.agents[cta].release()
+        self.calls = program.session.calls()
 
     def wakes(self) -> list[Instance]:
         """Barriers that its effect may complete."""
@@ -90,6 +91,8 @@ class Copy:
         part = self._part(tile.ndim)
         self.program.smem.write(self.target.cells_of(self.cta), access, self.target.dtype.bits)
         self.target.a[part] = tile[part]
+        if self.program.session.watcher is not None:
+            self.program.session.watcher.copied(self)
         key = self.bar.deliver(tile[part].nbytes, self.number)
         if self.event is not None:
             self.event.key = key
@@ -146,7 +149,7 @@ class Product:
         program = role.program
         self.program, self.a, self.b, self.acc, self.use_acc, self.number = program, a, b, acc, use_acc, number
         self.line, self.actor = program.line(), f"the matrix product that {role.name} issues"
-        self.known = role.agents[0].release()
+        self.known, self.calls = role.agents[0].release(), program.session.calls()
 
     def wakes(self) -> list[Instance]:
         """Only commits tell anybody."""
@@ -166,6 +169,8 @@ class Product:
                     program.tmem.read(self.acc.cells_of(cta), access, 32)
                 program.tmem.write(self.acc.cells_of(cta), access, 32)
             self.acc.view[...] = self.acc.view + product if self.use_acc else product
+            if program.session.watcher is not None:
+                program.session.watcher.multiplied(self, self.a, self.acc.view)
 
 
 class Commit:
@@ -204,6 +209,7 @@ class Wgmma:
         self.acc = acc.pending or acc.a
         self.line, self.actor = program.line(), f"the wgmma that {role.name} issues"
         self.known: Knowledge = role.agents[0].release()
+        self.calls = program.session.calls()
         self.done = False
         #: Whether the role has waited for it; line of the last wait of the role that did not include it.
         self.known_done = False
@@ -223,4 +229,6 @@ class Wgmma:
             product = a @ _operand_values(self.b)
             before = self.acc.result if isinstance(self.acc, Wgmma) else self.acc
             self.result = before + product if self.use_acc else product
+            if self.program.session.watcher is not None:
+                self.program.session.watcher.multiplied(self, self.a, self.result)
         self.done = True

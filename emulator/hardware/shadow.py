@@ -58,6 +58,10 @@ class Shadow:
                 return f"{self._what} {name}{number}"
         return f"{self._what} cell {cell}"
 
+    def written_at(self, cells: Any) -> tuple[int, ...]:
+        """Lines of the last writes to cells."""
+        return tuple(int(line) for line in np.unique(self._writer_line[cells]))
+
     def read(self, cells: Any, who: Access, bits: int) -> None:
         """``who`` reads; RaceError or UninitializedError when it should not."""
         writers = self._writer[cells]

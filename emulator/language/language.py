@@ -284,7 +284,7 @@ class Language(Everyday):
         """Wait for the phase of this parity."""
         if phase not in (0, 1):
             raise LayoutError(f"{self.session.here()}: a parity is 0 or 1, got {int(phase)}")
-        if pred:
+        if pred and not self.session.leaves_out(bar.name):
             self.program.wait(bar, int(phase))
 
     def arrive(self, bar: Barrier, count: Any = 1, pred: Any = True) -> None:

@@ -61,6 +61,10 @@ def emulate(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on after a problem that finds something.")
     ] = False,
+    superfluous: Annotated[
+        bool,
+        typer.Option("--superfluous", help="After the battery, leave out every wait in turn: which are not missed?"),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Gluon kernel on the CPU: correctness, races, deadlocks, what was not reached.
@@ -76,13 +80,15 @@ def emulate(
 
     shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
     one_problem = quick or any(option is not None for option in (*shape, mode, seed, sms))
-    if (case is not None or keep_going) and (one_problem or call is not None or main):
-        raise typer.BadParameter("--case and --keep-going are for the battery: without --quick and without a problem")
+    if (case is not None or keep_going or superfluous) and (one_problem or call is not None or main):
+        raise typer.BadParameter(
+            "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
+        )
     if call is not None or main:
         _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, as_json)
         return
     if not one_problem:
-        _battery(file, machine, case, keep_going, as_json)
+        _battery(file, machine, case, keep_going, superfluous, as_json)
         return
     mode, seed = mode or "late", seed or 0
     if trace is not None:
@@ -100,7 +106,9 @@ def emulate(
         raise typer.Exit(1)
 
 
-def _battery(file: str, machine: str | None, case: str | None, keep_going: bool, as_json: bool) -> None:
+def _battery(
+    file: str, machine: str | None, case: str | None, keep_going: bool, superfluous: bool, as_json: bool
+) -> None:
     """emulate without a problem: all of the battery."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
@@ -108,7 +116,7 @@ def _battery(file: str, machine: str | None, case: str | None, keep_going: bool,
     from tilecast.emulator.battery.report import run_report
 
     with Screen() as screen:
-        found = run_report(file, machine, case, keep_going, screen)
+        found = run_report(file, machine, case, keep_going, superfluous, screen)
     said = [] if case is not None else _compiler(file)
     right = found.right and not any(one.severity == REFUSED for one in said)
     figures = {**found.figures, "compiler": [dataclasses.asdict(one) for one in said]}

@@ -196,3 +196,48 @@ def test_the_verb_runs_the_battery_and_says_where_to_look(tmp_path: Path) -> Non
     assert [one["severity"] for one in answer["compiler"]] in ([], ["not asked"])
     refused = tilecast("emulate", "hopper_ws_d64_full", "--case", "no such problem")
     assert refused.returncode == 2 and "no problem of the battery is called" in refused.stderr
+
+
+#: One substitution each: (kernel, old, new, problems, the first step that departs, a changed line that the message quotes).
+STEPS = {
+    "K of another head": (
+        HOPPER_CAUSAL, "load(k, n, k_desc, batch, head // problem.group, key)", "load(k, n, k_desc, batch, head % problem.group, key)",
+        "without log-sum-exp", "S. S of batch 0, head 1, rows from 0 is a product with K of batch 0, head 1, not of batch 0, head 0",
+        "head % problem.group, key)",
+    ),
+    "a hidden key weighed": (
+        HOPPER_CAUSAL, "end = gl.maximum(gl.minimum(position + 1, seqlen_k), 0)",
+        "end = gl.maximum(gl.minimum(position + 2, seqlen_k), 0)", "offset 62",
+        "P. batch 0, head 0, row 0 does not see key 63, but P weighs it", "gl.minimum(position + 2, seqlen_k)",
+    ),
+    "blocks left out": (
+        HOPPER_CAUSAL, "gl.minimum(position + ROW_COUNT, seqlen_k)", "gl.minimum(position + ROW_COUNT - 1, seqlen_k)", "offset 1 modulo",
+        "keys. no product with V is about batch 0, head 0, row 63 and keys 64 to 64", "gl.minimum(position + ROW_COUNT - 1, seqlen_k)",
+    ),
+    "O not rescaled": (
+        HOPPER, "tile_at(v, n), scaled(o, factor))", "tile_at(v, n), o)", "rise and fall", "O. O of batch 0, head 0, row", "tile_at(v, n), o)",
+    ),
+    "O not rescaled on Blackwell": (
+        BLACKWELL, "o.store(packed(\"mul\", o.load(row_per_thread(RESCALE_COLUMNS)), factors))", "o.store(o.load(row_per_thread(RESCALE_COLUMNS)))",
+        "rising scores: 265x391, batch 1, heads 2/1", "O. O of batch 0, head 0, row", "tcgen05_mma(p.slice(0, 64)",
+    ),
+    "V of another head": (
+        BLACKWELL, "load(kv, kv_at, v_desc, batch, head_kv, key)", "load(kv, kv_at, v_desc, batch, head, key)", "without log-sum-exp",
+        "O. O of batch 0, head 2, rows from 0 is a product with V of batch 0, head 2, not of batch 0, head 0",
+        "load(kv, kv_at, v_desc, batch, head, key)",
+    ),
+    "row sums": (
+        HOPPER, "statistics.row_sums + partial_sums(p), statistics.reference)", "partial_sums(p), statistics.reference)",
+        "several tiles: 172", "after. S, P and O of every block are right: the row sums, the division or the stores", "row_sum = gl.convert_layout",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_wrong_values_are_told_by_the_first_step_that_departs(name: str) -> None:
+    kernel, old, new, case, says, quotes = STEPS[name]
+    found = put(kernel, old, new, case)
+    assert found.failures and found.failures[0].kind == "wrongresult"
+    message = found.failures[0].message
+    assert f"first step that departs: {says}" in message, message
+    assert quotes in message.split("it comes from")[1], message

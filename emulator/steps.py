@@ -1,0 +1,363 @@
+"""Which step of attention departs first from float64: S, the row maximum, P, O, or what comes after them.
+
+A `Steps` watches the copies, matrix products and stores of a launch.  It knows which rows of Q, K and V every cell of shared memory
+holds, hence which queries and keys a product is about, and compares P and O of each with what they should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.hardware.engines import Copy, Product, Wgmma
+from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.source import Source
+from tilecast.emulator.values.tensors import Tensor
+from tilecast.emulator.verify import Verdict, scores, visible
+
+_LOG2E = 1.4426950408889634
+#: Relative error that rounding P to bf16, or a polynomial, explains; and of O against what is added up in it.
+_P_TOLERANCE, _O_TOLERANCE = 0.02, 0.03
+#: Weights that rounding makes inexact: those below this part of the largest are not compared.
+_SMALL = 2.0**-9
+#: Exponentials beyond these mean that the row maximum is not the one of the scores.
+_HIGHEST = 2.0**14
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The first step that is not what float64 says."""
+
+    #: "S", "row maximum", "P", "O", "keys" or "after".
+    step: str
+    what: str
+    #: Places concerned, the most telling first.
+    lines: tuple[int, ...]
+    #: Whether what hides scores is concerned.
+    masks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Rows of one tensor, as shared memory holds them: (tensor, batch, head, first row, how many)."""
+
+    tensor: str
+    batch: int
+    head: int
+    first: int
+    count: int
+    #: The copy that brought it.
+    number: int
+    calls: tuple[int, ...]
+
+
+@dataclass
+class _Accumulated:
+    """What has been added up in an accumulator of O."""
+
+    q: _Tile
+    keys: list[slice] = field(default_factory=list)
+
+
+class Steps:
+    """Watches one launch; see the module docstring."""
+
+    def __init__(self, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], source: Source) -> None:
+        self._s = scores(q, k, scale) * _LOG2E
+        self._v = np.asarray(v).astype(np.float64)
+        self._seen = visible(q.shape[2], k.shape[2], window)
+        self._group = q.shape[1] // k.shape[1]
+        self._source = source
+        self._cells: dict[tuple[int, int], tuple[_Tile, int]] = {}
+        #: Last Q (and its product) of S: by bytes of tensor memory, by role.
+        self._s_of: dict[Any, _Tile] = {}
+        self._o_of: dict[Any, _Accumulated] = {}
+        self._weighed = np.zeros(self._s.shape, bool)
+        #: Where products were called for, and results stored.
+        self._products: dict[tuple[int, ...], None] = {}
+        self._p_lines: dict[int, None] = {}
+        self._stores: dict[str, dict[tuple[int, ...], None]] = {}
+        #: First departure of a tile of queries (batch, head, first row), and which copy of Q it is about.
+        self._found: dict[tuple[int, int, int], tuple[int, Departure]] = {}
+
+    # -- what a launch tells -----------------------------------------------------------------------------------------
+
+    def copied(self, copy: Copy) -> None:
+        """Note which rows the cells of a tile hold now."""
+        batch, head, row = (int(n) for n in copy.corner[:3])
+        desc: Any = copy.desc
+        rows = int(desc.block_shape[2])
+        tile = _Tile(desc.base.name, batch, head, row, rows, copy.number - copy.cta, copy.calls)
+        cells = copy.target.cells.reshape(rows, -1)
+        for number in range(rows):
+            for cell in cells[number]:
+                self._cells[id(copy.program), int(cell)] = (tile, number)
+
+    def multiplied(self, product: Product | Wgmma, a: Any, result: Any) -> None:
+        """S when Q meets K; P and O when something meets V."""
+        right = self._tile(product, product.b)
+        if right is None:
+            return
+        if right.tensor == "k" and isinstance(a, Shared):
+            left = self._tile(product, a)
+            if left is not None and left.tensor == "q":
+                self._scored(product, left, right)
+        elif right.tensor == "v":
+            self._weighted(product, a, right, np.asarray(result))
+
+    def stored(self, name: str, calls: tuple[int, ...]) -> None:
+        """Remember where results are stored."""
+        self._stores.setdefault(name, {})[calls[:3]] = None
+
+    def _tile(self, product: Product | Wgmma, operand: Shared) -> _Tile | None:
+        """The rows that an operand is made of; None where they are not of one tile."""
+        cells = operand.cells.reshape(-1)
+        found = [self._cells.get((id(product.program), int(cell))) for cell in cells]
+        if not found or found[0] is None or any(one is None or one[0] != found[0][0] for one in found):
+            return None
+        tile, numbers = found[0][0], [one[1] for one in found if one is not None]
+        count = max(numbers) - min(numbers) + 1
+        return _Tile(tile.tensor, tile.batch, tile.head, tile.first + min(numbers), count, tile.number, tile.calls)
+
+    # -- S -----------------------------------------------------------------------------------------------------------
+
+    def _scored(self, product: Product | Wgmma, q: _Tile, k: _Tile) -> None:
+        self._s_of[self._place(product)] = q
+        self._products[product.calls[:3]] = None
+        # Rows that are done over start again.
+        if self._found.get(_of(q), (q.number,))[0] != q.number:
+            del self._found[_of(q)]
+        if (k.batch, k.head) != (q.batch, q.head // self._group) and self._real(q):
+            self._depart(
+                q, "S", f"S of batch {q.batch}, head {q.head}, rows from {q.first} is a product with K of batch {k.batch}, head {k.head}, "
+                f"not of batch {q.batch}, head {q.head // self._group}", product.calls[:2], k.calls, q.calls, self._sources(k.calls[1:2], what="values"),
+            )  # fmt: skip
+
+    def _place(self, product: Product | Wgmma) -> Any:
+        """Where S lies: columns of tensor memory, or the registers of a role."""
+        if isinstance(product, Product):
+            return id(product.program), product.acc.byte, product.acc.byte + 4 * product.acc.columns
+        return id(product.program), id(product.role)
+
+    def _real(self, q: _Tile) -> bool:
+        """Whether a tile has rows that are stored."""
+        batches, heads, rows, _ = self._s.shape
+        return bool(0 <= q.batch < batches and 0 <= q.head < heads and q.first < rows)
+
+    def _q_of(self, product: Product | Wgmma, a: Any) -> _Tile | None:
+        """The Q whose scores P was made of."""
+        if isinstance(product, Wgmma):
+            return self._s_of.get((id(product.program), id(product.role)))
+        if not isinstance(a, Tmem):
+            return None
+        for place, tile in self._s_of.items():
+            if place[0] == id(product.program) and place[1] <= a.byte < place[2]:
+                return tile
+        return None
+
+    # -- P and O -----------------------------------------------------------------------------------------------------
+
+    def _weighted(self, product: Product | Wgmma, a: Any, v: _Tile, result: Any) -> None:
+        q = self._q_of(product, a)
+        if q is None or not self._real(q) or _of(q) in self._found:
+            return
+        self._products[product.calls[:3]] = None
+        if (v.batch, v.head) != (q.batch, q.head // self._group):
+            self._depart(
+                q, "O", f"O of batch {q.batch}, head {q.head}, rows from {q.first} is a product with V of batch {v.batch}, head {v.head}, "
+                f"not of batch {q.batch}, head {q.head // self._group}", product.calls[:2], v.calls, self._sources(v.calls[1:2], what="values"),
+            )  # fmt: skip
+            return
+        p = np.asarray(a.view if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
+        if isinstance(a, Tmem):
+            self._p_lines.update(dict.fromkeys(product.program.tmem.written_at(a.cells_of(0))))
+        else:
+            self._p_lines[product.calls[1] if len(product.calls) > 1 else product.line] = None
+        reference = self._check_p(product, a, p, q, v)
+        if reference is None:
+            return
+        keys = slice(v.first, min(v.first + v.count, self._s.shape[3]))
+        rows = slice(q.first, min(q.first + q.count, self._s.shape[2]))
+        self._weighed[q.batch, q.head, rows, keys] = True
+        place: Any = (id(product.program), product.acc.byte) if isinstance(product, Product) else self._place(product)
+        state = self._o_of.get(place)
+        if state is None or state.q != q or not product.use_acc or keys in state.keys:
+            state = self._o_of[place] = _Accumulated(q)
+        state.keys.append(keys)
+        self._check_o(product, state, reference, result)
+
+    def _of_p(self, product: Product | Wgmma, a: Any) -> tuple[int, ...]:
+        """Where P was stored, or where its product was called for; then what it is computed from."""
+        if isinstance(a, Tmem):
+            places: Sequence[int] = product.program.tmem.written_at(a.cells_of(0))
+        else:
+            places = product.calls[:2]
+        return (*places, *self._sources(places, what="values"))
+
+    def _check_p(self, product: Product | Wgmma, a: Any, p: Any, q: _Tile, v: _Tile) -> Any:
+        """Binary logarithm of what each row's exponentials were divided by; None when P departs."""
+        count, keys = min(q.count, self._s.shape[2] - q.first, p.shape[0]), min(v.count, self._s.shape[3] - v.first)
+        if keys <= 0:
+            if p[:count].any() and np.isfinite(p).all():
+                self._hidden(product, q, v, p[:count] != 0)
+            return None
+        s = self._s[q.batch, q.head, q.first : q.first + count, v.first : v.first + keys]
+        seen = self._seen[q.first : q.first + count, v.first : v.first + keys]
+        wide = np.zeros((count, p.shape[1]), bool)
+        wide[:, :keys] = seen
+        p = p[:count]
+        # Rows with a score that is not finite become NaN, which no step compares.
+        sound = np.isfinite(np.where(seen, s, 0)).all(1) & np.isfinite(p).all(1)
+        if ((p != 0) & ~wide & sound[:, None]).any():
+            self._hidden(product, q, v, (p != 0) & ~wide & sound[:, None])
+            return None
+        with np.errstate(all="ignore"):
+            p, large = p[:, :keys], np.where(seen, p[:, :keys], 0)
+            largest = large.max(1, initial=0.0)
+            counted = (large > _SMALL * largest[:, None]) & (large > 2.0**-12) & sound[:, None]
+            logarithm = np.where(counted, s - np.log2(np.where(counted, p, 1)), np.nan)
+            reference = np.array(
+                [np.median(row[~np.isnan(row)]) if (~np.isnan(row)).any() else np.nan for row in logarithm]
+            )
+            wanted = np.exp2(np.where(seen, s, -np.inf) - reference[:, None])
+            off = np.where(np.isnan(reference)[:, None], 0, np.abs(p - wanted) / np.maximum(wanted, _SMALL))
+            off = np.where((wanted > _SMALL * largest[:, None]) | (p > _SMALL), off, 0)
+        if float(np.nan_to_num(off).max(initial=0)) > 3 * _P_TOLERANCE:
+            row, key = (int(n) for n in np.unravel_index(int(np.nan_to_num(off).argmax()), off.shape))
+            says = "0: it is hidden, but the row sees it" if p[row, key] == 0 else f"{p[row, key]:.4g}"
+            self._depart(
+                q, "P", f"P of {self._row(q, row)}, key {v.first + key} is {says}, not {wanted[row, key]:.4g} as the row's other keys "
+                "of the block have it", self._of_p(product, a), masks=bool(p[row, key] == 0),
+            )  # fmt: skip
+            return None
+        if float(large.max(initial=0)) > _HIGHEST:
+            row = int(large.max(1).argmax())
+            self._depart(q, "row maximum", f"exponentials of {self._row(q, row)} reach {large[row].max():.3g}: the maximum that was "
+                         "subtracted is not that of its scores", self._of_p(product, a))  # fmt: skip
+            return None
+        return reference
+
+    def _hidden(self, product: Product | Wgmma, q: _Tile, v: _Tile, wrong: Any) -> None:
+        row, key = (int(n) for n in np.argwhere(wrong)[0])
+        self._depart(
+            q, "P", f"{self._row(q, row)} does not see key {v.first + key}, but P weighs it ({int(wrong.any(1).sum())} such rows in the block "
+            f"of keys from {v.first})", product.calls, masks=True,
+        )  # fmt: skip
+
+    def _check_o(self, product: Product | Wgmma, state: _Accumulated, reference: Any, result: Any) -> None:
+        q, head = state.q, state.q.head // self._group
+        rows = slice(q.first, q.first + len(reference))
+        total, size = 0.0, 0.0
+        with np.errstate(all="ignore"):
+            for keys in state.keys:
+                s = np.where(self._seen[rows, keys], self._s[q.batch, q.head, rows, keys], -np.inf)
+                p = np.exp2(s - reference[:, None])
+                total = total + p @ self._v[q.batch, head, keys]
+                size = size + p @ np.abs(self._v[q.batch, head, keys])
+            off = np.abs(np.asarray(result, np.float64)[: len(reference)] - total)
+            sound = ~np.isnan(reference)[:, None] & np.isfinite(total)
+            share = np.where(sound & (off > 1e-3), off / np.maximum(size, 1e-2), 0)
+        if float(np.nan_to_num(share).max(initial=0)) > 3 * _O_TOLERANCE:
+            row = int(np.nan_to_num(share).max(1).argmax())
+            self._depart(
+                q, "O", f"O of {self._row(q, row)} is off by {float(share[row].max()):.2g} of its size after the keys from "
+                f"{min(keys.start for keys in state.keys)}: what was added before is not on the scale of this P, or another O",
+                product.calls,
+            )  # fmt: skip
+
+    # -- what is left ------------------------------------------------------------------------------------------------
+
+    def finish(self, verdict: Verdict, mask_lines: Sequence[int]) -> Departure | None:
+        """The departure; where S, P and O of the wrong rows are right: what is missing, or comes after."""
+        if not self._products:
+            return None
+        for departure in (one for _, one in self._found.values()):
+            # What hides scores decides about P, too.
+            masks: tuple[int, ...] = ()
+            if departure.masks:
+                # Where nothing was hidden: what the functions decide that called for the product.
+                calls = departure.lines[1:3] if not mask_lines else ()
+                masks = (*mask_lines[:6], *self._sources(mask_lines), *self._sources(calls, what="function"))
+            return Departure(departure.step, departure.what, (*departure.lines, *masks))
+        for batch, head, row in verdict.wrong_rows:
+            found = self._odd_row(batch, head, row)
+            if found is not None:
+                return found
+        what = {
+            (False, True): "the division or the store of the output",
+            (True, False): "the row sums, their logarithm or its store",
+        }.get((verdict.out_right, verdict.lse_right), "the row sums, the division or the stores")
+        # The sums, which both need, first; and who asked for a store says more about its values than the store.
+        names = [name for name, right in (("lse", verdict.lse_right), ("out", verdict.out_right)) if not right]
+        chains = [chain for name in names for chain in self._stores.get(name, {})]
+        callers = tuple(dict.fromkeys(place for chain in chains for place in chain[1:2]))
+        stores = tuple(dict.fromkeys(place for chain in chains for place in chain[:1]))
+        places = (*callers, *stores)
+        return Departure(
+            "after",
+            f"S, P and O of every block are right: {what} is wrong",
+            (*stores, *self._sources(places, what="values")),
+        )
+
+    def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
+        """Blocks of keys that nobody weighed for a row, or scores that are not finite."""
+        seen = self._seen[row]
+        missing = np.flatnonzero(seen & ~self._weighed[batch, head, row])
+        if len(missing):
+            places = tuple(dict.fromkeys(place for calls in self._products for place in calls))
+            return Departure(
+                "keys", f"no product with V is about batch {batch}, head {head}, row {row} and keys {missing[0]} to {missing[-1]}, which "
+                "it sees: blocks are left out", self._sources(places, what="function"),
+            )  # fmt: skip
+        s = self._s[batch, head, row]
+        odd = np.flatnonzero(seen & (np.isnan(s) | np.isposinf(s)))
+        if len(odd):
+            places = tuple(self._p_lines)
+            return Departure(
+                "P", f"the score of batch {batch}, head {head}, row {row}, key {odd[0]} is {s[odd[0]]}, and does not make the row NaN",
+                self._sources(places, what="values"),
+            )  # fmt: skip
+        return None
+
+    def _row(self, q: _Tile, row: int) -> str:
+        return f"batch {q.batch}, head {q.head}, row {q.first + row}"
+
+    def _depart(self, q: _Tile, step: str, what: str, *calls: Sequence[int], masks: bool = False) -> None:
+        places: list[int] = []
+        # Where the product was called for; then, of what it read, where that was copied.
+        for number, one in enumerate(calls):
+            # Of copies, the place and who called for it.
+            shown = one[:2] if number in (1, 2) else one[:_SHOWN]
+            places += [place for place in shown if place not in places]
+        self._found.setdefault(_of(q), (q.number, Departure(step, what, tuple(places), masks)))
+
+    def _sources(self, places: Sequence[int], what: str = "around") -> tuple[int, ...]:
+        """What decides about places, or about their values."""
+        found: dict[int, None] = {}
+        for place in places:
+            found.update(dict.fromkeys(self._source.computed(place, what)))
+        return tuple(found)
+
+
+def _of(q: _Tile) -> tuple[int, int, int]:
+    return q.batch, q.head, q.first
+
+
+#: Places of the first thing that a departure is about.
+_SHOWN = 12
+#: Lines that a message quotes, and characters of each.
+_QUOTED, _WIDTH = 24, 100
+
+
+def explained(verdict: Verdict, steps: Steps, source: Source, mask_lines: Sequence[int]) -> str:
+    """What is wrong with a result, with the first step that departs from float64 and the lines that it comes from."""
+    found = steps.finish(verdict, mask_lines)
+    if found is None:
+        return verdict.wrong
+    lines = tuple(dict.fromkeys(found.lines))[:_QUOTED]
+    quoted = "".join(f"\n               {source.quote(place)[:_WIDTH]}" for place in lines)
+    first = f"\n             first step that departs: {found.step}. {found.what}"
+    return f"{verdict.wrong}{first}" + (f"; it comes from{quoted}" if quoted else "")
