@@ -1,6 +1,6 @@
 """Planted bugs against the default battery: how many it finds, what its messages quote, and false alarms.
 
-python tools/emulator_bugs.py [--only TEXT] [--quick]
+python tools/emulator_bugs.py [--only TEXT] [--set planted|later|none]
 
 Puts every change of tests/support/planted.py to `tilecast emulate FILE`'s battery and prints a table.  A message points at the
 bug when it quotes a changed line, or names a barrier or buffer concerned.  Takes 10 minutes on one core.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.planted import BENIGN, PLANTED, Planted
+from support.planted import BENIGN, LATER, PLANTED, Planted
 
 from tilecast.emulator.battery.runner import Battery, run_battery
 from tilecast.emulator.errors import EmulationError
@@ -45,12 +45,13 @@ def main() -> None:
     """Run them all, print a line each, then the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="changes whose name or kernel contains this")
-    parser.add_argument("--benign", action="store_true", help="only changes that are no bugs")
+    sets = {"planted": PLANTED, "later": LATER, "none": BENIGN}
+    parser.add_argument("--set", choices=sets, help="only these: bugs, bugs written later, changes that are no bugs")
     chosen = parser.parse_args()
     caught: Counter[str] = Counter()
     every: Counter[str] = Counter()
     pointed: Counter[str] = Counter()
-    for planted in BENIGN if chosen.benign else (*PLANTED, *BENIGN):
+    for planted in sets[chosen.set] if chosen.set else (*PLANTED, *LATER, *BENIGN):
         if chosen.only not in f"{planted.name} {planted.kernel}":
             continue
         began = time.perf_counter()

@@ -142,6 +142,39 @@ PLANTED = (
     _p("strides of the query heads", BF, H, "out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)", "out, lse, *(n // 8 for n in out.stride()[1:3]), out.stride()[2] // 8, *sizes)"),
 )  # fmt: skip
 
+# Written after the last change to the battery's problems, and run once.
+LATER = (
+    _p("V waited for one block late", HC, S, "    wait(tile.v, n)\n    o = issue_pv(operand", "    wait(tile.v, n - 1)\n    o = issue_pv(operand", 0, "v"),
+    _p("second warpgroup does not release V", HF, S, "    o = warpgroup_mma_wait(0, deps=[o])\n    release(tile.v, n)\n    return", "    o = warpgroup_mma_wait(0, deps=[o])\n    if tile.q_number % 2 == 0:\n        release(tile.v, n)\n    return", 0, "v"),
+    _p("Q of the next tile not waited for in the second round", HF, S, "wait(q, q_number)", "wait(q, q_number * 0 + g)", 0, "q"),
+    _p("redo flag set without a fence", HF, S, "    again.store(gl.full([1], 0, gl.int32, layout=ONE))\n", "", 0, "again"),
+    _p("redo path reuses the barriers of Q", HF, S, "    q = Ring(q.tiles, barriers(Q_STAGES * WARPGROUPS, 1), barriers(Q_STAGES * WARPGROUPS, 1))\n", "", 0, "q"),
+    _p("K loaded without waiting for its slot", HW, S, "    mbarrier.wait(ring.empty.index(n % slots), n // slots & 1 ^ 1)\n", "", 0, "k v q empty full"),
+    _p("first product of S not waited for", HL, S, "warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])", "warpgroup_mma_wait(1, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])", 0, "k"),
+    _p("O complete committed before the last quarter", BC, S, "    issue_pv(softmax1, tile_at(kv, v_slot), p_phase, blocks != 1)\n    tcgen05_commit(softmax1.o_full)\n", "    tcgen05_commit(softmax1.o_full)\n    issue_pv(softmax1, tile_at(kv, v_slot), p_phase, blocks != 1)\n", 0, "o o_full"),
+    _p("sums published before they are stored", BF, S, "        softmax.rows.index(0).store(total)\n        mbarrier.arrive(softmax.rows_full.index(0))\n", "        mbarrier.arrive(softmax.rows_full.index(0))\n        softmax.rows.index(0).store(total)\n", 0, "rows rows_full rows_empty"),
+    _p("correction says ready before it rescales", BF, S, "    factor = read(softmax, n, released)\n", "    factor = read(softmax, n, released)\n    mbarrier.arrive(softmax.p_ready)\n", 0, "p_ready o"),
+    _p("P stored over S before S is read", BC, S, "        left, right = halves(softmax.s.load(row_per_thread(TILE_N)))\n", "        p.slice(0, QUARTER).store(gl.full([ROWS, QUARTER], 0.0, gl.float32, row_per_thread(QUARTER)).to(dtype))\n        left, right = halves(softmax.s.load(row_per_thread(TILE_N)))\n", 0, "s"),
+    _p("pair: V waited for too late", BP, S, "            v_slot, v_at = take(v, v_at)\n            issue_pv(softmax0, tile_at(v, v_slot), p_phase, step != 0)\n", "            v_slot, v_at = v_at[0], after(v, v_at[0], v_at[1])\n            issue_pv(softmax0, tile_at(v, v_slot), p_phase, step != 0)\n", 0, "v"),
+    _p("a key too many at the end of the sequence", HF, M, "keys < problem.seqlen_k", "keys <= problem.seqlen_k"),
+    _p("a row sees the next key", HC, M, "    return gl.minimum(position, seqlen_k - 1)\n", "    return gl.minimum(position + 1, seqlen_k - 1)\n"),
+    _p("window: left edge one key in", HW, M, "gl.maximum(position - problem.window_left, 0), gl.minimum", "gl.maximum(position - problem.window_left + 1, 0), gl.minimum"),
+    _p("window: first block skipped", HW, M, "    return gl.minimum(first // TILE_N, gl.cdiv(end, TILE_N) - 1), gl.cdiv(end, TILE_N)", "    return gl.minimum((first + 1) // TILE_N, gl.cdiv(end, TILE_N) - 1), gl.cdiv(end, TILE_N)"),
+    _p("offset forgotten in the block count", BC, M, "stop = gl.minimum(row + TILE_M, problem.seqlen_q) + problem.seqlen_k - problem.seqlen_q", "stop = gl.minimum(row + TILE_M, problem.seqlen_q)"),
+    _p("window: last rows see too little", BW, M, "stop = gl.minimum(diagonal + gl.minimum(TILE_M, problem.seqlen_q - row) + problem.window_right, problem.seqlen_k)", "stop = gl.minimum(diagonal + gl.minimum(TILE_M, problem.seqlen_q - row) - 1 + problem.window_right, problem.seqlen_k)"),
+    _p("heads and batch exchanged", HF, A, "return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists", "return head % problem.heads_q, head // problem.heads_q, block * TILE_M, exists"),
+    _p("second half of the queries reads the first half's Q", BF, A, "q_at = load(q, q_at, q_desc, batch, head, row + ROWS)", "q_at = load(q, q_at, q_desc, batch, head, row)"),
+    _p("a pair of blocks in the wrong turn", HC, A, "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)", "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - pid)"),
+    _p("redo: the whole tile instead of wanted rows", HF, N, "wanted = marks.to(gl.int32, bitcast=True) == AGAIN", "wanted = marks.to(gl.int32, bitcast=True) != AGAIN"),
+    _p("the logarithm of another base", BC, N, "LN2 = gl.constexpr(0.6931471805599453)", "LN2 = gl.constexpr(0.6931)"),
+    _p("a fresh maximum forgets the old one", HF, N, "row_max = gl.maximum(before.row_max, gl.max(s, 1))", "row_max = gl.max(s, 1)"),
+    _p("first block's factor applied", BF, N, "correct(softmax0, n, step != 0, softmax1)", "correct(softmax0, n, step >= 0, softmax1)"),
+    _p("half of the sums", HC, N, "row_sum = gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)", "row_sum = gl.convert_layout(gl.max(statistics.row_sums, 1), SCORE_ROWS)"),
+    _p("window of the launch ignored", HW, H, "    window_left = no_limit if window_left < 0 else min(window_left, no_limit)\n", "    window_left = no_limit\n"),
+    _p("negative keys heads accepted", HC, H, "q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]", "q.shape[1] < k.shape[1]"),
+    _p("scale in the wrong base", BF, H, "LOG2E = 1.4426950408889634", "LOG2E = 1.44"),
+)  # fmt: skip
+
 BENIGN = (
     _p("waits the other way round", HF, X, "            wait(q, q_number)\n            wait(k, n)\n", "            wait(k, n)\n            wait(q, q_number)\n"),
     _p("a product waited for earlier", HF, X, "    s = warpgroup_mma_wait(1, deps=[s])\n", "    s = warpgroup_mma_wait(0, deps=[s])\n"),

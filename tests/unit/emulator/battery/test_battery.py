@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.planted import BENIGN, LATER, PLANTED, Planted
 
+from tilecast.base.progress import silent
 from tilecast.emulator.battery.coverage import Coverage
 from tilecast.emulator.battery.problems import Problem, Shape, inputs, problems
 from tilecast.emulator.battery.runner import Battery, run_battery
+from tilecast.emulator.battery.superfluous import superfluous_waits
 from tilecast.emulator.run import emulate, kernel_path
 from tilecast.emulator.source import Source
 from tilecast.emulator.verify import judge
@@ -241,3 +244,26 @@ def test_wrong_values_are_told_by_the_first_step_that_departs(name: str) -> None
     message = found.failures[0].message
     assert f"first step that departs: {says}" in message, message
     assert quotes in message.split("it comes from")[1], message
+
+
+@pytest.mark.parametrize("planted", (*PLANTED, *LATER, *BENIGN), ids=lambda one: one.name)
+def test_every_planted_change_still_applies(planted: Planted) -> None:
+    """tools/emulator_bugs.py puts them all to the battery; here only their text is checked."""
+    text, lines = planted.text()
+    compile(text, planted.kernel, "exec")
+    assert text != kernel_path(planted.kernel).read_text(encoding="utf-8") and lines
+
+
+def test_superfluous_waits_are_those_that_another_wait_makes_so() -> None:
+    """In the Hopper loop, a copy's slot is free when both products are; doubled waits are found, needed ones are not."""
+    text = kernel_path("hopper_ws_d64_full").read_text(encoding="utf-8")
+    doubled = text.replace(
+        "            wait(q, q_number)\n", "            wait(q, q_number)\n            wait(q, q_number + 0)\n", 1
+    )
+    found = superfluous_waits(
+        Source("k.py", doubled), None, lambda one: one.name == "several tiles" and one.mode == "late", silent
+    )
+    assert found.problems == 1
+    callers = {one.caller_code.split(": ", 1)[1] for one in found.superfluous}
+    assert {"wait(q, q_number)", "wait(q, q_number + 0)"} <= callers
+    assert "wait(tile.v, n)" not in callers and "wait(tile.k, n + 1)" not in callers
