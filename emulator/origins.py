@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 #: How often an assignment is followed to those that it reads; statements of a function that is called for a value, at most.
-_DEPTH, _STATEMENTS = 2, 14
+_DEPTH, _FAR, _STATEMENTS = 2, 4, 14
+#: Lines before the constants that all of them read.
+_FIRST = 5
 
 
 def origins(tree: ast.Module, line: int, what: str = "around") -> list[int]:
     """Lines, the nearest first: headers of conditions and loops around ``line``, then the assignments that these read.
 
     ``what``: "around"; "values": the statement at ``line`` and the assignments that it reads; "function": all conditions and
-    loops of the function that ``line`` stands in.
+    loops of the function that ``line`` stands in; "stores": all statements of it that store something.
     """
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     inside = next((f for f in functions.values() if f.lineno <= line <= (f.end_lineno or 0)), None)
@@ -22,6 +24,8 @@ def origins(tree: ast.Module, line: int, what: str = "around") -> list[int]:
         return []
     if what == "values":
         heads: list[Any] = [node for node in ast.walk(inside) if _is_simple(node) and line in _lines(node)]
+    elif what == "stores":
+        heads = [n for n in ast.walk(inside) if isinstance(n, ast.Expr) and ".store(" in ast.unparse(n)]
     else:
         heads = [n for n in ast.walk(inside) if isinstance(n, (ast.If, ast.For, ast.While))]
         heads = [n for n in heads if what == "function" or _holds(n, line)]
@@ -29,20 +33,34 @@ def origins(tree: ast.Module, line: int, what: str = "around") -> list[int]:
     found: dict[int, None] = {}
     # One after the other, each with all that it reads: the nearest says most.
     for node in heads:
-        found.update(dict.fromkeys(_lines(node) if what == "values" else [node.lineno]))
-        read = node if what == "values" else node.iter if isinstance(node, ast.For) else node.test
-        _follow(read, inside, functions, found)
-    return list(found)
+        whole = what in ("values", "stores")
+        found.update(dict.fromkeys(_lines(node) if whole else [node.lineno]))
+        read = node if whole else node.iter if isinstance(node, ast.For) else node.test
+        _follow(read, inside, functions, found, _FAR if what == "stores" else _DEPTH)
+    numbers = [number for number in _numbers(tree, found) if number not in found]
+    return [*list(found)[:_FIRST], *numbers, *list(found)[_FIRST:]]
+
+
+def _numbers(tree: ast.Module, lines: Container[int]) -> list[int]:
+    """Lines at the top of the file that define floating-point constants which ``lines`` read."""
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.lineno in lines}
+    return [
+        node.lineno
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Constant) and isinstance(one.value, float) for one in ast.walk(node.value))
+        and any(isinstance(target, ast.Name) and target.id in read for target in node.targets)
+    ]
 
 
 def _follow(
-    read: ast.AST, inside: ast.FunctionDef, functions: dict[str, ast.FunctionDef], found: dict[int, None]
+    read: ast.AST, inside: ast.FunctionDef, functions: dict[str, ast.FunctionDef], found: dict[int, None], depth: int
 ) -> None:
     """Add the lines of short functions that ``read`` calls, and of the assignments that it reads."""
     for called in _called(read):
         found.update(dict.fromkeys(_body(functions.get(called))))
     wanted = set(_read(read))
-    for _ in range(_DEPTH):
+    for _ in range(depth):
         more: set[str] = set()
         for node in _assignments(inside):
             if wanted & {one.id for target in _targets(node) for one in ast.walk(target) if isinstance(one, ast.Name)}:
@@ -66,7 +84,9 @@ def _holds(node: ast.If | ast.For | ast.While, line: int) -> bool:
 
 
 def _assignments(function: ast.FunctionDef) -> Iterator[ast.Assign | ast.AugAssign]:
-    return (node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.AugAssign)))
+    """The last first: they are nearest to what is asked about, as a rule."""
+    found = [node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.AugAssign))]
+    return iter(sorted(found, key=lambda node: -node.lineno))
 
 
 def _targets(node: ast.Assign | ast.AugAssign) -> list[ast.expr]:

@@ -230,7 +230,7 @@ class Steps:
             says = "0: it is hidden, but the row sees it" if p[row, key] == 0 else f"{p[row, key]:.4g}"
             self._depart(
                 q, "P", f"P of {self._row(q, row)}, key {v.first + key} is {says}, not {wanted[row, key]:.4g} as the row's other keys "
-                "of the block have it", self._of_p(product, a), masks=bool(p[row, key] == 0),
+                "of the block have it", self._of_p(product, a), q.calls, masks=bool(p[row, key] == 0),
             )  # fmt: skip
             return None
         if float(large.max(initial=0)) > _HIGHEST:
@@ -244,7 +244,7 @@ class Steps:
         row, key = (int(n) for n in np.argwhere(wrong)[0])
         self._depart(
             q, "P", f"{self._row(q, row)} does not see key {v.first + key}, but P weighs it ({int(wrong.any(1).sum())} such rows in the block "
-            f"of keys from {v.first})", product.calls, masks=True,
+            f"of keys from {v.first})", product.calls[:2], q.calls, masks=True,
         )  # fmt: skip
 
     def _check_o(self, product: Product | Wgmma, state: _Accumulated, reference: Any, result: Any) -> None:
@@ -279,8 +279,13 @@ class Steps:
             masks: tuple[int, ...] = ()
             if departure.masks:
                 # Where nothing was hidden: what the functions decide that called for the product.
-                calls = departure.lines[1:3] if not mask_lines else ()
-                masks = (*mask_lines[:6], *self._sources(mask_lines), *self._sources(calls, what="function"))
+                calls = departure.lines[1:2] if not mask_lines else ()
+                masks = (
+                    *mask_lines[:6],
+                    *self._sources(mask_lines[:1], what="values"),
+                    *self._sources(mask_lines),
+                    *self._sources(calls, what="function"),
+                )
             return Departure(departure.step, departure.what, (*departure.lines, *masks))
         for batch, head, row in verdict.wrong_rows:
             found = self._odd_row(batch, head, row)
@@ -295,11 +300,11 @@ class Steps:
         chains = [chain for name in names for chain in self._stores.get(name, {})]
         callers = tuple(dict.fromkeys(place for chain in chains for place in chain[1:2]))
         stores = tuple(dict.fromkeys(place for chain in chains for place in chain[:1]))
-        places = (*callers, *stores)
+        sums = self._sources(tuple(self._p_lines), what="stores") if not verdict.lse_right else ()
         return Departure(
             "after",
             f"S, P and O of every block are right: {what} is wrong",
-            (*stores, *self._sources(places, what="values")),
+            (*stores, *self._sources(stores, what="values")[:6], *self._sources(callers, what="values")[:12], *sums),
         )
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
@@ -315,10 +320,9 @@ class Steps:
         s = self._s[batch, head, row]
         odd = np.flatnonzero(seen & (np.isnan(s) | np.isposinf(s)))
         if len(odd):
-            places = tuple(self._p_lines)
             return Departure(
                 "P", f"the score of batch {batch}, head {head}, row {row}, key {odd[0]} is {s[odd[0]]}, and does not make the row NaN",
-                self._sources(places, what="values"),
+                self._sources(tuple(self._p_lines), what="stores"),
             )  # fmt: skip
         return None
 

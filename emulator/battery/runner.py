@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from tilecast.emulator.battery.refusals import check_refusals
 from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
+
+#: Lines that a message about a place outside a tensor quotes.
+_BEHIND = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ def run_battery(
                 raise
             failures.append(Failure(name, "crash", str(error)))
         except EmulationError as error:
-            failures.append(Failure(name, type(error).__name__.removesuffix("Error").lower(), str(error)))
+            kind = type(error).__name__.removesuffix("Error").lower()
+            failures.append(Failure(name, kind, str(error) + (_behind(source, str(error)) if kind == "bounds" else "")))
         except Exception as error:
             # The file's own code: a refusal of what it must take, or a mistake of the host's.
             where = source.quote_of(error)
@@ -99,3 +104,12 @@ def run_battery(
 
 def _exponentials(run: Bench) -> int:
     return check_exponentials(run.kernel.session.ptx, run.kernel.header, run.kernel.source)
+
+
+def _behind(source: Source, message: str) -> str:
+    """What the statement that a message quotes first is computed from, as text to append."""
+    quoted = re.search(r"line (\d+):", message)
+    lines = source.computed(int(quoted.group(1)), "values")[1:_BEHIND] if quoted else []
+    return (
+        "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
+    )
