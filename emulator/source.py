@@ -139,14 +139,19 @@ class Source:
         where = f"{Path(self._files[number].path).name} " if number else ""
         return f"{where}line {line}: {lines[line - 1].strip()}"
 
-    def quote_of(self, error: BaseException) -> str:
-        """The place in these files that an exception came through last."""
-        trace, line = error.__traceback__, 0
+    def frames_of(self, error: BaseException) -> list[int]:
+        """The places in these files that an exception came through, the last one first."""
+        trace, found = error.__traceback__, []
         while trace is not None:
             number = self._numbers.get(trace.tb_frame.f_code.co_filename)
-            line = line if number is None else number << FILE_SHIFT | trace.tb_lineno
+            if number is not None:
+                found.append(number << FILE_SHIFT | trace.tb_lineno)
             trace = trace.tb_next
-        return self.quote(line)
+        return found[::-1]
+
+    def quote_of(self, error: BaseException) -> str:
+        """The place in these files that an exception came through last."""
+        return self.quote((self.frames_of(error) or [0])[0])
 
     def quote_of_frames(self, frames: Sequence[tuple[str, int]]) -> str:
         """The first of (file, line) pairs that lies in these files."""

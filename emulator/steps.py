@@ -286,7 +286,11 @@ class Steps:
                     *self._sources(mask_lines),
                     *self._sources(calls, what="function"),
                 )
-            return Departure(departure.step, departure.what, (*departure.lines, *masks))
+            # A kernel may let exponentials overflow, and do those rows again: who says which?
+            again = self._sources(self._callers("lse"), what="values") if departure.step == "row maximum" else ()
+            return Departure(
+                departure.step, departure.what, (*departure.lines[:8], *again[:12], *departure.lines[8:], *masks)
+            )
         for batch, head, row in verdict.wrong_rows:
             found = self._odd_row(batch, head, row)
             if found is not None:
@@ -298,14 +302,19 @@ class Steps:
         # The sums, which both need, first; and who asked for a store says more about its values than the store.
         names = [name for name, right in (("lse", verdict.lse_right), ("out", verdict.out_right)) if not right]
         chains = [chain for name in names for chain in self._stores.get(name, {})]
-        callers = tuple(dict.fromkeys(place for chain in chains for place in chain[1:2]))
+        # Also where only the output is wrong: kernels mark rows in the sums.
+        callers = tuple(dict.fromkeys(place for name in (*names, "lse") for place in self._callers(name)))
         stores = tuple(dict.fromkeys(place for chain in chains for place in chain[:1]))
         sums = self._sources(tuple(self._p_lines), what="stores") if not verdict.lse_right else ()
         return Departure(
             "after",
             f"S, P and O of every block are right: {what} is wrong",
-            (*stores, *self._sources(stores, what="values")[:6], *self._sources(callers, what="values")[:12], *sums),
+            (*stores, *self._sources(stores, what="values")[:6], *self._sources(callers, what="values")[:18], *sums),
         )
+
+    def _callers(self, name: str) -> tuple[int, ...]:
+        """Who asked for stores to a tensor."""
+        return tuple(dict.fromkeys(place for chain in self._stores.get(name, {}) for place in chain[1:2]))
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
         """Blocks of keys that nobody weighed for a row, or scores that are not finite."""
@@ -322,7 +331,7 @@ class Steps:
         if len(odd):
             return Departure(
                 "P", f"the score of batch {batch}, head {head}, row {row}, key {odd[0]} is {s[odd[0]]}, and does not make the row NaN",
-                self._sources(tuple(self._p_lines), what="stores"),
+                (*self._sources(tuple(self._p_lines)[-1:], what="values")[:14], *self._sources(tuple(self._p_lines), what="stores")),
             )  # fmt: skip
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from tilecast.emulator.errors import EmulationError, UnsupportedError, WrongResultError
 from tilecast.emulator.language import ptx
+from tilecast.emulator.source import Source
 from tilecast.emulator.verify import POLYNOMIAL_ERROR, polynomial_error
 
 #: What evaluating a polynomial in float32 adds to its error.
@@ -18,7 +20,7 @@ _ROUNDING = 4e-7
 _LOWEST, _HIGHEST, _COUNT = -30.0, 9.0, 40001
 
 
-def check_exponentials(blocks: Mapping[tuple[str, int, int], int], header: Mapping[str, Any], source: Any) -> int:
+def check_exponentials(blocks: Mapping[tuple[str, int, int], int], header: Mapping[str, Any], source: Source) -> int:
     """How many blocks of PTX (text, results, elements; by line) compute 2^x; WrongResultError when one does badly.
 
     Allowed is the error of the polynomial of the header's degree, evaluated in float32.
@@ -68,10 +70,14 @@ def _is_exponential(text: str, size: int) -> bool:
     return bool(sum(near) > len(near) / 2)
 
 
-def _constants(text: str, source: Any) -> str:
-    """The lines that write the block's 64-bit constants."""
+def _constants(text: str, source: Source) -> str:
+    """The function that writes the block's 64-bit constants: its lines, but for comments."""
     wanted = set(re.findall(r"0x[0-9a-f]{16}", text))
-    lines = [
-        number for number, line in enumerate(source.text.splitlines(), 1) if any(value in line for value in wanted)
-    ]
-    return "; its constants: " + "; ".join(source.quote(number) for number in lines) if lines else ""
+    lines = source.text.splitlines()
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.FunctionDef):
+            inside = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            if any(value in lines[number - 1] for value in wanted for number in inside):
+                code = [number for number in inside[1:] if not lines[number - 1].lstrip().startswith(("#", '"""'))]
+                return "; it is written by" + "".join(f"\n               {source.quote(number)}" for number in code)
+    return ""

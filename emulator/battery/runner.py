@@ -75,14 +75,15 @@ def run_battery(
         except UnsupportedError as error:
             if error.__cause__ is None:
                 raise
-            failures.append(Failure(name, "crash", str(error)))
+            failures.append(Failure(name, "crash", str(error) + _through(source, error.__cause__)))
         except EmulationError as error:
             kind = type(error).__name__.removesuffix("Error").lower()
             failures.append(Failure(name, kind, str(error) + (_behind(source, str(error)) if kind == "bounds" else "")))
         except Exception as error:
             # The file's own code: a refusal of what it must take, or a mistake of the host's.
             where = source.quote_of(error)
-            failures.append(Failure(name, "crash", f"{where}: {type(error).__name__}: {error}"))
+            message = f"{where}: {type(error).__name__}: {error}{_through(source, error)}"
+            failures.append(Failure(name, "crash", message))
         return 0
 
     for number, problem in enumerate(todo):
@@ -113,3 +114,12 @@ def _behind(source: Source, message: str) -> str:
     return (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
+
+
+def _through(source: Source, error: BaseException) -> str:
+    """Where the file's code was when it failed, and what those lines are computed from, as text to append."""
+    frames = source.frames_of(error)
+    lines = [*frames, *(line for frame in frames for line in source.computed(frame, "values"))]
+    lines += [line for frame in reversed(frames) for line in source.computed(frame, "function")]
+    quoted = [source.quote(line)[:100] for line in dict.fromkeys(lines)][:_BEHIND]
+    return "; it comes from" + "".join(f"\n               {one}" for one in quoted) if quoted else ""
