@@ -18,6 +18,8 @@ def cuda_on_cpu(capability: tuple[int, int], sms: int) -> Iterator[None]:
         yield
         return
 
+    is_cuda = torch.Tensor.is_cuda.__get__
+
     class OnCpu(TorchFunctionMode):  # type: ignore[misc]
         """Devices named in calls become the CPU."""
 
@@ -25,6 +27,8 @@ def cuda_on_cpu(capability: tuple[int, int], sms: int) -> Iterator[None]:
             named = {key: _cpu(value) for key, value in (kwargs or {}).items()}
             if getattr(func, "__name__", "") == "cuda":
                 return args[0]
+            if func == is_cuda:
+                return True
             return func(*(_cpu(a) for a in args), **named)
 
     properties = types.SimpleNamespace(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,17 @@ def _language(session: Session, gl: Language) -> Module:
     )  # fmt: skip
 
 
+def _asked_of_the_gpu(hopper: bool) -> dict[str, Callable[[], bool]]:
+    """What tests ask before they skip themselves, as the machine answers."""
+    told = {
+        "is_cuda": True, "is_interpreter": False, "is_ampere_or_newer": True, "is_hopper_or_newer": True,
+        "is_hopper": hopper, "is_blackwell": not hopper, "is_blackwell_ultra": False,
+    }  # fmt: skip
+    none = ("is_hip", "is_hip_cdna3", "is_hip_cdna4", "is_hip_rdna3", "is_hip_rdna4", "is_hip_gfx1250", "is_xpu")
+    told.update(dict.fromkeys(none, False))
+    return {name: functools.partial(bool, answer) for name, answer in told.items()}
+
+
 def modules(session: Session) -> dict[str, types.ModuleType]:
     """Modules by name, for one session."""
     missing, gl = _NOT_IN[session.release], Language(session)
@@ -231,6 +243,9 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "triton": triton,
         "triton.language.core": core,
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
+        "triton._internal_testing": Module(
+            "triton._internal_testing", session, {**_asked_of_the_gpu(session.tensor_kind == "wgmma")}
+        ),
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,
