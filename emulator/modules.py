@@ -11,6 +11,7 @@ import numpy as np
 
 from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.language import packed, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.hostside import Config, Jitted, first_config
 from tilecast.emulator.language.language import Language
@@ -145,6 +146,7 @@ def _language(session: Session, gl: Language) -> Module:
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
             "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "constexpr_function": lambda fn: fn,
             **gl.mathematics(),
+            **wider.names(session),
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
             **{f"atomic_{name}": gl.atomic(ufunc) for name, ufunc in _ATOMICS.items()},
@@ -205,6 +207,9 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
     }  # fmt: skip
     base = "triton.experimental.gluon"
+    float2 = Module(f"{base}.language.nvidia.blackwell.float2", session, packed.NAMES)
+    blackwell["float2"] = float2
+    libdevice = Module(f"{base}.language.extra.libdevice", session, wider.fast_math(gl))
     language = _language(session, gl)
     arch = 90 if session.tensor_kind == "wgmma" else 100
     driver = types.SimpleNamespace(
@@ -249,14 +254,18 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,
+        f"{base}.language.extra": Module(f"{base}.language.extra", session, {"libdevice": libdevice}),
         f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
         f"{base}.language.nvidia.ampere": Module(
-            f"{base}.language.nvidia.ampere", session, {"async_copy": async_copy, "mbarrier": mbarrier}
+            f"{base}.language.nvidia.ampere",
+            session,
+            {"async_copy": async_copy, "mbarrier": mbarrier, "mma_v2": functools.partial(wider.mma_v2, session)},
         ),
         f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
         f"{base}.language.nvidia.blackwell": Module(
             f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell}
         ),
+        f"{base}.language.nvidia.blackwell.float2": float2,
         f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
         f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", session, {"TensorDescriptor": described}),
         f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": described}),

@@ -103,9 +103,11 @@ class Everyday:
         """multiple_of, max_contiguous, max_constancy: for the compiler only."""
         return x
 
-    def set_auto_layout(self, x: Tensor, layout: Any) -> Tensor:
-        """The values in threads that are known now."""
-        return x.like(x.a, layout)
+    def set_auto_layout(self, x: Any, layout: Any) -> Any:
+        """The values, or addresses, in threads that are known now."""
+        if isinstance(x, Pointer):
+            return Pointer(x.memory, self.set_auto_layout(x.offset, layout))
+        return x.like(x.a, layout) if isinstance(x, Tensor) else x
 
     # -- mathematics -----------------------------------------------------------------------------------------------------
 

@@ -220,6 +220,11 @@ class Compiled:
     def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
         return functools.partial(self.kernel[grid], **self.options)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(f"{self.kernel.name}: nothing is compiled here, so that a kernel has no {name}")
+
 
 def _argument(session: Session, value: Any) -> Any:
     if isinstance(value, Array) or is_tensor(value):

@@ -54,6 +54,7 @@ class BlockedLayout:
         self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, **_cga: Any
     ) -> None:
         self.key = tuple(tuple(map(int, x)) for x in (size_per_thread, threads_per_warp, warps_per_cta, order))
+        self.size_per_thread, self.threads_per_warp, self.warps_per_cta, self.order = self.key
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockedLayout) and self.key == other.key
