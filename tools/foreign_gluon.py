@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,8 @@ def main() -> int:
     ]  # fmt: skip
     # Tutorials import each other by name.
     sys.path[:0] = [str(place if place.is_dir() else place.parent) for place in map(Path, given.places)]
+    # The plugin is named here, whether or not the package is installed; installed as well, it would be there twice.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with contextlib.redirect_stdout(sys.stderr):
         pytest.main(options, plugins=[collect])
     print("| file | test function | " + " | ".join(OUTCOMES) + " | why not |")
