@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
@@ -11,6 +11,7 @@ from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.fa3 import COMPILED_WAIT
 from tilecast.model.sm.simulate import steady_state
 
 #: Differences up to here need no reason.
@@ -35,8 +36,9 @@ class Comparison:
 
 
 def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) -> Comparison:
-    """Replay one program and hold it against the pipeline of the header's variant."""
+    """Replay one program and hold it against the pipeline of the header's variant, without waits that only the compiler makes."""
     pipeline = build_pipeline(header_workload(header), parse_variant(str(header["variant"])), machine)
+    pipeline = replace(pipeline, edges=tuple(edge for edge in pipeline.edges if edge.why != COMPILED_WAIT))
     model = steady_state(pipeline).ii_cycles
     timeline = replay(trace, machine)
     ii = timeline.ii_cycles()

@@ -6,6 +6,8 @@ why.
 
 from __future__ import annotations
 
+from math import inf
+
 from tilecast.emulator.trace import CopyIssue, MatrixIssue, Work
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -106,6 +108,7 @@ def product_op(issue: MatrixIssue, role: str, machine: Machine) -> Op:
         demand.append(("regs", cycles * machine["regs.mma_share"]))
     return Op(
         issue.name, "product", role, tuple(demand), cycles, engine="tensor", issue_cycles=count if wgmma else steps,
+        hidden_fma=machine.get("tensor.mma_hidden_fma_share", inf) if wgmma else inf,
     )  # fmt: skip
 
 

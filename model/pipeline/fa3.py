@@ -32,6 +32,8 @@ from tilecast.model.pipeline.tensor_core import (
 )
 
 _ROWS = 64
+#: Why exponentials wait for PV though the source does not say so: where Triton's compiler puts the wait (module docstring).
+COMPILED_WAIT = "wait for O as compiled"
 #: Instructions of an anchored step that do not scale with the tile, and those of them on the ALU pipe: counted in the
 #: machine code of the generated kernels (`tilecast inspect`, head_dim 64 and 128, Triton 3.9).
 _ANCHORED_INSTRUCTIONS = 56
@@ -211,8 +213,7 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
         # The warpgroup waits for PV at the end of its step: P's registers are written again in the next.
         edges.append(Edge(f"pv{g}", f"qk{g}", 2, done_pv, "buffer", "P registers"))
     if v.overlap and v.rescale != "always":
-        # Before its exponentials: where Triton's compiler puts the wait (module docstring).
-        edges.append(Edge(f"pv{g}", f"exp{g}", 1, done_pv, "data", "O accumulator"))
+        edges.append(Edge(f"pv{g}", f"exp{g}", 1, done_pv, "order", COMPILED_WAIT))
     if not v.overlap:
         edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
         edges.append(Edge(f"pv{g}", f"have_o{g}", 0, done_pv, "data", "O accumulator"))
