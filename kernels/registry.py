@@ -36,10 +36,10 @@ import importlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 INDEX = Path(__file__).parent / "generated" / "index.json"
 PACKAGE = "tilecast.kernels.generated"
@@ -60,27 +60,37 @@ class RegistryError(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One shipped kernel.  ``exact`` capabilities, or when empty anything from ``minimum`` on."""
+class Shipped:
+    """What every shipped kernel has, whatever it computes.  ``exact`` capabilities, or when empty anything from ``minimum`` on."""
 
     module: str
     family: str
     exact: frozenset[tuple[int, int]]
     minimum: tuple[int, int] | None
+    #: Higher wins.
+    preference: int
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a device of this (major, minor) compute capability runs the kernel."""
+        return capability in self.exact or (self.minimum is not None and capability >= self.minimum)
+
+
+K = TypeVar("K", bound=Shipped)
+
+
+@dataclass(frozen=True)
+class Entry(Shipped):
+    """A kernel of attention, and the problems that it computes."""
+
     head_dim_qk: int
     head_dim_v: int
     mask: str
     dtypes: frozenset[str]
     seqlen_q_min: int
     seqlen_q_max: int
-    preference: int
     triton_min: tuple[int, int] = (0, 0)
     #: "bwd" for gradients, "serve" for packed and paged batches.
     direction: str = "fwd"
-
-    def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a device of this (major, minor) compute capability runs the kernel."""
-        return capability in self.exact or (self.minimum is not None and capability >= self.minimum)
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -198,14 +208,22 @@ def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: s
 
     Raises RegistryError for a family that has no kernel.
     """
-    kept = tuple(e for e in entries if triton is None or triton >= e.triton_min)
+    asked = preferring(entries, family, {e.family for e in entries if e.direction == "fwd"}, FAMILY_VARIABLE)
+    return tuple(e for e in asked if triton is None or triton >= e.triton_min)
+
+
+def preferring(entries: tuple[K, ...], family: str, families: Iterable[str], variable: str) -> tuple[K, ...]:
+    """The entries with those of ``family`` ("": none) above all others; RegistryError where it is none of ``families``.
+
+    ``variable`` names the environment variable that asks for it.
+    """
     if not family:
-        return kept
-    families = sorted({e.family for e in entries if e.direction == "fwd"})
-    if family not in families:
-        raise RegistryError(f"{FAMILY_VARIABLE}: expected {', '.join(families)} (or unset), got '{family}'")
+        return entries
+    known = sorted(families)
+    if family not in known:
+        raise RegistryError(f"{variable}: expected {', '.join(known)} (or unset), got '{family}'")
     above = max(e.preference for e in entries) + 1
-    return tuple(replace(e, preference=e.preference + above) if e.family == family else e for e in kept)
+    return tuple(replace(e, preference=e.preference + above) if e.family == family else e for e in entries)
 
 
 def _triton_version() -> tuple[int, int] | None:
@@ -219,13 +237,7 @@ def _triton_version() -> tuple[int, int] | None:
 
 def read_index(path: Path) -> tuple[Entry, ...]:
     """Entries of one index file, in its order; RegistryError where it breaks the schema."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise RegistryError(f"{path}: expected a JSON list of kernels, got {error}") from None
-    if not isinstance(rows, list):
-        raise RegistryError(f"{path}: expected a JSON list of kernels, got {type(rows).__name__}")
-    entries = tuple(_entry(row, f"{path}: entry {number}") for number, row in enumerate(rows))
+    entries = tuple(_entry(row, where) for row, where in index_rows(path, _REQUIRED, _OPTIONAL))
     names = [e.module for e in entries]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -233,16 +245,31 @@ def read_index(path: Path) -> tuple[Entry, ...]:
     return entries
 
 
-def _entry(row: Any, where: str) -> Entry:
-    if not isinstance(row, Mapping):
-        raise RegistryError(f"{where}: expected an object, got {type(row).__name__}")
-    missing = [name for name in _REQUIRED if name not in row]
-    if missing:
-        raise RegistryError(f"{where}: field '{missing[0]}' is missing")
-    # A field we do not know may be a condition we would ignore.
-    unknown = sorted(set(row) - set(_REQUIRED) - set(_OPTIONAL))
-    if unknown:
-        raise RegistryError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(_REQUIRED + _OPTIONAL)}")
+def index_rows(
+    path: Path, required: tuple[str, ...], optional: tuple[str, ...]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Objects of an index file and where each stands; RegistryError for other content, and for fields missing or unknown."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RegistryError(f"{path}: expected a JSON list of kernels, got {error}") from None
+    if not isinstance(rows, list):
+        raise RegistryError(f"{path}: expected a JSON list of kernels, got {type(rows).__name__}")
+    for number, row in enumerate(rows):
+        where = f"{path}: entry {number}"
+        if not isinstance(row, Mapping):
+            raise RegistryError(f"{where}: expected an object, got {type(row).__name__}")
+        missing = [name for name in required if name not in row]
+        if missing:
+            raise RegistryError(f"{where}: field '{missing[0]}' is missing")
+        # A field we do not know may be a condition we would ignore.
+        unknown = sorted(set(row) - set(required) - set(optional))
+        if unknown:
+            raise RegistryError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(required + optional)}")
+        yield row, where
+
+
+def _entry(row: Mapping[str, Any], where: str) -> Entry:
     where = f"{where} ({row['module']})"
     if not isinstance(row["module"], str) or not row["module"].isidentifier():
         raise RegistryError(f"{where}: field 'module': expected a module name, got {row['module']!r}")
@@ -254,20 +281,20 @@ def _entry(row: Any, where: str) -> Entry:
     dtypes = row["dtypes"]
     if not isinstance(dtypes, list) or not dtypes or not set(dtypes) <= set(DTYPES):
         raise RegistryError(f"{where}: field 'dtypes': expected some of {', '.join(DTYPES)}, got {dtypes!r}")
-    exact, minimum = _capability(row["capability"], where)
+    exact, minimum = capabilities(row["capability"], where, bare=True)
     last = row.get("seqlen_q_max")
     return Entry(
         module=row["module"],
         family=str(row["family"]),
         exact=exact,
         minimum=minimum,
-        head_dim_qk=_whole(row, "head_dim_qk", where),
-        head_dim_v=_whole(row, "head_dim_v", where),
+        head_dim_qk=whole_number(row, "head_dim_qk", where),
+        head_dim_v=whole_number(row, "head_dim_v", where),
         mask=row["mask"],
         dtypes=frozenset(dtypes),
-        seqlen_q_min=_whole(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
-        seqlen_q_max=NO_LIMIT if last is None else _whole(row, "seqlen_q_max", where),
-        preference=_whole(row, "preference", where),
+        seqlen_q_min=whole_number(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
+        seqlen_q_max=NO_LIMIT if last is None else whole_number(row, "seqlen_q_max", where),
+        preference=whole_number(row, "preference", where),
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,
     )
@@ -279,20 +306,24 @@ def _pair(value: Any, name: str, where: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _whole(row: Mapping[str, Any], name: str, where: str) -> int:
+def whole_number(row: Mapping[str, Any], name: str, where: str) -> int:
+    """A field that is a whole number of at least 0; RegistryError for another value."""
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RegistryError(f"{where}: field '{name}': expected a whole number of at least 0, got {value!r}")
     return value
 
 
-def _capability(value: Any, where: str) -> tuple[frozenset[tuple[int, int]], tuple[int, int] | None]:
+def capabilities(
+    value: Any, where: str, *, bare: bool = False
+) -> tuple[frozenset[tuple[int, int]], tuple[int, int] | None]:
+    """``exact`` and ``minimum`` of the field 'capability'; with ``bare`` one pair may stand without its list."""
     minimum = isinstance(value, Mapping) and set(value) == {"min"}
     if minimum:
         pairs = [value["min"]]
     elif isinstance(value, list) and value:
         # One bare pair is what people write for one device.
-        pairs = [value] if isinstance(value[0], int) else value
+        pairs = [value] if bare and isinstance(value[0], int) else value
     else:
         pairs = [None]
     for pair in pairs:

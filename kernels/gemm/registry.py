@@ -17,13 +17,14 @@ instance gemm_hopper or gemm_blackwell, which are not preferred until they have 
 from __future__ import annotations
 
 import functools
-import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilecast.kernels.registry import INDEX, RegistryError
+from tilecast.kernels import registry
+from tilecast.kernels.registry import INDEX, Shipped, capabilities, index_rows, whole_number
 
 GEMM_INDEX = INDEX.with_name("gemm.json")
 FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
@@ -33,22 +34,13 @@ _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
-class GemmEntry:
-    """One shipped kernel.  ``exact`` capabilities, or when empty anything from ``minimum`` on."""
+class GemmEntry(Shipped):
+    """A kernel of products, and those that it computes."""
 
-    module: str
-    family: str
     c_bytes: int
     any_strides: bool
-    exact: frozenset[tuple[int, int]]
-    minimum: tuple[int, int] | None
     k_min: int
     k_max: int
-    preference: int
-
-    def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a device of this (major, minor) compute capability runs the kernel."""
-        return capability in self.exact or (self.minimum is not None and capability >= self.minimum)
 
 
 def candidates(capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None) -> tuple[GemmEntry, ...]:  # fmt: skip
@@ -69,49 +61,24 @@ def shipped_gemm() -> tuple[GemmEntry, ...]:
 
 def preferring(entries: tuple[GemmEntry, ...], family: str) -> tuple[GemmEntry, ...]:
     """The entries with those of ``family`` ("": none) above all others; RegistryError for a family that has no kernel."""
-    if not family:
-        return entries
-    families = sorted({e.family for e in entries})
-    if family not in families:
-        raise RegistryError(f"{FAMILY_VARIABLE}: expected {', '.join(families)} (or unset), got '{family}'")
-    above = max(e.preference for e in entries) + 1
-    return tuple(GemmEntry(**{**vars(e), "preference": e.preference + above * (e.family == family)}) for e in entries)
+    return registry.preferring(entries, family, {e.family for e in entries}, FAMILY_VARIABLE)
 
 
 def read_gemm_index(path: Path) -> tuple[GemmEntry, ...]:
     """Entries of one index file; RegistryError where it breaks the schema."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise RegistryError(f"{path}: expected a JSON list of kernels, got {error}") from None
-    if not isinstance(rows, list):
-        raise RegistryError(f"{path}: expected a JSON list of kernels, got {type(rows).__name__}")
-    return tuple(_entry(row, f"{path}: entry {number}") for number, row in enumerate(rows))
+    return tuple(_entry(row, where) for row, where in index_rows(path, _FIELDS, _OPTIONAL))
 
 
-def _entry(row: Any, where: str) -> GemmEntry:
-    if not isinstance(row, dict):
-        raise RegistryError(f"{where}: expected an object, got {type(row).__name__}")
-    missing = [name for name in _FIELDS if name not in row]
-    if missing:
-        raise RegistryError(f"{where}: field '{missing[0]}' is missing")
-    # A field we do not know may be a condition we would ignore.
-    unknown = sorted(set(row) - set(_FIELDS) - set(_OPTIONAL))
-    if unknown:
-        raise RegistryError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS + _OPTIONAL)}")
-    capability = row["capability"]
-    minimum = capability.get("min") if isinstance(capability, dict) else None
-    pairs = [minimum] if isinstance(capability, dict) else capability
-    if not isinstance(pairs, list) or not all(
-        isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs
-    ):
-        raise RegistryError(f"{where}: field 'capability': expected [[major, minor], ...] or {{'min': [major, minor]}}, got {capability!r}")  # fmt: skip
-    versions = [(p[0], p[1]) for p in pairs]
-    for name in ("c_bytes", "preference", *(n for n in _OPTIONAL if n in row)):
-        if type(row[name]) is not int or row[name] < 0:
-            raise RegistryError(f"{where}: field '{name}': expected a whole number of at least 0, got {row[name]!r}")
+def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
+    exact, minimum = capabilities(row["capability"], where)
     return GemmEntry(
-        str(row["module"]), str(row["family"]), row["c_bytes"], bool(row["any_strides"]),
-        frozenset() if minimum else frozenset(versions), versions[0] if minimum else None,
-        row.get("k_min", 1), row.get("k_max", _NO_LIMIT), row["preference"],
-    )  # fmt: skip
+        module=str(row["module"]),
+        family=str(row["family"]),
+        exact=exact,
+        minimum=minimum,
+        preference=whole_number(row, "preference", where),
+        c_bytes=whole_number(row, "c_bytes", where),
+        any_strides=bool(row["any_strides"]),
+        k_min=whole_number(row, "k_min", where) if "k_min" in row else 1,
+        k_max=whole_number(row, "k_max", where) if "k_max" in row else _NO_LIMIT,
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilecast.kernels.registry import Entry
 
 HOPPER, AMPERE = (9, 0), (8, 0)
-KERNEL = Entry("k", "test", frozenset({HOPPER}), None, 64, 64, "none", frozenset({"bf16", "fp16"}), 0, 2**62, 10)
+KERNEL = Entry("k", "test", frozenset({HOPPER}), None, 10, 64, 64, "none", frozenset({"bf16", "fp16"}), 0, 2**62)
 SHIPPED = tuple(
     replace(KERNEL, module=f"k{d}_{dv}_{mask}", head_dim_qk=d, head_dim_v=dv, mask=mask)
     for d, dv in ((64, 64), (192, 128))

@@ -197,7 +197,7 @@ def _knob(point: Measured, name: str) -> str:
 
 
 def choices_of(rows: Iterable[Row], level: str) -> Choices:
-    """How forecasts of a level choose: for every shape and family with at least three variants: rank correlation, and what the first pick costs."""
+    """Rank correlation and what the first pick costs, for every shape and family with at least three variants."""
     shapes: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         shapes.setdefault((row.point.kernel, row.point.workload()), []).append(row)
