@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import Host
+from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, RowTerms, strides
-from tilecast.codegen.triton_portable import Piece, pieces
 from tilecast.model.kernel.variants import fa3_backward
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.workload import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.triton_portable import Piece
+from tilecast.codegen.pieces import Piece
 
 #: Elements of O that a program reads: enough to fill its warps, few enough for their registers.
 _ELEMENTS = 4096

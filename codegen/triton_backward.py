@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
+from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, STRIDE, RowTerms, strides
-from tilecast.codegen.triton_portable import Piece, pieces
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -200,7 +200,7 @@ class TritonBackward(RowTerms):
     def _stays(self, tensor: str, valid: str, tile: str) -> list[str]:
         """Statements that load a tile which stays: once for a program, so always from pointers."""
         return [
-            f"{tensor}{piece.suffix} = load_rows({tensor}_ptr{_plus(piece)}, stride_{STRIDE[tensor]}s, {valid}, {tile}, {piece.width}, True)"
+            f"{tensor}{piece.suffix} = load_rows({tensor}_ptr{piece.offset}, stride_{STRIDE[tensor]}s, {valid}, {tile}, {piece.width}, True)"
             for piece in self._pieces(tensor)
         ]
 
@@ -212,7 +212,7 @@ class TritonBackward(RowTerms):
             return f"{name} = {box}.reshape([{tile}, {piece.width}])"
         rows = "seqlen_q - row" if place == "row" else "seqlen_k - key"
         stride = f"stride_{STRIDE[tensor]}s"
-        return f"{name} = load_rows({tensor}_block{_plus(piece)}, {stride}, {rows}, {tile}, {piece.width}, {checked})"
+        return f"{name} = load_rows({tensor}_block{piece.offset}, {stride}, {rows}, {tile}, {piece.width}, {checked})"
 
     def _blocks(self, tensors: tuple[str, str], place: str, base: str) -> list[str]:
         """Statements that find the rows of a step."""
@@ -289,7 +289,7 @@ class TritonBackward(RowTerms):
     def _stores(self, tensor: str, valid: str, tile: str, factor: str) -> tuple[str, ...]:
         stride = f"stride_{STRIDE[tensor]}s"
         return tuple(
-            f"store_rows({tensor}_ptr{_plus(x)}, {stride}, {valid}, {tensor}{x.suffix}{factor}, {tile}, {x.width})"
+            f"store_rows({tensor}_ptr{x.offset}, {stride}, {valid}, {tensor}{x.suffix}{factor}, {tile}, {x.width})"
             for x in self._pieces(tensor)
         )
 
@@ -405,10 +405,6 @@ class TritonBackward(RowTerms):
         given = ", ".join(self._tensors(moving, staying)[1])
         head = f"*{boxes}, " if self._described_where_it_moves(moving[0]) else ""
         return f"{name} = ({head}{given}, terms, *(n // 8 for x in ({given}) for n in x.stride()[:3]), *sizes)"
-
-
-def _plus(piece: Piece) -> str:
-    return f" + {piece.start}" if piece.start else ""
 
 
 def context(variant: Fa2BackwardVariant, workload: Workload) -> TritonBackward:

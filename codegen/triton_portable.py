@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
-from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline, tile_widths
+from tilecast.codegen.pieces import InPieces, Piece, pieces
+from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -35,16 +36,6 @@ _MASK_CODE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Columns of a head dimension that are one tl.dot: a power of two of them."""
-
-    start: int
-    width: int
-    #: Distinguishes its variables in the kernel; empty where a head is one piece.
-    suffix: str
-
-
-@dataclass(frozen=True, slots=True)
 class Descriptor:
     """A tensor descriptor that the kernel takes: boxes of ``rows`` (a constant of the file) x ``columns``."""
 
@@ -55,7 +46,7 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class TritonKernel:
+class TritonKernel(InPieces):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -94,26 +85,6 @@ class TritonKernel:
     # -- variables -----------------------------------------------------------------------------------------------------
 
     @property
-    def q(self) -> str:
-        """All pieces of Q."""
-        return ", ".join(f"q{piece.suffix}" for piece in self.qk_pieces)
-
-    @property
-    def o(self) -> str:
-        """All pieces of O."""
-        return ", ".join(f"o{piece.suffix}" for piece in self.v_pieces)
-
-    @property
-    def first_o(self) -> str:
-        """O before any key."""
-        return ", ".join(f"tl.zeros([TILE_M, {piece.width}], tl.float32)" for piece in self.v_pieces)
-
-    @property
-    def state(self) -> str:
-        """What a loop over key blocks carries."""
-        return f"row_max, row_sum, {self.o}"
-
-    @property
     def kv(self) -> str:
         """Where K and V of a head are."""
         if not self.tma:
@@ -127,18 +98,19 @@ class TritonKernel:
         """Statements that load the Q tile."""
         lines = []
         for piece in self.qk_pieces:
-            made = f"load_rows(q_ptr{_plus(piece)}, stride_qs, seqlen_q - row, TILE_M, {piece.width}, True)"
+            made = f"load_rows(q_ptr{piece.offset}, stride_qs, seqlen_q - row, TILE_M, {piece.width}, True)"
             if self.tma:
                 made = f"q_desc{piece.suffix}.load([batch, head, row, {piece.start}]).reshape([TILE_M, {piece.width}])"
             lines.append(f"q{piece.suffix} = {made}")
         return (*lines, f"q = ({self.q})") if self.q != "q" else tuple(lines)
 
-    def _load_block(self, tensor: str, piece: Piece) -> str:
+    def load_block(self, tensor: str, piece: Piece) -> str:
+        """A piece of a block of K or V."""
         if self.tma:
             box = f"{tensor}_desc{piece.suffix}.load([batch, head_kv, key, {piece.start}])"
             return f"{box}.reshape([TILE_N, {piece.width}])"
         return (
-            f"load_rows({tensor}_block{_plus(piece)}, stride_{tensor}s, seqlen_k - key, TILE_N, {piece.width}, MASKED)"
+            f"load_rows({tensor}_block{piece.offset}, stride_{tensor}s, seqlen_k - key, TILE_N, {piece.width}, MASKED)"
         )
 
     @property
@@ -147,21 +119,7 @@ class TritonKernel:
         lines = [f"{self.q} = q"] if self.q != "q" else []
         if not self.tma:
             lines += [f"{t}_block = {t}_ptr + tl.cast(key, tl.int64) * stride_{t}s" for t in "kv"]
-        for piece in self.qk_pieces:
-            name = f"k{piece.suffix}"
-            lines.append(f"{name} = {self._load_block('k', piece)}")
-            lines.append(f"s = tl.dot(q{piece.suffix}, {name}.T{', s' if piece.start else ''})")
-        return tuple(lines)
-
-    @property
-    def pv_statements(self) -> tuple[str, ...]:
-        """Statements that add a key block to O."""
-        lines = []
-        for piece in self.v_pieces:
-            v, o = f"v{piece.suffix}", f"o{piece.suffix}"
-            lines.append(f"{v} = {self._load_block('v', piece)}")
-            lines.append(f"{o} = tl.dot(p.to({v}.dtype), {v}, {o} * correction[:, None])")
-        return tuple(lines)
+        return (*lines, *self.qk_products)
 
     @property
     def store_statements(self) -> tuple[str, ...]:
@@ -236,10 +194,6 @@ class TritonKernel:
         return in_lines(", ".join([*places, "lse_ptr", *strides, *sizes, "scale_log2"]), "def attention(", "):")
 
 
-def _plus(piece: Piece) -> str:
-    return f" + {piece.start}" if piece.start else ""
-
-
 def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: str | None = None) -> TritonKernel:
     """The kernel of a variant; `loads` is one of LOADS, by default what suits the machine.
 
@@ -304,14 +258,3 @@ def targets(descriptors: bool) -> tuple[str, ...]:
     """Targets of plain Triton: tensor descriptors need sm_90, pointers run from sm_80 on."""
     newer = ("sm_90a", "sm_100a", "sm_103a")
     return newer if descriptors else ("sm_80", *newer)
-
-
-def pieces(head_dim: int) -> tuple[Piece, ...]:
-    """Powers of two, largest first, that add up to `head_dim`; each is one tl.dot."""
-    widths = tile_widths(head_dim)
-    if widths[-1] < SMALLEST_DOT:
-        raise VariantError(f"triton: head_dim must be a multiple of {SMALLEST_DOT}, got {head_dim}")
-    starts = [sum(widths[:i]) for i in range(len(widths))]
-    return tuple(
-        Piece(start, width, f"_{start}" if len(widths) > 1 else "") for start, width in zip(starts, widths, strict=True)
-    )

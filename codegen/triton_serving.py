@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.triton_portable import Piece, pieces
+from tilecast.codegen.pieces import InPieces, Piece, pieces
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -24,7 +24,7 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServingKernel:
+class ServingKernel(InPieces):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     title: str
@@ -73,53 +73,22 @@ class ServingKernel:
         return ", ".join(f"tl.zeros([MERGED_ROWS, {piece.width}], tl.float32)" for piece in self.v_pieces)
 
     @property
-    def q(self) -> str:
-        """All pieces of Q."""
-        return ", ".join(f"q{piece.suffix}" for piece in self.qk_pieces)
-
-    @property
-    def o(self) -> str:
-        """All pieces of O."""
-        return ", ".join(f"o{piece.suffix}" for piece in self.v_pieces)
-
-    @property
-    def first_o(self) -> str:
-        """O before any key."""
-        return ", ".join(f"tl.zeros([TILE_M, {piece.width}], tl.float32)" for piece in self.v_pieces)
-
-    @property
-    def state(self) -> str:
-        """What a loop over key blocks carries."""
-        return f"row_max, row_sum, {self.o}"
-
-    @property
     def q_statements(self) -> tuple[str, ...]:
         """Statements that load the Q tile."""
         lines = [
-            f"q{piece.suffix} = load_rows(q_ptr{_plus(piece)}, q_rows, valid, {piece.width}, True)"
+            f"q{piece.suffix} = load_rows(q_ptr{piece.offset}, q_rows, valid, {piece.width}, True)"
             for piece in self.qk_pieces
         ]
         return (*lines, f"q = ({self.q})") if self.q != "q" else tuple(lines)
 
+    def load_block(self, tensor: str, piece: Piece) -> str:
+        """A piece of a block of K or V."""
+        return f"load_rows({tensor}_block{piece.offset}, {tensor}_rows, there, {piece.width}, MASKED)"
+
     @property
     def qk_statements(self) -> tuple[str, ...]:
         """Statements for S of a key block."""
-        lines = []
-        for piece in self.qk_pieces:
-            name = f"k{piece.suffix}"
-            lines.append(f"{name} = load_rows(k_block{_plus(piece)}, k_rows, there, {piece.width}, MASKED)")
-            lines.append(f"s = tl.dot(q{piece.suffix}, {name}.T{', s' if piece.start else ''})")
-        return tuple(lines)
-
-    @property
-    def pv_statements(self) -> tuple[str, ...]:
-        """Statements that add a key block to O."""
-        lines = []
-        for piece in self.v_pieces:
-            v, o = f"v{piece.suffix}", f"o{piece.suffix}"
-            lines.append(f"{v} = load_rows(v_block{_plus(piece)}, v_rows, there, {piece.width}, MASKED)")
-            lines.append(f"{o} = tl.dot(p.to({v}.dtype), {v}, {o} * correction[:, None])")
-        return tuple(lines)
+        return self.qk_products
 
     @property
     def corrections(self) -> tuple[str, ...]:
@@ -170,10 +139,6 @@ class ServingKernel:
         """The head of the kernel."""
         names = [*_POINTERS, *_NUMBERS, "scale_log2", "cap_log2", "PAGE: tl.constexpr", "CAPPED: tl.constexpr"]
         return in_lines(", ".join(names), "def attention(", "):")
-
-
-def _plus(piece: Piece) -> str:
-    return f" + {piece.start}" if piece.start else ""
 
 
 def _columns(piece: Piece) -> str:
