@@ -8,6 +8,8 @@ _PACKAGE = Path(__file__).parents[1]
 DATA = _PACKAGE / "data"
 PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
+#: Loops of kernels as compiled, for forecasts without a compiler.
+LOOPS = DATA / "loops" / "sm_90a.txt"
 #: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
 MODEL_ERROR = DATA / "model_error.csv"
 SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"

@@ -42,6 +42,7 @@ class GemmKernel:
     c_bytes: int
     accumulators: int
     c_stages: int
+    c_parts: int
     warps: int
     family: str
     #: Registers of a thread of the second warpgroup (Hopper).
@@ -65,12 +66,17 @@ class GemmKernel:
     @property
     def slots(self) -> int:
         """Slots of C and D of one warpgroup."""
-        return self.c_stages // self.accumulators
+        return self.c_stages // self.accumulators if self._two_rings and self.turns else self.c_stages
 
     @property
-    def part(self) -> int:
-        """Columns that the writing warps of the Blackwell kernel have in registers at a time."""
-        return 32 if self.c_bytes == 4 else 64
+    def _two_rings(self) -> bool:
+        """Whether every warpgroup has slots of its own."""
+        return self.family == "gemm_hopper"
+
+    @property
+    def halvings(self) -> int:
+        """How often the columns of a tile are halved to get a part of them."""
+        return self.c_parts.bit_length() - 1
 
     @property
     def role_text(self) -> str:
@@ -80,13 +86,16 @@ class GemmKernel:
         return "PIECE_M rows of every tile: products, then D."
 
     @property
-    def slot_statement(self) -> str:
-        """The statement that finds a piece's slot and lap."""
-        if self.family == "gemm_blackwell":
-            return "return turn % SLOTS, turn // SLOTS"
-        if self.turns:
-            return "return turn % 2 * SLOTS + turn // 2 % SLOTS, turn // 2 // SLOTS"
-        return "return piece * SLOTS + turn % SLOTS, turn // SLOTS"
+    def own_turn(self) -> str:
+        """How many tiles a ring of slots has had before the turn-th."""
+        return "turn // 2" if self._two_rings and self.turns else "turn"
+
+    @property
+    def first_slot(self) -> str:
+        """Where a warpgroup's slots begin, as the start of a sum."""
+        if not self._two_rings:
+            return ""
+        return f"{'turn % 2' if self.turns else 'piece'} * SLOTS + "
 
 
 def generate_gemm(
@@ -120,7 +129,7 @@ def context(variant: GemmVariant, gemm: Gemm) -> GemmKernel:
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
         tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
-        accumulators=variant.accumulators, c_stages=variant.c_stages, warps=variant.warps, family=variant.family,
+        accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, family=variant.family,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
+from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
@@ -102,6 +102,9 @@ class HopperKernel(GluonKernel):
     worker_warps: list[int]
     worker_registers: list[int]
     registers_at_launch: int
+    #: Whether q, k and v are e4m3, and whether P V of each block is added to O in float32.
+    fp8: bool = False
+    promoted: bool = False
 
     @property
     def exp2(self) -> str:
@@ -118,7 +121,8 @@ class HopperKernel(GluonKernel):
         """Numbers that vary from call to call, in the order of the kernel's tuple of them."""
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "turns")
-        return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt)
+        factors = ("factors",) if self.fp8 else ()
+        return ("seqlen_q", "seqlen_k", *window, "heads_q", "group", "query_blocks", *dealt, *factors)
 
     @property
     def wide(self) -> bool:
@@ -142,7 +146,10 @@ class HopperKernel(GluonKernel):
     @property
     def host(self) -> Host:
         """The host side."""
-        lines = [*box_statements([(made.tensor, made.rows, made.columns) for made in self.descriptors])]
+        boxes = (
+            () if self.fp8 else box_statements([(made.tensor, made.rows, made.columns) for made in self.descriptors])
+        )
+        lines = [*boxes]
         lines += WINDOW_STATEMENTS if self.mask == "window" else ()
         lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
         if self.scheduler == "grid":
@@ -273,52 +280,21 @@ class HopperKernel(GluonKernel):
         if self.uneven and self.mask == "window":
             turns = f", turns, {self.tile_number} + 1" if self.ping_pong else ""
             lines.append(f"n = pass_blocks(n, first - cta_first, k, v{turns})")
-        return (*lines, *((self.next_tile,) if self.counted else ()), *self.store_statements())
-
-    def store_statements(self, wanted: str = "") -> tuple[str, ...]:
-        """Stores of O, one to a piece."""
-        if self.o_pieces == 1:
-            return (f"store_rows(problem, o, inverse, batch, head, row{wanted})",)
-        return tuple(
-            f"store_rows(problem, o[{i}], inverse, batch, head, row, {piece.offset}{wanted})"
-            for i, piece in enumerate(self.v_pieces)
-        )
+        return (*lines, *((self.next_tile,) if self.counted else ()), *self.store_statements)
 
     @property
-    def valid_statements(self) -> tuple[str, ...]:
-        """Which rows `store_rows` writes."""
-        every = "valid = rows < problem.seqlen_q"
-        if not self.anchored:
-            return (every,)
-        return (every, "if wanted is not None:", "    valid = valid & gl.convert_layout(wanted, rows.type.layout)")
+    def store_statements(self) -> tuple[str, ...]:
+        """Stores of O, one to a piece."""
+        if self.o_pieces == 1:
+            return ("store_rows(problem, o, inverse, batch, head, row)",)
+        return tuple(
+            f"store_rows(problem, o[{i}], inverse, batch, head, row, {piece.offset})"
+            for i, piece in enumerate(self.v_pieces)
+        )
 
     def own(self, size: str) -> str:
         """A size for masks: where registers are scarce, an own copy, so that roles share nothing that is made of it."""
         return f"own_copy({size})" if self.wide else size
-
-    @property
-    def _flag_to_a_row(self) -> bool:
-        """Whether a warpgroup reports failed rows one by one.
-
-        One flag for all of them takes a maximum over warps, in which Triton leaves a register undefined that ptxas then
-        keeps through the main loop: one too many for a masked kernel where O takes 128.
-        """
-        return self.wide and self.uneven and self.warpgroups == 2
-
-    @property
-    def flags(self) -> str:
-        """How many flags say that rows are to be done again."""
-        return "WARPGROUPS * ROWS" if self._flag_to_a_row else "1"
-
-    @property
-    def report_statements(self) -> tuple[str, ...]:
-        """Statements that set them."""
-        if self._flag_to_a_row:
-            return (
-                "flags = again.slice(g * ROWS, ROWS)",
-                "flags.store(gl.maximum(flags.load(SCORE_ROWS), failed))",
-            )
-        return ("if gl.max(failed, 0) > 0:", "    again.store(gl.full([1], 1, gl.int32, layout=ONE))")
 
     @property
     def query_tile_fields(self) -> tuple[str, ...]:
@@ -374,7 +350,23 @@ class HopperKernel(GluonKernel):
 
     @property
     def _finish_pv(self) -> tuple[str, str]:
+        if self.promoted:
+            return "part = warpgroup_mma_wait(0, deps=[part])", "release(tile.v, n)"
         return f"o = warpgroup_mma_wait(0, deps={self.o_deps})", "release(tile.v, n)"
+
+    @property
+    def last_pv(self) -> str:
+        """The statement that issues the product of the last block."""
+        if self.fp8:
+            return f"{'part' if self.promoted else 'o'} = issue_pv(left_operand(p), tile_at(v, n){'' if self.promoted else ', o'})"
+        return "o = issue_pv(p.to(dtype), tile_at(v, n), o)"
+
+    @property
+    def finish_last_pv(self) -> tuple[str, ...]:
+        """Statements that wait for it."""
+        if self.promoted:
+            return ("o = scaled(o, statistics.factor) + warpgroup_mma_wait(0, deps=[part])",)
+        return (f"o = warpgroup_mma_wait(0, deps={self.o_deps})",)
 
     @property
     def product_statements(self) -> tuple[str, ...]:
@@ -384,7 +376,8 @@ class HopperKernel(GluonKernel):
             "wait(tile.k, n + 1)",
             f"s = issue_qk(tile_at(tile.q, {number}), tile_at(tile.k, n + 1))",
         )
-        pv: tuple[str, ...] = ("wait(tile.v, n)", "o = issue_pv(operand, tile_at(tile.v, n), o)")
+        result, before = ("part", "") if self.promoted else ("o", ", o")
+        pv: tuple[str, ...] = ("wait(tile.v, n)", f"{result} = issue_pv(operand, tile_at(tile.v, n){before})")
         if not self.overlap:
             qk, pv = (*qk, *self._finish_qk), (*pv, *self._finish_pv)
         lines = [line for product in self.issue_order for line in (qk if product == "qk" else pv)]
@@ -399,7 +392,7 @@ class HopperKernel(GluonKernel):
             f"""row_max = gl.max(s, 1)
 reference = reference_of(row_max, problem)
 p = {self.exp2}(s * problem.scale_log2 - reference[:, None])
-statistics = Statistics(row_max, partial_sums(p), reference)
+statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1.0, gl.float32, layout=SCORE_ROWS)" if self.promoted else ""})
 o = {self.zeros}""",
             " " * 12,
         )
@@ -407,31 +400,70 @@ o = {self.zeros}""",
     @property
     def softmax_statements(self) -> tuple[str, ...]:
         """The softmax of an iteration, and the end of its P V."""
-        anchored = (
+        fixed = (
             f"p = {self.exp2}(s * tile.problem.scale_log2 - statistics.reference[:, None])",
-            "statistics = Statistics(statistics.row_max, statistics.row_sums + partial_sums(p), statistics.reference)",
+            "sums = partial_sums(p)",
+            "vote(sums, OUTGROWN)",
+        )
+        move = (
+            "if some_above():",
+            "    p, sums, statistics, factor = moved(s, p, sums, statistics, tile.problem)",
+            f"    o = {self.scaled_o}",
+            "statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)",
         )
         online = "p, statistics, factor = online_softmax(s, statistics, tile.problem)"
+        if self.promoted:
+            # The O there is was last brought to the reference before this block's: one FFMA adds and rescales.
+            due = "due = statistics.factor"
+            finish = self._finish_pv if self.overlap else ()
+            return (due, online.replace("factor", "_"), *finish, "o = scaled(o, due) + part")
         rescale = f"o = {self.rescaled_o}"
         finish = self._finish_pv if self.overlap else ()
         if self.both:
-            both = ("if RESCALE:", f"    {online}", "else:", *(f"    {line}" for line in anchored))
-            return (*both, *finish, "if RESCALE:", f"    {rescale}")
-        return (*anchored, *finish) if self.anchored else (online, *finish, rescale)
+            both = ("if RESCALE:", f"    {online}", "else:", *(f"    {line}" for line in fixed))
+            return (*both, *finish, "if RESCALE:", f"    {rescale}", "else:", *(f"    {line}" for line in move))
+        return (*fixed, *finish, *move) if self.anchored else (online, *finish, rescale)
 
     @property
     def row_results(self) -> tuple[str, ...]:
         """The end of the function that says what a row's statistics come to."""
         if not self.masked:
-            return ("return row_sum, 1.0 / row_sum, lse",)
+            return ("return 1.0 / row_sum, lse",)
         seen: tuple[str, ...] = ("empty = keys_seen(problem, row) < 0",)
         if self.mask == "window":
             seen = ("first, last = keys_seen(problem, row)", "empty = last < first")
-        sums = "gl.where(empty, 1.0, row_sum), gl.where(empty, 0.0, 1.0 / row_sum)"
-        return (*seen, f'return {sums}, gl.where(empty, float("-inf"), lse)')
+        return (*seen, 'return gl.where(empty, 0.0, 1.0 / row_sum), gl.where(empty, float("-inf"), lse)')
+
+    # -- e4m3 ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def instruction_depth(self) -> int:
+        """K of one matrix instruction: 32 bytes of a row."""
+        return 32 if self.fp8 else 16
+
+    @property
+    def octaves(self) -> int:
+        """Power of two that exponentials reach in e4m3: 8, less what a row may outgrow its reference by."""
+        return 8 - (int(self.rescale_threshold) if self.rescale == "conditional" else 0)
+
+    @property
+    def problem_of_head(self) -> str:
+        """The statement that makes the problem of a launch that of a head."""
+        values = (f"launched.{name}" for name in (*OUTPUTS, *self.sizes))
+        return in_lines(", ".join((*values, "scale_log2")), "return Problem(", ")", 116)
+
+    @property
+    def launched(self) -> str:
+        """What consumers call the problem of the launch: in e4m3 each head has a scale of its own."""
+        return "launched" if self.fp8 else "problem"
+
+    @property
+    def consumer_turns(self) -> str:
+        """`turns` in a consumer."""
+        return self.turns.replace("problem", self.launched)
 
     @property
     def consumer_roles(self) -> tuple[str, ...]:
         """Partitions of the consumers."""
-        extra = f"{'again, ' if self.anchored else ''}{'turn_barriers, ' if self.ping_pong else ''}"
+        extra = "turn_barriers, " if self.ping_pong else ""
         return tuple(f"(consumer_role, ({g}, {extra}q, k, v, problem))," for g in range(self.warpgroups))

@@ -29,8 +29,8 @@ _RESCALE_TEXT = {
     "conditional": "Online softmax with conditional rescale: O is only rescaled when the maximum of one of the rows has "
     "grown by more than 2^{threshold:g}.",
     "anchored": "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, so the steady "
-    "state has neither a row maximum nor a rescale of O.  That is exact while no exponential leaves the range of its type; "
-    "the row sums tell, and rows where one did are done again with the online softmax.",
+    "state has neither a row maximum nor a rescale of O.  The sums of each block tell where a row outgrew its reference; in "
+    "that block it takes the row's maximum, and O is rescaled, by the warps that have such rows.",
 }
 _MASK_TEXT = {
     "none": "Every query sees every key.",
@@ -87,6 +87,8 @@ def context(variant: Fa3Variant, workload: Workload, machine: Machine) -> Hopper
         worker_warps=[4] * workers + [1],
         worker_registers=[consumer] * workers + [load],
         registers_at_launch=at_launch,
+        fp8=workload.dtype == "fp8",
+        promoted=workload.dtype == "fp8" and variant.rescale == "always",
     )
 
 

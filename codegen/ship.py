@@ -43,6 +43,7 @@ _REGISTRY = (
     "seqlen_q_min",
     "seqlen_q_max",
     "triton_min",
+    "cache",
 )
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
 
@@ -75,14 +76,21 @@ def read_serving_list(path: Path = LIST) -> tuple[Shipped, ...]:
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["serving"])
 
 
+def read_e4m3_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The forward kernels of the list that take e4m3, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["e4m3"])
+
+
 def _shipped(row: dict[str, object]) -> Shipped:
     dim, dim_v = int(str(row["head_dim_qk"])), int(str(row["head_dim_v"]))
     length, mask = int(str(row["seqlen"])), str(row["mask"])
     heads = _HIDDEN // dim if _HIDDEN % dim == 0 else 16
     # Serving kernels are for groups of 4 query heads, `queries` of them a sequence.
     queries, group = (int(str(row["queries"])), 4) if "queries" in row else (length, 1)
+    if "latent=1" in str(row["variant"]).split(","):
+        heads, group = 1, 64
     work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
-                    _WINDOW if mask == "window" else None)  # fmt: skip
+                    _WINDOW if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip
     facts = {key: row[key] for key in _REGISTRY if key in row}
     return Shipped(str(row["module"]), str(row["family"]), str(row["machine"]), str(row["variant"]), work, facts)
 
@@ -92,14 +100,15 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
     index: list[dict[str, object]] = []
     lines: list[str] = []
     measured = _measured()
-    for kernel in read_list():
+    for kernel in (*read_list(), *read_e4m3_list()):
         family = find_family(kernel.family)
         machine = load_machine(kernel.machine)
         variant = parse_variant(f"family={family.name},{kernel.variant}")
         made = generate(kernel.workload, machine, family, variant, version)
         yield Path("generated") / f"{kernel.module}.py", made.source
+        dtypes = ["fp8"] if kernel.workload.dtype == "fp8" else ["bf16", "fp16"]
         index.append(
-            {"module": kernel.module, "family": kernel.family, "dtypes": ["bf16", "fp16"], **kernel.facts,
+            {"module": kernel.module, "family": kernel.family, "dtypes": dtypes, **kernel.facts,
              "forecast": {"workload": kernel.workload.label(), **forecast_of(made.prediction)}}
         )  # fmt: skip
         short = predict(kernel.workload, machine, variant, clock="short", interval=False)
@@ -156,14 +165,17 @@ def _purpose(kernel: Shipped) -> str:
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
-    return f"head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
+    dtype = "e4m3, " if work.dtype == "fp8" else ""
+    return f"{dtype}head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
 
 
 def _purpose_of_rows(kernel: Shipped) -> str:
     """Which sequences a serving kernel takes."""
     work, low, high = kernel.workload, kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
-    return f"head_dim {dims}, " + (f"from {low} rows" if low else f"up to {high} rows")
+    cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
+    which = f"from {low} rows" if low else f"up to {high} rows" if high else "values in the keys"
+    return f"head_dim {dims}, {which}{cache}"
 
 
 def _devices(kernel: Shipped) -> str:
@@ -191,6 +203,8 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 [`launching.py`](launching.py), which works that out once for a shape; `launching.launcher(module)` gives you the same.
 
 - `hopper_ws_*`: Gluon for sm_90a, anchored softmax; what `tilecast.attention` runs on H100 and H200.
+- `hopper_fp8_*`: the same family for e4m3 q, k and v, bf16 out: `launch(..., q_descale=, k_descale=, v_descale=)` also brings V
+  along its keys first ([docs/fp8.md](../docs/fp8.md)).
 - `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.
 - `triton_*`: plain Triton with pointers, any GPU from Ampere on.
 - `blackwell_ws_*`: Gluon for sm_100a and sm_103a, FlashAttention-4's structure; `_pair` kernels multiply with two CTAs
@@ -198,7 +212,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
   inspected and run on a CPU stand-in, not yet on hardware: the operator prefers the portable kernels there until
   somebody asks with `TILECAST_FAMILY=blackwell_ws`.
 
-Forecast and measured: bf16 TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
+Forecast and measured: bf16 (e4m3 where the table says so) TFLOP/s in a short run at 16k tokens, hidden size 2048, the given sequence length (windows: 1024
 keys to the left).  Measured in turns with the other kernels of the shape, L2 evicted, median of 15
 ([`h200_shipped.csv`](../data/measured/h200_shipped.csv); against other libraries:
 [docs/kernels.md](../docs/kernels.md)).  [`index.json`](generated/index.json) has the sustained forecasts, unit by unit.  The pointer kernels

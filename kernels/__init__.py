@@ -9,13 +9,14 @@ _HOME = {
     "addmm": "tilecast.kernels.gemm.operator",
     "attention": "tilecast.kernels.operator",
     "attention_kvcache": "tilecast.kernels.serving.calls",
+    "attention_mla": "tilecast.kernels.serving.calls",
     "attention_varlen": "tilecast.kernels.serving.calls",
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
     "register_flash_attention": "tilecast.kernels.pytorch",
 }
 __all__ = [
-    "AttentionError", "UnsupportedError", "addmm", "attention", "attention_kvcache", "attention_varlen", "register_flash_attention",
+    "AttentionError", "UnsupportedError", "addmm", "attention", "attention_kvcache", "attention_mla", "attention_varlen", "register_flash_attention",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
-    from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen
+    from tilecast.kernels.serving.calls import attention_kvcache, attention_mla, attention_varlen
 
 
 def _without_torch(*_: Any, **__: Any) -> Any:

@@ -153,14 +153,7 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, win
     """
     # One tensor may be given twice, and still every argument must tell which one it is of.
     apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
-    place = {id(tensor): i for i, tensor in enumerate(apart) if tensor is not None}
-
-    def recipe(argument: Any) -> tuple[int | None, Any]:
-        base = getattr(argument, "base", None)
-        if id(base) in place:
-            return place[id(base)], (type(argument), {**vars(argument), "base": None})
-        return (place[id(argument)], None) if id(argument) in place else (None, argument)
-
+    recipe = _recipes(apart)
     steps = []
     for number, ((kernel, grid, arguments), options) in enumerate(
         zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
@@ -169,6 +162,75 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, win
         # An interpreter compiles nothing.
         compiled = kernel.warmup(*arguments, *scales, grid=grid, **options) or kernel
         steps.append((compiled[grid], [recipe(argument) for argument in arguments], bool(number)))
+    return steps
+
+
+def _recipes(apart: list[Any]) -> Callable[[Any], tuple[int | None, Any]]:
+    """What gives the recipe of an argument made from one of the tensors ``apart``."""
+    place = {id(tensor): i for i, tensor in enumerate(apart) if tensor is not None}
+
+    def recipe(argument: Any) -> tuple[int | None, Any]:
+        base = getattr(argument, "base", None)
+        if base is not None and id(base) in place:
+            return place[id(base)], (type(argument), {**vars(argument), "base": None})
+        return (place[id(argument)], None) if id(argument) in place else (None, argument)
+
+    return recipe
+
+
+def e4m3_launcher(module: Any) -> Callable[..., None]:
+    """``launch`` of a generated e4m3 kernel, which remembers what it works out for a shape.
+
+    ``module`` is the file as a module: its ``plan`` of two launches, ``workspaces`` and ``OPTIONS``.  The result has the
+    signature, the shapes and the refusals of the file's ``launch``.
+    """
+    plans: dict[Any, Any] = {}
+
+    def launch(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1,
+        q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+    ) -> None:  # fmt: skip
+        if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+        if lse is None:
+            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        tensors = (q, k, v, out, lse, q_descale, k_descale, v_descale, *module.workspaces(v))
+        key = (
+            q.device,
+            *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
+            window_left,
+            window_right,
+        )
+        steps = plans.get(key)
+        if steps is None:
+            if len(plans) >= MOST_PLANS:
+                plans.clear()
+            steps = plans[key] = _e4m3_steps(module, tensors, window_left, window_right)
+        for (start, recipe), scales in zip(steps, ((), (scale * LOG2E,)), strict=False):
+            arguments = [
+                value if at is None else tensors[at] if value is None else on_tensor(value, tensors[at])
+                for at, value in recipe
+            ]
+            start(*arguments, *scales)
+        if not steps:
+            out.zero_()
+            lse.fill_(float("-inf"))
+
+    return launch
+
+
+def _e4m3_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
+    """(compiled kernel on its grid, recipe of its arguments) of both launches of a shape; empty for empty tensors."""
+    # One tensor may be given twice, and still every argument must tell which one it is of.
+    apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+    recipe = _recipes(apart)
+    steps = []
+    options = ({"num_warps": module.PREPARE_WARPS}, module.OPTIONS)
+    planned = module.plan(*apart, window_left, window_right)
+    for (kernel, grid, arguments), scales, more in zip(planned, ((), (1.0,)), options, strict=False):
+        # An interpreter compiles nothing.
+        compiled = kernel.warmup(*arguments, *scales, grid=grid, **more) or kernel
+        steps.append((compiled[grid], [recipe(argument) for argument in arguments]))
     return steps
 
 

@@ -7,11 +7,12 @@ The index is a JSON list, one object per kernel module, written by the generator
      "capability": [[9, 0]],              exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
      "head_dim_qk": 128, "head_dim_v": 128,
      "mask": "causal",                    none, causal or window; a window kernel takes any (left, right) at run time
-     "dtypes": ["bf16", "fp16"],
+     "dtypes": ["bf16", "fp16"],          or ["fp8"] alone: e4m3 in, bf16 out, `launching.e4m3_launcher`
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
+     "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
@@ -43,14 +44,15 @@ from typing import Any, TypeVar
 
 INDEX = Path(__file__).parent / "generated" / "index.json"
 PACKAGE = "tilecast.kernels.generated"
-DTYPES = ("bf16", "fp16")
+DTYPES = ("bf16", "fp16", "fp8")
 #: Kernel masks that compute a problem's mask, narrowest first: a causal problem is a window of (-1, 0), and so on.
 COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "window": ("window",)}
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "forecast")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "forecast")
 PASSES = ("fwd", "bwd", "serve")
+CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
 FAMILY_VARIABLE = "TILECAST_FAMILY"
 
@@ -91,6 +93,8 @@ class Entry(Shipped):
     triton_min: tuple[int, int] = (0, 0)
     #: "bwd" for gradients, "serve" for packed and paged batches.
     direction: str = "fwd"
+    #: Of serving kernels, what K and V are: "", as q, or "e4m3".
+    cache: str = ""
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -128,7 +132,7 @@ def candidates(
 ) -> tuple[Entry, ...]:
     """Kernels for a problem, best first; the first whose query lengths fit is the one to run.
 
-    ``dtype`` is bf16 or fp16, ``mask`` as `reduce_mask` says.  Kernels that a better one makes unreachable are left out,
+    ``dtype`` is bf16, fp16 or fp8, ``mask`` as `reduce_mask` says.  Kernels that a better one makes unreachable are left out,
     so that what comes back is what has to be imported.  Empty where nothing fits.
     """
     known = shipped() if entries is None else entries
@@ -173,7 +177,9 @@ def launcher(entry: Entry) -> Callable[..., Any]:
     module = importlib.import_module(f"{PACKAGE}.{entry.module}")
     from tilecast.kernels import launching  # loads torch
 
-    return launching.launcher(module) if entry.direction == "fwd" else launching.backward_launcher(module)
+    if entry.direction == "bwd":
+        return launching.backward_launcher(module)
+    return launching.e4m3_launcher(module) if entry.dtypes == {"fp8"} else launching.launcher(module)
 
 
 def shipped() -> tuple[Entry, ...]:
@@ -278,6 +284,9 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
     direction = row.get("pass", "fwd")
     if direction not in PASSES:
         raise RegistryError(f"{where}: field 'pass': expected {', '.join(PASSES)}, got {direction!r}")
+    cache = row.get("cache", "")
+    if cache not in CACHES:
+        raise RegistryError(f"{where}: field 'cache': expected {', '.join(map(repr, CACHES))}, got {cache!r}")
     dtypes = row["dtypes"]
     if not isinstance(dtypes, list) or not dtypes or not set(dtypes) <= set(DTYPES):
         raise RegistryError(f"{where}: field 'dtypes': expected some of {', '.join(DTYPES)}, got {dtypes!r}")
@@ -297,6 +306,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         preference=whole_number(row, "preference", where),
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,
+        cache=cache,
     )
 
 

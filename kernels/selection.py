@@ -5,7 +5,7 @@ Kernels are imported when a problem is met for the first time, and remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ def refusal(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int) 
     if q.device.type == "meta" or (q.device.type == "cuda" and not torch.cuda.is_available()):
         return None
     mask = "none" if left < 0 and right < 0 else "causal" if left < 0 and right == 0 else "window"
-    refused = _kernel_refusal(q, v.shape[3], mask, "fwd")
+    refused = kernel_refusal(q, v.shape[3], mask, "fwd")
     if refused is None and wants_gradients(q, k, v):
-        refused = _kernel_refusal(q, v.shape[3], mask, "bwd")
+        refused = kernel_refusal(q, v.shape[3], mask, "bwd")
     return refused
 
 
@@ -48,10 +48,12 @@ def _dtype_refusal(dtype: Any) -> str:
     return f"q, k, v: expected dtype torch.bfloat16 or torch.float16, got {dtype}; cast them, or use fallback='sdpa'"
 
 
-def _kernel_refusal(q: Any, head_dim_v: int, mask: str, direction: str) -> str | None:
+def kernel_refusal(
+    q: Any, head_dim_v: int, mask: str, direction: str, names: Mapping[Any, str] = DTYPE_NAMES
+) -> str | None:
     """Why no shipped kernel computes such problems ("fwd") or their gradients ("bwd") on q's device; None when one does."""
     head_dim = q.shape[3]
-    served = _served(q.device.type, q.get_device(), DTYPE_NAMES[q.dtype], mask, direction)
+    served = _served(q.device.type, q.get_device(), names[q.dtype], mask, direction)
     if isinstance(served, str):
         return served
     # Compared one by one: under torch.compile the sizes may be symbols, and this makes them constants.
@@ -96,12 +98,18 @@ def capability_of(kind: str, device: int) -> tuple[int, int] | str:
     return major, minor
 
 
-def find_kernels(q: Any, k: Any, v: Any, mask: str, direction: str = "fwd") -> Kernels:
-    """The kernels of a problem met for the first time, imported and remembered; UnsupportedError where there is none."""
+def find_kernels(
+    q: Any, k: Any, v: Any, mask: str, direction: str = "fwd", *,
+    names: Mapping[Any, str] = DTYPE_NAMES, known: Known | None = None,
+) -> Kernels:  # fmt: skip
+    """The kernels of a problem met for the first time, imported and remembered; UnsupportedError where there is none.
+
+    ``names``: dtypes and their names in the index; ``known``: where they are remembered, by default with others of a direction.
+    """
     # Devices by index alone look the same when neither is CUDA.
     check_agreement(q, k, v)
     dtype, device, head_dim, head_dim_v = q.dtype, q.get_device(), q.shape[3], v.shape[3]
-    refused = _kernel_refusal(q, head_dim_v, mask, direction) if dtype in DTYPE_NAMES else _dtype_refusal(dtype)
+    refused = kernel_refusal(q, head_dim_v, mask, direction, names) if dtype in names else _dtype_refusal(dtype)
     if refused:
         raise UnsupportedError(refused)
     capability = capability_of(q.device.type, device)
@@ -109,16 +117,15 @@ def find_kernels(q: Any, k: Any, v: Any, mask: str, direction: str = "fwd") -> K
     try:
         found = tuple(
             (e.seqlen_q_min, e.seqlen_q_max, on_device(registry.launcher(e), device), e.mask == "window")
-            for e in registry.candidates(
-                capability, DTYPE_NAMES[dtype], head_dim, head_dim_v, mask, _entries(direction)
-            )
+            for e in registry.candidates(capability, names[dtype], head_dim, head_dim_v, mask, _entries(direction))
         )
     except ImportError as error:
         raise UnsupportedError(
             f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; "
             "pip install 'tilecast[gpu]', or use fallback='sdpa'"
         ) from error
-    known = forward_kernels if direction == "fwd" else backward_kernels
+    if known is None:
+        known = forward_kernels if direction == "fwd" else backward_kernels
     known[(device, dtype, head_dim, head_dim_v, mask)] = found
     return found
 
@@ -150,7 +157,7 @@ def readable(tensor: Any) -> Any:
     return tensor
 
 
-def empty_output(q: Any, head_dim_v: int) -> Any:
+def empty_output(q: Any, head_dim_v: int, dtype: Any = None) -> Any:
     """(batch, heads, seqlen_q, head_dim_v), dense, in the memory order of q: heads inside seqlen or seqlen inside heads."""
     batch, heads, seqlen, _ = q.shape
     outer = heads * seqlen * head_dim_v
@@ -158,4 +165,4 @@ def empty_output(q: Any, head_dim_v: int) -> Any:
         strides = (outer, head_dim_v, heads * head_dim_v, 1)
     else:
         strides = (outer, seqlen * head_dim_v, head_dim_v, 1)
-    return torch.empty_strided((batch, heads, seqlen, head_dim_v), strides, dtype=q.dtype, device=q.device)
+    return torch.empty_strided((batch, heads, seqlen, head_dim_v), strides, dtype=dtype or q.dtype, device=q.device)

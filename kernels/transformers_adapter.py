@@ -5,8 +5,8 @@
     >>> model = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16", attn_implementation="tilecast")
 
 Written against transformers 5 (AttentionInterface and AttentionMaskInterface).  Masks are never materialised: causal and
-sliding-window masks are facts of the call, and whatever needs a tensor (padding, packing, chunks, custom masks) is
-refused rather than computed wrongly.
+sliding-window masks are facts of the call, padding is packed away, and whatever else needs a tensor (packing, chunks, custom
+masks) is refused rather than computed wrongly.  Padding, soft caps and attention sinks run on the serving kernels: inference only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tilecast.kernels.errors import UnsupportedError
 
 #: Arguments of other attention functions that change the result and that the kernels do not have.
-_CHANGES_THE_RESULT = ("softcap", "s_aux", "position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k")
+_CHANGES_THE_RESULT = ("position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
 def register(name: str = "tilecast", fallback: str | None = None) -> None:
@@ -53,12 +53,14 @@ def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, 
         dropout: float = 0.0,
         sliding_window: int | None = None,
         is_causal: bool | None = None,
+        softcap: float | None = None,
+        s_aux: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, None]:
-        if attention_mask is not None:
+        if attention_mask is not None and attention_mask.dim() != 2:
             raise UnsupportedError(
                 f"attention_mask: expected None, got a tensor of shape {tuple(attention_mask.shape)}; tilecast computes "
-                "causal and sliding-window masks itself and takes no other: use attn_implementation='sdpa' for those"
+                "causal and sliding-window masks itself and takes no other but padding: use attn_implementation='sdpa' for those"
             )
         if dropout:
             raise UnsupportedError(f"dropout: expected 0, got {dropout}; set attention_dropout=0 or call model.eval()")
@@ -80,6 +82,10 @@ def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, 
                 window = (sliding_window - 1, 0)
             elif sliding_window < max(query.shape[2], key.shape[2]):
                 raise UnsupportedError(_bidirectional_window(sliding_window))
+        if attention_mask is not None or softcap or s_aux is not None:
+            from tilecast.kernels.engines.padded import attend
+
+            return attend(query, key, value, attention_mask, causal, window, scaling, softcap or 0.0, s_aux), None
         out = attention(query, key, value, causal=causal, scale=scaling, window=window, fallback=fallback)
         # No copy where the projections left heads innermost, as they do in most models: the output follows the query.
         return out.transpose(1, 2).contiguous(), None
@@ -100,10 +106,10 @@ def no_mask(
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **_: Any,
-) -> None:
-    """The mask of a forward pass as transformers asks for it: always None, or UnsupportedError where None would be wrong.
+) -> Any:
+    """The mask of a forward pass as transformers asks for it: None, or which keys are no padding (batch, kv_length).
 
-    ``attention_mask`` is the 2-D padding mask (batch, tokens so far), True for real tokens.  transformers sets one of the
+    UnsupportedError where that is not all there is to the mask.  ``attention_mask`` is the 2-D padding mask (batch, tokens so far), True for real tokens.  transformers sets one of the
     ``allow_..._skip`` flags exactly when nothing but causality, a window or padding is in ``mask_function``.
     """
     if not allow_is_causal_skip and not allow_is_bidirectional_skip:
@@ -112,18 +118,16 @@ def no_mask(
             "needs a tensor (packed sequences, a custom mask function, a compiled static cache); use 'sdpa', or under "
             "torch.compile, where packing cannot be ruled out, pass use_cache=True"
         )
+    padding = None
     if attention_mask is not None:
         begin = int(kv_offset)
-        if not bool(attention_mask[:, begin : begin + kv_length].all()):
-            raise UnsupportedError(
-                "attention_mask: expected no padding, got masked tokens; batch sequences of equal length, run them one by "
-                "one, or use attn_implementation='sdpa'"
-            )
+        real = attention_mask[:, begin : begin + kv_length].bool()
+        padding = None if bool(real.all()) else real
     reach = int(kv_offset) + kv_length
     if allow_is_bidirectional_skip:
         if local_size is not None and kv_length > local_size:
             raise UnsupportedError(_bidirectional_window(local_size))
-        return
+        return padding
     # The kernels put the last query on the last key; keys beyond it are the unused end of a static cache.
     if int(q_offset) + q_length != reach:
         raise UnsupportedError(
@@ -134,6 +138,7 @@ def no_mask(
         raise UnsupportedError(
             f"attention mask: chunks of {local_size} are not supported beyond one chunk, got {reach}"
         )
+    return padding
 
 
 def _bidirectional_window(size: int) -> str:

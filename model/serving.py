@@ -1,6 +1,6 @@
 """The kernel class of serving steps that is written: its record, and its variants as text.
 
-Beside `families`, as `backward` is: nothing forecasts it yet.
+Beside `families`, as `backward` is; `step/` forecasts what it runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _value(key: str, text: str, current: object) -> object:
         value = int(text)
     except ValueError:
         raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    least = 0 if key == "registers" else 1
+    least = 0 if key in ("registers", "whole_keys", "apart", "latent") else 1
     if key == "warps" and value not in (1, 2, 4, 8):
         raise VariantError(f"--variant: knob '{key}' takes one of 1, 2, 4, 8, got '{text}'")
     if not least <= value <= 65536:

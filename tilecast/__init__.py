@@ -17,6 +17,7 @@ _HOME = {
     "addmm": "tilecast.kernels",
     "attention": "tilecast.kernels",
     "attention_kvcache": "tilecast.kernels",
+    "attention_mla": "tilecast.kernels",
     "attention_varlen": "tilecast.kernels",
     "AttentionError": "tilecast.kernels",
     "UnsupportedError": "tilecast.kernels",
@@ -24,6 +25,7 @@ _HOME = {
     "predict": "tilecast.model.forecast.predict",
     "best": "tilecast.model.search.best",
     "compiled_variant": "tilecast.codegen.compiler.kept",
+    "loop_at_hand": "tilecast.model.compiled.loops.shelf",
     "Prediction": "tilecast.model.forecast.predict",
     "PredictError": "tilecast.model.chip.evaluate",
     "Gemm": "tilecast.model.gemm.workload",
@@ -67,8 +69,9 @@ if TYPE_CHECKING:
     from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
-    from tilecast.kernels.serving.calls import attention_kvcache, attention_varlen
+    from tilecast.kernels.serving.calls import attention_kvcache, attention_mla, attention_varlen
     from tilecast.model.chip.evaluate import PredictError
+    from tilecast.model.compiled.loops.shelf import loop_at_hand
     from tilecast.model.families import parse_variant
     from tilecast.model.forecast.predict import Prediction, predict
     from tilecast.model.gemm.forecast import forecast_gemm

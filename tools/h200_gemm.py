@@ -43,7 +43,7 @@ SMALL_K = (
 )
 LARGE_K = tuple((8192, 8192, k, "bf16", True) for k in (2048, 4096, 8192))
 #: Kernels of which one has two accumulators and one the same with one.
-KNOB = (GemmVariant(stages=3, c_stages=4), GemmVariant(stages=5, c_stages=2))
+KNOB = (GemmVariant(stages=5, c_stages=4, c_parts=2), GemmVariant(stages=6, c_stages=4, c_parts=4))
 KNOB_KS = (64, 128, 256, 512, 1024, 2048, 4096)
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "m", "n", "k", "c_dtype", "in_place", "subject", "variant", "us", "low_us",
           "high_us", "tflops", "gbps", "against_torch", "largest_error", "sm_clock_mhz")  # fmt: skip
@@ -175,7 +175,7 @@ def main() -> None:
                         if writable(variant, problem, chip).legal:
                             module = generated(variant, Path(folder))
                             text = gemm_variant_text(variant)
-                            calls[f"{variant.accumulators} accumulators, {two.c_stages} slots"] = (
+                            calls[f"{variant.accumulators} accumulators, {two.stages} stages"] = (
                                 text, lambda launch=module.launch, a=a, b=b, c=c, d=d: launch(a, b, c, d),
                             )  # fmt: skip
             for row in measure(shape, calls, (a, b, c, d), given.rounds, evict):

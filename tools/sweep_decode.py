@@ -1,10 +1,11 @@
 """Decode steps of `tilecast.attention_kvcache` on the GPU at hand, beside FlashAttention-3.
 
-    python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9]
+    python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9] [--fp8]
 
 40 points: batch 1 to 256, keys 512 to 128k, heads 32/8, 64/8, 32/32 and 8/1, pages of 16, 64 and 128, head_dim 128, bfloat16.
 Each is a CUDA graph of one call, L2 evicted before, the kernels in turns; the table has medians and the range.  LIBRARY is
 FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed queries); without it its columns stay empty.
+--fp8: caches of e4m3; FlashAttention-3 then takes queries of e4m3 as well, here queries stay bfloat16.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BATCHES = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8
 DIM = 128
 #: What evicts L2: more than it holds.
 EVICT_BYTES = 256 << 20
-FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "mbytes", "tilecast_us",
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
           "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
 
@@ -108,14 +109,17 @@ def measure(
     table = torch.randperm(pages, device="cuda").to(torch.int32).view(batch, -1)
     lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
-    q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(pool[0].dtype)
+    q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(torch.bfloat16)
+    size_bytes = 2 * size * pool[0].element_size()
     calls = {"tilecast": lambda: tilecast.attention_kvcache(q, k, v, lengths, table, causal=True)}
     if fa3 is not None:
-        calls["fa3"] = lambda: fa3(q, k, v, lengths, table, starts)
+        theirs_q = q.to(pool[0].dtype)
+        calls["fa3"] = lambda: fa3(theirs_q, k, v, lengths, table, starts)
     found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
     medians = {name: statistics.median(values) for name, values in found.items()}
     row: dict[str, Any] = {"batch": batch, "keys": keys, "heads_q": heads[0], "heads_kv": heads[1], "page": page}
-    row |= {"mbytes": round(4 * size / 1e6, 1), "tilecast_tbs": round(4 * size / medians["tilecast"] * 1e-6, 3)}
+    row |= {"mbytes": round(size_bytes / 1e6, 1), "tilecast_tbs": round(size_bytes / medians["tilecast"] * 1e-6, 3)}
+    row["cache"] = "e4m3" if pool[0].element_size() == 1 else "bf16"
     for name, values in found.items():
         row |= {
             f"{name}_us": round(medians[name], 2),
@@ -140,6 +144,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--fp8", action="store_true", help="caches of e4m3")
     given = parser.parse_args()
     import torch
     import triton
@@ -150,7 +155,8 @@ def main() -> None:
     }  # fmt: skip
     fa3 = load_fa3(given.fa3) if given.fa3 else None
     longest = max(batch * keys for batch, keys, _ in BATCHES) * max(heads[1] for heads in HEADS) * DIM
-    pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    kind = torch.float8_e4m3fn if given.fp8 else torch.bfloat16
+    pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16).to(kind) for _ in range(2)]
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     with given.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")

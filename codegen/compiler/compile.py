@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Any
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
-_DTYPE_NAMES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-#: Tokens of a page that serving kernels are compiled for.
-_PAGE = 16
+_DTYPE_NAMES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.float8_e4m3fn"}
+#: Tokens of a page that serving kernels are compiled for, and those of latent attention.
+_PAGE, _LATENT_PAGE = 16, 64
 _serial = itertools.count()
 
 
@@ -61,7 +61,7 @@ class _Name(str):
 
     @property
     def itemsize(self) -> int:
-        return 4 if self.endswith("float32") else 2
+        return 4 if self.endswith("float32") else 1 if "float8" in self else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,18 @@ class _Device:
 class _Shape:
     """A tensor without data: what ``launch`` and Triton's argument specialisation ask of one."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, size: int, target: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, size: int, target: int, strides: tuple[int, ...] | None = None
+    ) -> None:
         self.shape = shape
         self.dtype = _Name(dtype)
         self.device = _Device(target)
         self.ndim = len(shape)
         self._size = size
-        strides = [1]
+        dense = [1]
         for extent in reversed(shape[1:]):
-            strides.insert(0, strides[0] * extent)
-        self._strides = tuple(strides)
+            dense.insert(0, dense[0] * extent)
+        self._strides = strides or tuple(dense)
 
     def data_ptr(self) -> int:
         return 1 << 20
@@ -99,8 +101,9 @@ class _Shape:
     def is_contiguous(self) -> bool:
         return True
 
-    def new_empty(self, shape: tuple[int, ...]) -> _Shape:
-        return _Shape(tuple(shape), self.dtype, self._size, self.device.index)
+    def new_empty(self, shape: tuple[int, ...], dtype: Any = None) -> _Shape:
+        name = self.dtype if dtype is None else _Name(dtype)
+        return _Shape(tuple(shape), name, name.itemsize, self.device.index)
 
     def numel(self) -> int:
         total = 1
@@ -195,6 +198,8 @@ def compile_kernel(
     ``shape`` has the fields of a workload: Triton specialises on arguments that are 1 or multiples of 16.  Raises CompileError for unknown targets, files that are no kernels, and compilations that fail.
     """
     found = compile_kernels(path, target, dtype, with_lse, shape)
+    # Before e4m3 attention a kernel brings V into the matrix unit's order.
+    found = tuple(kernel for kernel in found if kernel.name != "prepare")
     if len(found) != 1:
         names = ", ".join(kernel.name for kernel in found)
         raise CompileError(f"{path}: expected launch to start one kernel, it started {len(found)}: {names}")
@@ -206,7 +211,7 @@ def compile_kernels(
 ) -> tuple[Compiled, ...]:
     """Compile all kernels that ``launch`` of ``path`` starts, in their order: a forward pass has one, a backward pass three.
 
-    Arguments and refusals are those of `compile_kernel`.
+    Arguments and refusals are those of `compile_kernel`.  Kernels for e4m3 take nothing else, whatever ``dtype`` says.
     """
     if target not in TARGETS:
         raise CompileError(f"--arch: expected {', '.join(TARGETS)}, got '{target}'")
@@ -223,6 +228,8 @@ def compile_kernels(
         raise CompileError(f"{path}: written for {', '.join(needs)}, not for {target}: pick one of those with --arch")
     capability, sms = TARGETS[target]
     work = header["workload"] if shape is None else shape
+    if header["workload"].get("dtype") == "fp8":
+        dtype = "fp8"
     direction = header.get("pass", "fwd")
     found: list[Any] = []
     arguments: tuple[Any, ...]
@@ -230,7 +237,7 @@ def compile_kernels(
     if direction == "gemm":
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
-        arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms)
+        arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
     else:
         left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
@@ -261,12 +268,14 @@ def _tensors(
     """What ``launch`` of a forward ("fwd") or a backward ("bwd") pass takes before the scale, of the shape ``work``."""
 
     def tensor(heads: int, length: int, width: int) -> _Shape:
-        return _Shape((work["batch"], heads, length, width), dtype, 2, capability)
+        return _Shape((work["batch"], heads, length, width), dtype, _Name(dtype).itemsize, capability)
 
     q = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_qk"])
     k = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_qk"])
     v = tensor(work["heads_kv"], work["seqlen_k"], work["head_dim_v"])
     out = tensor(work["heads_q"], work["seqlen_q"], work["head_dim_v"])
+    if q.element_size() == 1:
+        out = _Shape(out.shape, "torch.bfloat16", 2, capability)
     lse = _Shape(out.shape[:3], "torch.float32", 4, capability)
     if direction == "bwd":
         return q, k, v, out, lse, out, q, k, v
@@ -281,8 +290,13 @@ def _gemm(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ..
     return _Shape((m, k), dtype, 2, capability), _Shape((k, n), dtype, 2, capability), outer, outer, work["alpha"], work["beta"]  # fmt: skip
 
 
-def _serving(work: Mapping[str, Any], dtype: str, capability: int, sms: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and options of ``launch`` of a serving kernel: queries packed, keys in the smallest pages."""
+def _serving(
+    work: Mapping[str, Any], dtype: str, capability: int, sms: int, knobs: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and options of ``launch`` of a serving kernel: queries packed, keys in the smallest pages of what the kernel is for."""
+    narrow, latent = "cache_bits=8" in knobs, "latent=1" in knobs
+    page = _LATENT_PAGE if latent else _PAGE
+    kinds = ("torch.uint8", 1) if narrow else (dtype, 2)
     batch, heads_kv, rows, keys = work["batch"], work["heads_kv"], work["seqlen_q"], work["seqlen_k"]
 
     def tensor(*shape: int) -> _Shape:
@@ -293,9 +307,14 @@ def _serving(work: Mapping[str, Any], dtype: str, capability: int, sms: int) -> 
 
     q, out = (tensor(batch * rows, work["heads_q"], work[name]) for name in ("head_dim_qk", "head_dim_v"))
     lse = _Shape((work["heads_q"], batch * rows), "torch.float32", 4, capability)
-    lists = {"cu_seqlens_q": whole(batch + 1), "seqused_k": whole(batch), "block_table": whole(batch, keys // _PAGE)}
-    k, v = (tensor(batch * keys // _PAGE, _PAGE, heads_kv, work[name]) for name in ("head_dim_qk", "head_dim_v"))
-    scratch = [_Shape((1,), kind, 4, capability) for kind in ("torch.float32", "torch.float32", "torch.int32")]
+    lists = {"cu_seqlens_q": whole(batch + 1), "seqused_k": whole(batch), "block_table": whole(batch, keys // page)}
+    pool = (batch * keys // page, page, heads_kv)
+    k, v = (_Shape((*pool, work[name]), *kinds, capability) for name in ("head_dim_qk", "head_dim_v"))
+    if latent:  # the first columns of k
+        v = _Shape((*pool, work["head_dim_v"]), *kinds, capability, k.stride())
+    if narrow:
+        lists |= {f"{x}_descale": _Shape((batch, heads_kv), "torch.float32", 4, capability) for x in "kv"}
+    scratch = [_Shape((1,), kind, 4, capability) for kind in ("torch.float32", "torch.int32")]
     return (q, k, v, out, lse, work["head_dim_qk"] ** -0.5), {
         **lists, "max_seqlen_q": rows, "max_seqlen_k": keys, "work": scratch, "sms": sms,
     }  # fmt: skip

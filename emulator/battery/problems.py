@@ -150,10 +150,10 @@ def _windows(shape: Shape, base: Problem) -> Iterator[Problem]:
     for window in ((n // 2, -1), (-1, n // 2), (0, 0), (1, 0), (-1, -1), (0, -1)):
         yield replace(base, name="one-sided or narrow", rows=m + 5, keys=m + n + 9, kind="flat", window=window)
     for residue in range(n):
-        # Rows at the end of the keys, all of which they see to the right: blocks are cut by the left edge alone.  Right
-        # edges of every residue come with the offsets.
-        yield replace(base, name=f"left limit {residue} modulo {n}", rows=rows, keys=rows + n, kind="flat",
-                      window=(residue, -1), **_moment(residue))  # fmt: skip
+        # Rows at the end of the keys, all of which they see to the right: blocks are cut by the left edge alone, and not the
+        # first that is worked on.  Right edges of every residue come with the offsets.
+        yield replace(base, name=f"left limit {residue} modulo {n}", rows=rows, keys=rows + 2 * n, kind="flat",
+                      window=(residue + n, -1), **_moment(residue))  # fmt: skip
 
 
 def _moment(residue: int) -> dict[str, Any]:

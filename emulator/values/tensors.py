@@ -227,7 +227,7 @@ class Tensor:
 
     def charge(self, pipe: str, count: float) -> None:
         """Account for ``count`` scalar instructions on a pipe."""
-        self.session.charge(pipe, count, self._a.ndim == 1 or self._a.shape[-1] == 1)
+        self.session.charge(pipe, count, self._a.ndim < 2 or self._a.shape[-1] == 1)
 
     def to(self, dtype: dtypes.Dtype, bitcast: bool = False) -> Tensor:
         """The values as another type, rounded to nearest even."""

@@ -9,7 +9,7 @@ their order: what a sequence gets depends on it alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "triton_serving", "machine": "a100", "targets": ["sm_80", "sm_90a", "sm_100a", "sm_103a"],
     "pass": "serve",
-    "variant": "family=serving,tile_m=64,tile_n=32,warps=4,kv_stages=2,split_keys=2048,most_splits=32,programs=1,waves=64,registers=0",
+    "variant": "family=serving,tile_m=64,tile_n=32,warps=4,kv_stages=2,split_keys=2048,whole_keys=2048,most_splits=32,most_items=264,programs=1,waves=64,registers=0,cache_bits=16,apart=0,latent=0",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 8, "seqlen_q": 512, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -18,8 +18,10 @@ import triton.language as tl
 
 TILE_M = tl.constexpr(64)  # rows of a tile: the query heads that share a key head, for each query
 TILE_N = tl.constexpr(32)  # keys of a block
-SPLIT = tl.constexpr(2048)  # keys of a split, or a multiple of it where a sequence would have more than MOST_SPLITS
-MOST_SPLITS = tl.constexpr(32)
+SPLIT = tl.constexpr(2048)  # keys of a split, or a multiple of it where a sequence would have too many splits
+WHOLE = tl.constexpr(2048)  # keys up to which a sequence is not split
+MOST_SPLITS = tl.constexpr(32)  # of a sequence; a power of two
+MOST_ITEMS = tl.constexpr(264)  # splits of a sequence times key heads, unless the heads are more
 MERGED, MERGED_ROWS = tl.constexpr(1), tl.constexpr(16)  # splits and rows that are merged at a time
 PLANNED = tl.constexpr(256)  # sequences that a program looks at together to find its work
 FAR = tl.constexpr(1 << 29)  # more keys than a sequence has
@@ -46,15 +48,16 @@ def lengths(b, there, cu_q, cu_k, used_k, seqlen_q, seqlen_k):
 
 
 @triton.jit
-def shares(q_len, k_len, group, left, rows_min, rows_max):
+def shares(q_len, k_len, group, split_limit, left, rows_min, rows_max):
     """(row tiles, splits, keys of a split, first key) of a sequence, from its own lengths alone; no tiles where it has
     fewer rows than `rows_min` or more than `rows_max`: another kernel takes it."""
     rows = q_len * group
     tiles = tl.where((rows >= rows_min) & (rows <= rows_max), (rows + TILE_M - 1) // TILE_M, 0)
     first = tl.maximum(k_len - q_len - left, 0) // TILE_N * TILE_N
     span = tl.maximum(k_len - first, 0)
-    keys = SPLIT * tl.maximum((span + SPLIT * MOST_SPLITS - 1) // (SPLIT * MOST_SPLITS), 1)
-    keys = tl.where(rows <= TILE_M, keys, FAR)  # more than one tile of rows is work enough
+    most = SPLIT * split_limit
+    keys = SPLIT * tl.maximum((span + most - 1) // most, 1)
+    keys = tl.where((rows <= TILE_M) & (span > WHOLE), keys, FAR)  # more than one tile of rows is work enough
     return tiles, tl.maximum((span + keys - 1) // keys, 1), keys, first
 
 
@@ -66,6 +69,12 @@ def load_rows(ptr, offsets, there, COLUMNS: tl.constexpr, CHECKED: tl.constexpr)
 
 
 @triton.jit
+def block_keys():
+    """Numbers of the keys of a block."""
+    return tl.arange(0, TILE_N)
+
+
+@triton.jit
 def find_pages(table, key, k_len, PAGE: tl.constexpr):
     """Pages of the block of keys from `key` on: one, or where pages are smaller than a block that of each key.  They are
     looked up a block ahead, so that loads of keys never wait for them."""
@@ -74,7 +83,7 @@ def find_pages(table, key, k_len, PAGE: tl.constexpr):
     elif PAGE >= TILE_N:
         page = tl.load(table + key // PAGE, mask=key < k_len, other=0)
     else:
-        keys = key + tl.arange(0, TILE_N)
+        keys = key + block_keys()
         page = tl.load(table + keys // PAGE, mask=keys < k_len, other=0)
     return page
 
@@ -87,7 +96,7 @@ def attend(
     """Take in the keys of one block: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
     k_ptr, v_ptr, table, stride_kp, stride_ks, stride_vp, stride_vs = kv
     row_max, row_sum, o, page = state
-    rows = tl.arange(0, TILE_N)
+    rows = block_keys()
     keys = key + rows
     there = keys < k_len
     # 64 bits to a block or a page: a cache may hold more than 2^31 elements.
@@ -120,7 +129,7 @@ def attend(
     correction = tl.math.exp2(row_max - new_max)
     row_sum = row_sum * correction + tl.sum(p, 1)
     v = load_rows(v_block, v_rows, there, 256, MASKED)
-    o = tl.dot(p.to(v.dtype), v, o * correction[:, None])
+    o = tl.dot(p.to(q.dtype), v, o * correction[:, None])
     return new_max, row_sum, o, page
 
 
@@ -150,24 +159,24 @@ def finish(state, out, lse, sinks, head, query, valid, stride_os, stride_oh, str
 @triton.jit
 def merge(partials, sums, splits, rows, there, slot_rows):
     """The state of some rows of a tile from those of its splits, always in their order."""
-    row_max = tl.full([MERGED_ROWS], LOWEST, tl.float32)
-    row_sum = tl.zeros([MERGED_ROWS], tl.float32)
+    # .cg: other programs wrote these, and the L1 cache knows nothing of it.
+    split = tl.arange(0, MOST_SPLITS)
+    finished = (split < splits)[:, None] & there[None, :]
+    places = sums + split[:, None] * (2 * slot_rows) + rows[None, :]
+    split_max = tl.load(places, mask=finished, other=LOWEST, cache_modifier=".cg")
+    split_sum = tl.load(places + slot_rows, mask=finished, other=0.0, cache_modifier=".cg")
+    row_max = tl.max(split_max, 0)
+    row_sum = tl.sum(tl.math.exp2(split_max - row_max[None, :]) * split_sum, 0)
     (o,) = (tl.zeros([MERGED_ROWS, 256], tl.float32),)
     for first in range(0, splits, MERGED):
-        split = first + tl.arange(0, MERGED)
-        known = (split < splits)[:, None] & there[None, :]
-        # .cg: other programs wrote these, and the L1 cache knows nothing of it.
-        places = sums + split[:, None] * (2 * slot_rows) + rows[None, :]
-        split_max = tl.load(places, mask=known, other=LOWEST, cache_modifier=".cg")
-        split_sum = tl.load(places + slot_rows, mask=known, other=0.0, cache_modifier=".cg")
-        at = partials + (split[:, None, None] * slot_rows + rows[None, :, None]) * 256
+        some = first + tl.arange(0, MERGED)
+        known = (some < splits)[:, None] & there[None, :]
+        slots = some[:, None] * slot_rows + rows[None, :]
+        at = partials + slots[:, :, None] * 256
         part = tl.load(at + tl.arange(0, 256)[None, None, :], mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-        new_max = tl.maximum(row_max, tl.max(split_max, 0))
-        weight = tl.math.exp2(split_max - new_max[None, :])
-        correction = tl.math.exp2(row_max - new_max)
-        row_sum = row_sum * correction + tl.sum(weight * split_sum, 0)
-        o = o * correction[:, None] + tl.sum(weight[:, :, None] * part, 0)
-        row_max = new_max
+        some_max = tl.load(sums + some[:, None] * slot_rows + slots, mask=known, other=LOWEST, cache_modifier=".cg")
+        weight = tl.math.exp2(some_max - row_max[None, :])
+        o += tl.sum(weight[:, :, None] * part, 0)
     return row_max, row_sum, o
 
 
@@ -180,14 +189,14 @@ def work_on(
     cu_q, cu_k, used_k, seqlen_q, seqlen_k, heads_kv, group = problem
     q_ptr, sinks, stride_qb, stride_qs, stride_qh = queries
     table, slots, stride_table = lookup
-    k_ptr, stride_kp, stride_ks, stride_kh = k
-    v_ptr, stride_vp, stride_vs, stride_vh = v
+    k_ptr, k_scales, stride_kb, stride_kg, stride_kp, stride_ks, stride_kh = k
+    v_ptr, v_scales, stride_vb, stride_vg, stride_vp, stride_vs, stride_vh = v
     out, lse, stride_ob, stride_os, stride_oh, stride_lb, stride_ls, stride_lh = outputs
-    partials, sums, arrived, split_bound, slot_rows = scratch
-    left, right, rows_min, rows_max = limits
+    partials, arrived, counters, split_bound, slot_rows, split_tiles = scratch
+    split_limit, left, right, rows_min, rows_max = limits
 
     q_len, k_len = lengths(b, b >= 0, cu_q, cu_k, used_k, seqlen_q, seqlen_k)
-    tiles, splits, split_keys, sequence_first = shares(q_len, k_len, group, left, rows_min, rows_max)
+    tiles, splits, split_keys, sequence_first = shares(q_len, k_len, group, split_limit, left, rows_min, rows_max)
     # Heads of a token are neighbours in memory; late rows, which see the most keys under a causal mask, go first.
     head_kv, index = index % heads_kv, index // heads_kv
     split, tile = index % splits, tiles - 1 - index // splits
@@ -217,6 +226,8 @@ def work_on(
         out += b_long * stride_ob
         if lse is not None:
             lse += b_long * stride_lb
+    if k_scales is not None:
+        scale_log2 *= tl.load(k_scales + b * stride_kb + head_kv * stride_kg)
     k_ptr += tl.cast(head_kv, tl.int64) * stride_kh
     v_ptr += tl.cast(head_kv, tl.int64) * stride_vh
     if PAGE > 0:
@@ -251,14 +262,17 @@ def work_on(
         state = attend(q, kv, key, k_len, first_key, last_key, scale_log2, cap_log2, state, PAGE, CAPPED, MASKED=True)
 
     row_max, row_sum, o, _ = state
+    if v_scales is not None:
+        v_scale = tl.load(v_scales + b * stride_vb + head_kv * stride_vg)
+        o = o * v_scale
     state = (row_max, row_sum, o)
     if splits == 1:
         finish(state, out, lse, sinks, head, query, valid, stride_os, stride_oh, stride_ls, stride_lh)
     else:
-        counter = b_long * heads_kv + head_kv
+        counter = (b_long * heads_kv + head_kv) * split_tiles + tile
         first_slot = counter * split_bound
+        sums = partials + tl.cast(counters, tl.int64) * split_bound * slot_rows * 256 + first_slot * 2 * slot_rows
         partials += first_slot * slot_rows * 256
-        sums += first_slot * 2 * slot_rows
         places = tl.arange(0, TILE_M)
         tl.store(sums + split * 2 * slot_rows + places, row_max, mask=valid)
         tl.store(sums + split * 2 * slot_rows + slot_rows + places, row_sum, mask=valid)
@@ -271,10 +285,11 @@ def work_on(
         if before == splits - 1:
             tl.atomic_xchg(arrived + counter, 0, sem="acquire")
             tl.debug_barrier()
-            for row in range(0, tl.minimum(q_len * group, TILE_M), MERGED_ROWS):
-                some = row + tl.arange(0, MERGED_ROWS)
+            for row in range(0, tl.minimum(q_len * group - tile * TILE_M, TILE_M), MERGED_ROWS):
+                mine = row + tl.arange(0, MERGED_ROWS)
+                some = tile * TILE_M + mine
                 there = some < q_len * group
-                merged = merge(partials, sums, splits, some, there, slot_rows)
+                merged = merge(partials, sums, splits, mine, there, slot_rows)
                 finish(
                     merged, out, lse, sinks, head_kv * group + some % group, some // group, there,
                     stride_os, stride_oh, stride_ls, stride_lh,
@@ -300,40 +315,47 @@ def work_on(
         "stride_ls",
         "stride_lh",
         "stride_table",
+        "stride_kb",
+        "stride_kg",
+        "stride_vb",
+        "stride_vg",
         "batch",
         "heads_kv",
         "group",
         "seqlen_q",
         "seqlen_k",
+        "split_limit",
         "left",
         "right",
         "rows_min",
         "rows_max",
         "split_bound",
         "slot_rows",
+        "split_tiles",
     ]
 )
-def attention(q_ptr, k_ptr, v_ptr, out, lse, sinks, cu_q, cu_k, used_k, table, slots, partials, sums, arrived,
-              stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_kp, stride_ks, stride_kh,
-              stride_vp, stride_vs, stride_vh, stride_lb, stride_ls, stride_lh, stride_table, batch, heads_kv, group,
-              seqlen_q, seqlen_k, left, right, rows_min, rows_max, split_bound, slot_rows, scale_log2, cap_log2, PAGE:
-              tl.constexpr, CAPPED: tl.constexpr):  # fmt: skip
+def attention(q_ptr, k_ptr, v_ptr, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
+              arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_kp, stride_ks,
+              stride_kh, stride_vp, stride_vs, stride_vh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb,
+              stride_kg, stride_vb, stride_vg, batch, heads_kv, group, seqlen_q, seqlen_k, split_limit, left, right,
+              rows_min, rows_max, split_bound, slot_rows, split_tiles, scale_log2, cap_log2, PAGE: tl.constexpr, CAPPED:
+              tl.constexpr):  # fmt: skip
     """Every program takes each num_programs-th item of the batch: sequences in order, of each its tiles, splits and heads."""
-    # Strides come in units of 8 elements, 16 bytes, so that the compiler knows how rows are aligned.
+    # Strides come in units of 16 bytes, so that the compiler knows how rows are aligned.
     problem = (cu_q, cu_k, used_k, seqlen_q, seqlen_k, heads_kv, group)
     queries = (q_ptr, sinks, stride_qb * 8, stride_qs * 8, stride_qh * 8)
     lookup = (table, slots, stride_table)
-    k = (k_ptr, tl.cast(stride_kp, tl.int64) * 8, stride_ks * 8, stride_kh * 8)
-    v = (v_ptr, tl.cast(stride_vp, tl.int64) * 8, stride_vs * 8, stride_vh * 8)
+    k = (k_ptr, k_scales, stride_kb, stride_kg, tl.cast(stride_kp, tl.int64) * 8, stride_ks * 8, stride_kh * 8)
+    v = (v_ptr, v_scales, stride_vb, stride_vg, tl.cast(stride_vp, tl.int64) * 8, stride_vs * 8, stride_vh * 8)
     outputs = (out, lse, stride_ob * 8, stride_os * 8, stride_oh * 8, stride_lb, stride_ls, stride_lh)
-    scratch = (partials, sums, arrived, split_bound, slot_rows)
-    limits = (left, right, rows_min, rows_max)
+    scratch = (partials, arrived, batch * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
+    limits = (split_limit, left, right, rows_min, rows_max)
     programs = tl.num_programs(0)
     done = 0
     for first in range(0, batch, PLANNED):
         b = first + tl.arange(0, PLANNED)
         q_len, k_len = lengths(b, b < batch, cu_q, cu_k, used_k, seqlen_q, seqlen_k)
-        tiles, splits, _, _ = shares(q_len, k_len, group, left, rows_min, rows_max)
+        tiles, splits, _, _ = shares(q_len, k_len, group, split_limit, left, rows_min, rows_max)
         ends = done + tl.cumsum(tiles * splits * heads_kv, 0)
         total = tl.max(ends, 0)
         start = done + (tl.program_id(0) + programs - done % programs) % programs
@@ -347,45 +369,61 @@ def attention(q_ptr, k_ptr, v_ptr, out, lse, sinks, cu_q, cu_k, used_k, table, s
         done = total
 
 
-def scratch(batch, heads_kv, group, seqlen_q, seqlen_k):
-    """(float32 of partial outputs, float32 of their maxima and sums, int32 of counters) that a launch works in.
+def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
+    """(float32 of partial outputs with their maxima and sums, int32 of counters) that a launch works in on a device of `sms`.
 
     The counters must be 0 before the first launch; every launch leaves them so.
     """
-    tiles = batch * heads_kv
-    slots = tiles * _split_bound(seqlen_k) * min(TILE_M.value, seqlen_q * group)
-    return max(1, slots * 256), max(1, slots * 2), max(1, tiles)
+    tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
+    slots = tiles * _split_bound(seqlen_k, heads_kv) * min(TILE_M.value, seqlen_q * group)
+    return max(1, slots * 258), max(1, tiles)
 
 
-def _split_bound(seqlen_k):
-    return max(1, min(MOST_SPLITS.value, -(-seqlen_k // SPLIT.value)))
+def _split_limit(heads_kv):
+    """Splits that a sequence may have."""
+    return max(1, min(MOST_SPLITS.value, MOST_ITEMS.value // heads_kv))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, rows, work, sms):
-    """Grid, arguments but the two scales, and page size (0: none); ValueError for what the kernel does not take.
+def _split_tiles(seqlen_q, group):
+    """Tiles of a sequence and key head that may be split."""
+    return 1
 
-    lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, each a tensor or None; seqlen_q,
-    seqlen_k: no sequence has more; window: (left, right), -1 for no limit; rows: (fewest, most) rows of the sequences to
+
+def _split_bound(seqlen_k, heads_kv):
+    """Splits that a sequence of up to seqlen_k keys has at most."""
+    return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // SPLIT.value))
+
+
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms):
+    """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
+
+    lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
+    seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
     work on; work: the tensors of `scratch`; sms: of the device.
     """
-    cu_q, cu_k, used_k, table, slots, sinks = lists
+    cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if q.shape[-1] != 256 or k.shape[-1] != 256 or v.shape[-1] != 256 or heads_q % heads_kv:
         raise ValueError(
             f"q, k, v: expected head_dim 256, 256, 256 and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
         )
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-        want = (str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, 1, [0] * (len(x.shape) - 1), 0)
-        got = (str(x.dtype), x.device, x.stride()[-1], [n % 8 for n in x.stride()[:-1]], x.data_ptr() % 16)
+        kind, unit = (str(q.dtype), 8)
+        want = (kind if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, 1, [0] * (len(x.shape) - 1), 0)
+        got = (str(x.dtype), x.device, x.stride()[-1], [n % unit for n in x.stride()[:-1]], x.data_ptr() % 16)
         if got != want:
-            raise ValueError(f"{name}: expected {want}, got {got}: dtype, device, last stride, strides % 8, start % 16")
+            raise ValueError(
+                f"{name}: expected {want}, got {got}: dtype, device, last stride, strides % {unit}, start % 16"
+            )
+    if any(x is not None and str(x.dtype) != "torch.float32" for x in (k_scales, v_scales)):
+        raise ValueError("k_descale, v_descale: expected torch.float32 (batch, heads of k)")
     group = heads_q // heads_kv
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     page = 0 if table is None else k.shape[1]
     if page and (page & (page - 1) or not 16 <= page <= 256):
         raise ValueError(f"k: expected pages of 16, 32, 64, 128 or 256 tokens, got {page}")
     left, right = (FAR.value if limit < 0 else min(limit, FAR.value) for limit in window)
-    splits, tile_m = _split_bound(seqlen_k), TILE_M.value
+    splits, tile_m = _split_bound(seqlen_k, heads_kv), TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * max(tiles, batch * splits)
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
@@ -394,12 +432,13 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, rows, work, sms):
         (0, 0, 0) if lse is None else (0, 1, lse.stride(0)) if cu_q is not None else (lse.stride(0), 1, lse.stride(1))
     )
     arguments = (
-        q, k, v, out, lse, sinks, cu_q, cu_k, used_k, table, slots, *work,
-        *(n // 8 for n in (*q_strides, *out_strides, *k_strides, *v_strides)), *lse_strides,
-        0 if table is None else table.stride(0), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), left, right,
-        max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group),
+        q, k, v, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
+        *(n // 8 for n in (*q_strides, *out_strides)), *(n // 8 for n in (*k_strides, *v_strides)),
+        *lse_strides, 0 if table is None else table.stride(0), 
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), _split_limit(heads_kv), left, right,
+        max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
-    return (max(1, min(items, PROGRAMS * sms * 64)), 1, 1), arguments, page
+    return (max(1, min(items, PROGRAMS * sms * 64)), 1, 1), arguments, (page, capped)
 
 
 def scales(scale, softcap):
@@ -415,15 +454,16 @@ DTYPES = ("torch.bfloat16", "torch.float16")
 
 def launch(
     q, k, v, out, lse, scale, cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None, cache_batch_idx=None,
-    sinks=None, max_seqlen_q=None, max_seqlen_k=None, window=(-1, -1), softcap=0.0, rows=(1, 1 << 29), work=None, sms=None,
+    sinks=None, k_descale=None, v_descale=None, max_seqlen_q=None, max_seqlen_k=None, window=(-1, -1), softcap=0.0, rows=(1, 1 << 29), work=None, sms=None,
 ):  # fmt: skip
     """Write attention of every sequence with rows[0] to rows[1] rows (queries * heads_q / heads_kv) to `out`, and the
     logarithm of its row sums to `lse` unless that is None.
 
     q, out: (batch, seqlen_q, heads_q, 256 | 256), or (total, heads_q, ...) with cu_seqlens_q.  k, v: (batch, seqlen_k, heads_kv,
     256 | 256), with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
-    heads_kv, ...); all bf16 or all fp16, unit last stride, rows that start at 16 bytes.  lse: float32 (batch, heads_q,
-    seqlen_q) or (heads_q, total).  Lists are int32, sinks float32 or as q.
+    heads_kv, ...); all bf16 or all fp16, or k and v bytes of e4m3; unit last stride, rows that start at 16 bytes.  lse: float32 (batch, heads_q,
+    seqlen_q) or (heads_q, total).  Lists are int32, sinks float32 or as q; k_descale, v_descale: float32 (batch, heads_kv),
+    factors of what a cache holds.
     """
     if max_seqlen_q is None:
         max_seqlen_q = q.shape[0] if cu_seqlens_q is not None else q.shape[1]
@@ -431,16 +471,18 @@ def launch(
         whole = k.shape[0] if cu_seqlens_k is not None else k.shape[1]
         max_seqlen_k = whole if block_table is None else whole * block_table.shape[1]
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if work is None:
-        import torch
-
-        sizes = scratch(batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k)
-        kinds = (torch.float32, torch.float32, torch.int32)
-        work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
     if sms is None:
         import torch
 
         sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
-    lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks)
-    grid, arguments, page = plan(q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, rows, work, sms)
-    attention[grid](*arguments, *scales(scale, softcap), page, softcap != 0.0, **OPTIONS)
+    if work is None:
+        import torch
+
+        sizes = scratch(batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k, sms)
+        kinds = (torch.float32, torch.int32)
+        work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
+    lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)
+    grid, arguments, flags = plan(
+        q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
+    )
+    attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)

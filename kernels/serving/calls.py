@@ -1,6 +1,6 @@
-"""``tilecast.attention_kvcache`` and ``tilecast.attention_varlen``: what an inference engine calls.
+"""``tilecast.attention_kvcache``, ``attention_varlen`` and ``attention_mla``: what an inference engine calls.
 
-Names and meanings are those of flash_attn_with_kvcache and flash_attn_varlen_func (docs/serving.md has a table).  Both check
+Names and meanings are those of flash_attn_with_kvcache and flash_attn_varlen_func (docs/serving.md has a table).  All check
 shapes here and end in `operator.serve`; lengths and tables stay on the device and are never waited for.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels.errors import AttentionError, check_scale, limits
+from tilecast.kernels.serving.again import find, key_of, remember
 from tilecast.kernels.serving.checks import (
     MOST_KEYS,
     check_length,
@@ -20,8 +21,9 @@ from tilecast.kernels.serving.checks import (
     check_softcap,
     check_tensors,
     check_values,
+    factors,
 )
-from tilecast.kernels.serving.operator import serve
+from tilecast.kernels.serving.operator import serve, started
 
 
 def attention_kvcache(
@@ -40,6 +42,8 @@ def attention_kvcache(
     scale: float | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_lse: bool = False,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +51,8 @@ def attention_kvcache(
 
     q: (batch, seqlen_q, heads_q, head_dim), or with cu_seqlens_q (total_q, heads_q, head_dim).
     k_cache, v_cache: (batch_cache, seqlen_cache, heads_kv, head_dim | head_dim_v), or with block_table (pages, page size,
-    heads_kv, ...) with pages of 16 to 256 tokens; bfloat16 or float16 as q, unit last stride, others multiples of 8.
+    heads_kv, ...) with pages of 16 to 256 tokens; bfloat16 or float16 as q, unit last stride, others multiples of 8.  Or float8_e4m3fn
+    (uint8 is taken for its bytes), others multiples of 16: products are of q's dtype, which holds every e4m3 number exactly.
     cache_seqlens: keys of each sequence, int32 (batch,) or one number; all of the cache by default.
     block_table: int32 (batch, pages of a sequence); entries beyond a sequence's keys are never read.
     cache_batch_idx: int32 (batch,), the row of the cache that each sequence has, its own number by default.
@@ -55,6 +60,7 @@ def attention_kvcache(
     max_seqlen_k: the most keys of a sequence, by default what table or cache hold; a tight one saves scratch memory.
     causal, window, scale: as `tilecast.attention`: the last query sits at the last key.
     softcap: scores become softcap * tanh(score / softcap); 0 for none.
+    k_descale, v_descale: what keys and values are multiplied by, float32 of one number or (batch, heads_kv).
     sinks: (heads_q,), a logit that every row's softmax also counts, with no value; float32 or as q.
     return_lse: also return the natural log of each row's sum, float32 (batch, heads_q, seqlen_q) or (heads_q, total_q).
     check: look at lengths and tables on the device, which waits for it, and raise AttentionError where they make no sense.
@@ -63,6 +69,23 @@ def attention_kvcache(
     What is in memory beyond a sequence's keys, NaN included, never matters.  A sequence gets the same bits alone and in any
     batch, and the same bits every time.  Safe in CUDA graphs: a replay follows the lengths and tables of its time.
     """
+    given = (
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q,
+        None,
+        cache_seqlens,
+        block_table,
+        cache_batch_idx,
+        sinks,
+        k_descale,
+        v_descale,
+    )
+    settings = (max_seqlen_q, max_seqlen_k, causal, causal.__class__, window, scale, softcap, return_lse)
+    key = None if check else key_of(given, settings)
+    if key is not None and (known := find(key)) is not None:
+        return known(given)
     packed, paged = cu_seqlens_q is not None, block_table is not None
     check_tensors(
         q, k_cache, v_cache, "total_q, heads, head_dim" if packed else "batch, seqlen_q, heads, head_dim",
@@ -96,12 +119,41 @@ def attention_kvcache(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     elif cache_seqlens is not None:
         check_list("cache_seqlens", cache_seqlens, (batch,), q.device)
-    lists = (cu_seqlens_q, None, cache_seqlens, block_table, cache_batch_idx, sinks)
+    scales = [
+        factors(name, given, batch, k_cache.shape[-2], q.device)
+        for name, given in (("k_descale", k_descale), ("v_descale", v_descale))
+    ]
+    lists = (cu_seqlens_q, None, cache_seqlens, block_table, cache_batch_idx, sinks, *scales)
     longest_q = q.shape[1] if max_seqlen_q is None else max_seqlen_q
     return _call(
         q, k_cache, v_cache, lists, longest_q, whole if max_seqlen_k is None else max_seqlen_k,
-        causal, window, scale, softcap, return_lse, check,
+        causal, window, scale, softcap, return_lse, check, key,
     )  # fmt: skip
+
+
+def attention_mla(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | int | None = None,
+    block_table: torch.Tensor | None = None,
+    head_dim_v: int = 512,
+    **options: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Multi-head latent attention (MLA) as decoding does it: all query heads share one latent key, whose first columns are the value.
+
+    q: (batch, seqlen_q, heads_q, 576), queries with the key projection absorbed, then the rotated part.  kv_cache: (pages, page
+    size, 1, 576) with block_table, or (batch, seqlen, 1, 576).  Returns (batch, seqlen_q, heads_q, head_dim_v); names, options and
+    what holds are those of `attention_kvcache`.  The scale by default is 1/sqrt(576); a model's is that of its head before absorption.
+    """
+    dim = kv_cache.shape[-1] if getattr(kv_cache, "ndim", 0) == 4 else None
+    if dim is None or kv_cache.shape[2] != 1:
+        got = tuple(kv_cache.shape) if hasattr(kv_cache, "shape") else type(kv_cache).__name__
+        raise AttentionError(
+            f"kv_cache: expected (pages, page size, 1, latent width) or (batch, seqlen, 1, ...), got {got}"
+        )
+    if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, int) or not 1 <= head_dim_v < dim:
+        raise AttentionError(f"head_dim_v: expected a whole number of 1 to {dim - 1}, got {head_dim_v!r}")
+    return attention_kvcache(q, kv_cache, kv_cache[..., :head_dim_v], cache_seqlens, block_table, **options)
 
 
 def attention_varlen(
@@ -120,6 +172,8 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_lse: bool = False,
     check: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -138,24 +192,35 @@ def attention_varlen(
         return attention_kvcache(
             q, k, v, seqused_k, block_table, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-            return_lse=return_lse, check=check,
+            k_descale=k_descale, v_descale=v_descale, return_lse=return_lse, check=check,
         )  # fmt: skip
+    given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, k_descale, v_descale)
+    settings = (max_seqlen_q, max_seqlen_k, causal, causal.__class__, window, scale, softcap, return_lse)
+    key = None if check else key_of(given, settings)
+    if key is not None and (known := find(key)) is not None:
+        return known(given)
     check_tensors(q, k, v, "total_q, heads, head_dim", "total_k, heads_kv, head_dim")
     check_list("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
     check_list("cu_seqlens_k", cu_seqlens_k, (cu_seqlens_q.shape[0],), q.device)
     if seqused_k is not None:
         check_list("seqused_k", seqused_k, (cu_seqlens_q.shape[0] - 1,), q.device)
-    lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks)
+    batch = cu_seqlens_q.shape[0] - 1
+    scales = [
+        factors(name, given, batch, k.shape[-2], q.device)
+        for name, given in (("k_descale", k_descale), ("v_descale", v_descale))
+    ]
+    lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, *scales)
     return _call(
-        q, k, v, lists, max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, check
+        q, k, v, lists, max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, check, key
     )  # fmt: skip
 
 
 def _call(
     q: Any, k: Any, v: Any, lists: tuple[Any, ...], seqlen_q: int, seqlen_k: int, causal: bool,
     window: tuple[int, int] | None, scale: float | None, softcap: float, return_lse: bool, check: bool,
+    key: Any,
 ) -> Any:  # fmt: skip
-    """What both calls share, from checked tensors and lists on."""
+    """What both calls share, from checked tensors and lists on; a call with a key is remembered."""
     left, right = limits(causal, window)
     sinks = lists[5]
     if sinks is not None:
@@ -174,8 +239,28 @@ def _call(
         raise AttentionError(f"max_seqlen_k: expected at most the {k.shape[1]} keys of the cache, got {seqlen_k}")
     if check:
         check_values(lists, k, seqlen_q, seqlen_k, q.shape[0] if lists[0] is not None else None)
-    out, lse = serve(
+    if narrow := k.dtype == torch.float8_e4m3fn:
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
+    arguments = (
         q, k, v, *lists, seqlen_q, seqlen_k, None if scale is None else check_scale(scale), check_softcap(softcap),
         left, right, return_lse,
     )  # fmt: skip
+    out, lse = serve(*arguments)
+    if key is not None:
+        remember(key, _known_call(started(arguments), narrow, return_lse))
     return (out, lse) if return_lse else out
+
+
+def _known_call(call: Any, narrow: bool, return_lse: bool) -> Any:
+    """A call that takes tensors as users give them; None for None."""
+    if call is None:
+        return None
+
+    def known(given: tuple[Any, ...]) -> Any:
+        q, k, v, *lists = given
+        if narrow:
+            k, v = k.view(torch.uint8), v.view(torch.uint8)
+        out, lse = call(q, k, v, lists)
+        return (out, lse) if return_lse else out
+
+    return known

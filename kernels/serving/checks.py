@@ -15,16 +15,22 @@ PAGES = (16, 32, 64, 128, 256)
 MOST_KEYS = 1 << 29
 
 
+#: Dtypes of a cache of e4m3 bytes.
+NARROW = ("torch.float8_e4m3fn", "torch.uint8")
+
+
 def check_tensors(q: Any, k: Any, v: Any, queries: str, keys: str) -> None:
     """AttentionError unless q (``queries`` names its dimensions), k and v (``keys``) fit together."""
+    narrow = str(getattr(k, "dtype", "")) in NARROW
     for name, tensor, dims in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
         shape = getattr(tensor, "shape", None)
         if shape is None or not hasattr(tensor, "dtype"):
             raise AttentionError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
         if len(shape) != dims.count(",") + 1:
             raise AttentionError(f"{name}: expected dimensions ({dims}), got {len(shape)}: {tuple(shape)}")
-        if tensor.dtype != q.dtype:
-            raise AttentionError(f"{name}: expected dtype {q.dtype} as q has, got {tensor.dtype}")
+        wanted, whose = (k.dtype, "k") if narrow and name == "v" else (q.dtype, "q")
+        if tensor.dtype != wanted and not (narrow and name == "k"):
+            raise AttentionError(f"{name}: expected dtype {wanted} as {whose} has, got {tensor.dtype}")
         if tensor.device != q.device:
             raise AttentionError(f"{name}: expected device {q.device} as q has, got {tensor.device}")
     if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
@@ -35,11 +41,11 @@ def check_tensors(q: Any, k: Any, v: Any, queries: str, keys: str) -> None:
     if heads_kv == 0 or heads_q % heads_kv:
         raise AttentionError(f"q: expected heads a multiple of the {heads_kv} key/value heads, got {heads_q}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        strides = tensor.stride()
-        if strides[-1] != 1 or any(n % 8 for n in strides[:-1]):
+        strides, unit = tensor.stride(), 16 if narrow and name != "q" else 8
+        if strides[-1] != 1 or any(n % unit for n in strides[:-1]):
             # Caches are not copied behind anybody's back.
             raise AttentionError(
-                f"{name}: expected a last stride of 1 and other strides in multiples of 8, got {strides}; "
+                f"{name}: expected a last stride of 1 and other strides in multiples of {unit}, got {strides}; "
                 "store it contiguous"
             )
 
@@ -57,6 +63,22 @@ def check_list(name: str, given: Any, shape: tuple[int | None, ...], device: Any
         raise AttentionError(f"{name}: expected shape ({want}), got {tuple(given.shape)}")
     if given.stride(-1) != 1 and given.shape[-1] > 1:
         raise AttentionError(f"{name}: expected a last stride of 1, got strides {given.stride()}")
+
+
+def factors(name: str, given: Any, batch: int, heads_kv: int, device: Any) -> Any:
+    """What an e4m3 cache is multiplied by as float32 (batch, heads_kv), of one number or as many; None stays None."""
+    import torch
+
+    if given is None:
+        return None
+    if not hasattr(given, "dtype") or given.dtype != torch.float32 or given.device != device:
+        got = f"{given.dtype} on {given.device}" if hasattr(given, "dtype") else type(given).__name__
+        raise AttentionError(f"{name}: expected a float32 tensor on {device}, got {got}")
+    if given.numel() != 1 and tuple(given.shape) != (batch, heads_kv):
+        raise AttentionError(
+            f"{name}: expected one number or shape (batch, heads_kv) = ({batch}, {heads_kv}), got {tuple(given.shape)}"
+        )
+    return given.reshape(1, 1).expand(batch, heads_kv) if given.numel() == 1 else given
 
 
 def check_page(size: int) -> None:
@@ -99,7 +121,7 @@ def check_no_gradients(*tensors: Any) -> None:
 
 def check_values(lists: tuple[Any, ...], k: Any, seqlen_q: int, seqlen_k: int, total_q: int | None) -> None:
     """AttentionError for numbers on the device that make no sense; waits for the device."""
-    cu_q, cu_k, used, table, slots, _ = lists
+    cu_q, cu_k, used, table, slots = lists[:5]
     if cu_q is not None:
         _check_starts("cu_seqlens_q", cu_q, total_q, seqlen_q, "max_seqlen_q")
     if cu_k is not None:

@@ -6,11 +6,13 @@ device: programs find their work themselves, so that a captured launch is right 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.selection import on_device
 
 #: Counters that a device gets at a time.
 _COUNTERS = 1 << 18
@@ -73,13 +75,20 @@ class Launcher:
     ) -> None:  # fmt: skip
         """Write ``out`` and ``lse`` (None: not asked for), both contiguous, of the sequences with as many rows as the kernel is for.
 
-        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks.
+        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale.
         """
         tensors = (q, k, v, out, lse, *lists)
+        self._start(self._find(tensors, softcap, seqlen_q, seqlen_k, window), tensors, scale, softcap)
+
+    def _find(
+        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
+    ) -> tuple[Any, ...]:
+        """The plan of a shape, made where it is not known."""
+        q, k, v, _, lse, *lists = tensors
         # All that compiled code, its arguments and the checks depend on, but addresses and scales; out and lse follow q.
         key = (
             q.dtype, q.shape, q.stride(), q.data_ptr() & 15, k.shape, k.stride(), k.data_ptr() & 15,
-            v.shape, v.stride(), v.data_ptr() & 15, lse is None,
+            v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), lse is None,
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
             softcap != 0.0, seqlen_q, seqlen_k, window,
         )  # fmt: skip
@@ -88,11 +97,34 @@ class Launcher:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._plan(tensors, softcap, seqlen_q, seqlen_k, window)
+        return plan
+
+    def started(
+        self,
+        tensors: tuple[Any, ...],
+        scale: float,
+        softcap: float,
+        seqlen_q: int,
+        seqlen_k: int,
+        window: tuple[int, int],
+    ) -> Callable[..., None]:
+        """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> None; it keeps none."""
+        start, sizes, numbers, flags = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
+        floats, count = sizes
+        rest, counters = (*numbers, *self._module.scales(scale, softcap), *flags), self._counters
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
+            partials = q.new_empty(floats, dtype=torch.float32)
+            start(q, k, v, out, lse, lists[5], *lists[:5], *lists[6:], partials, counters.get(count), *rest)
+
+        return on_device(launch, tensors[0].get_device())
+
+    def _start(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scale: float, softcap: float) -> None:
         start, sizes, numbers, flags = plan
-        partials = torch.empty(sizes[0] + sizes[1], dtype=torch.float32, device=self._device)
+        partials = torch.empty(sizes[0], dtype=torch.float32, device=self._device)
         start(
-            *_in_order(tensors), partials, partials[sizes[0] :], self._counters.get(sizes[2]), *numbers,
-            *self._module.scales(scale, softcap), *flags,
+            *_in_order(tensors), partials, self._counters.get(sizes[1]), *numbers, *self._module.scales(scale, softcap),
+            *flags,
         )  # fmt: skip
 
     def _plan(
@@ -102,19 +134,19 @@ class Launcher:
         module, (q, k, v, out, lse, *lists) = self._module, tensors
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         heads_kv = k.shape[-2]
-        partials, sums, counters = module.scratch(batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k)
-        partials = -(-partials // 4) * 4  # what follows in the same memory begins at 16 bytes
-        made = torch.empty(partials + sums, dtype=torch.float32, device=self._device)
-        work = (made, made[partials:], torch.empty(counters, dtype=torch.int32, device=self._device))
-        grid, arguments, page = module.plan(
-            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, self._rows, work, self._sms
+        sizes = module.scratch(batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms)
+        kinds = (torch.float32, torch.int32)
+        work = tuple(
+            torch.empty(size, dtype=kind, device=self._device) for size, kind in zip(sizes, kinds, strict=True)
         )
-        flags = (page, softcap != 0.0)
+        grid, arguments, flags = module.plan(
+            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms
+        )
         # An interpreter compiles nothing.
         kernel = module.attention.warmup(*arguments, 1.0, 1.0, *flags, grid=grid, **module.OPTIONS) or module.attention
-        return kernel[grid], (partials, sums, counters), arguments[len(tensors) + len(work) :], flags
+        return kernel[grid], sizes, arguments[len(tensors) + len(work) :], flags
 
 
 def _in_order(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tensors in the order of the kernel's arguments: sinks stand before the lists."""
-    return (*tensors[:5], tensors[10], *tensors[5:10])
+    return (*tensors[:5], tensors[10], *tensors[5:10], *tensors[11:])

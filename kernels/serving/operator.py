@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,36 +16,61 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
 from tilecast.kernels.selection import DTYPE_NAMES, capability_of, on_device
+from tilecast.kernels.serving.again import watched
 from tilecast.kernels.serving.launching import Counters, Launcher
 
-_tensor = torch.Tensor
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_profiling = torch.autograd._profiler_enabled
-#: (device index, dtype, head_dim_qk, head_dim_v) -> ((fewest rows, most rows, launch), ...)
-_known: dict[Any, tuple[tuple[int, int, Any], ...]] = {}
+#: (device index, dtypes of q and k, head_dim_qk, head_dim_v) -> ((fewest rows, most rows, launcher, launch), ...)
+_known: dict[Any, tuple[tuple[int, int, Launcher, Any], ...]] = {}
 _counters: dict[Any, Counters] = {}
 
 
 def serve(*arguments: Any) -> tuple[Any, Any]:
     """(out, lse) of the operator's arguments: straight to the kernels, or through the dispatcher where somebody watches."""
-    watched = (
-        _is_compiling() or type(arguments[0]) is not _tensor or arguments[0].is_meta
-        or _dispatch_modes() or _function_modes() or _profiling()
-    )  # fmt: skip
-    return _operator(*arguments) if watched else _run(*arguments)
+    return _operator(*arguments) if watched(arguments[0]) else _run(*arguments)
+
+
+def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None:
+    """The call of these arguments, which `_run` has just made, for other tensors like them: (q, k, v, lists) -> (out, lse).
+
+    None where nothing was launched.  The lists are those of `Launcher`; no tensor is kept.
+    """
+    q, k, v, *lists, seqlen_q, seqlen_k, scale, softcap, left, right, return_lse = arguments
+    kernels = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]), ())
+    out, lse = _empty(q, v, return_lse)
+    rows = _rows(q, k, lists[0], seqlen_q)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1])
+    if not out.numel() or rows[1] < 1:
+        return None
+    tensors = (q, k, v, out, lse if return_lse else None, *lists)
+    launches = [
+        launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, (left, right))
+        for first, last, launcher, _ in kernels
+        if first <= rows[1] and rows[0] <= last
+    ]
+    if not launches:
+        return None
+    out_shape, lse_shape = tuple(out.shape), tuple(lse.shape)
+
+    def call(q: Any, k: Any, v: Any, lists: tuple[Any, ...]) -> tuple[Any, Any]:
+        out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
+        for start in launches:
+            start(q, k, v, out, lse, lists)
+        return out, lse
+
+    return call
 
 
 def _run(
     q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_k: Any, table: Any, slots: Any, sinks: Any,
-    seqlen_q: int, seqlen_k: int, scale: float | None, softcap: float, left: int, right: int, return_lse: bool,
+    k_descale: Any, v_descale: Any, seqlen_q: int, seqlen_k: int, scale: float | None, softcap: float, left: int, right: int,
+    return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The operator on a device; lse is of size 0 when nobody asked."""
     dims = q.shape[-1], v.shape[-1]
-    kernels = _known.get((q.get_device(), q.dtype, *dims))
+    kernels = _known.get((q.get_device(), q.dtype, k.dtype, *dims))
     if kernels is None:
-        kernels = _find(q, *dims)
+        kernels = _find(q, k, *dims)
     if scale is None:
         scale = 1.0 / math.sqrt(dims[0])
     elif refused := scale_refusal(scale):
@@ -52,17 +78,22 @@ def _run(
     out, lse = _empty(q, v, return_lse)
     if out.numel() == 0:
         return out, lse
-    group = q.shape[-2] // k.shape[-2]
-    # Sequences with queries of their own number may be of any length up to the longest.
-    most = seqlen_q * group
-    least = 1 if cu_q is not None else most
-    lists = (cu_q, cu_k, used_k, table, slots, sinks)
-    if cu_q is not None and cu_q.shape[0] < 2:
+    least, most = _rows(q, k, cu_q, seqlen_q)
+    lists = (cu_q, cu_k, used_k, table, slots, sinks, k_descale, v_descale)
+    if not most:
         return out.zero_(), lse
-    for first, last, launch in kernels:
+    for first, last, _, launch in kernels:
         if first <= most and least <= last:
             launch(q, k, v, out, lse if return_lse else None, lists, scale, softcap, seqlen_q, seqlen_k, (left, right))
     return out, lse
+
+
+def _rows(q: Any, k: Any, cu_q: Any, seqlen_q: int) -> tuple[int, int]:
+    """(fewest, most) rows of a sequence; (0, 0) without sequences."""
+    if cu_q is None:
+        return (seqlen_q * (q.shape[-2] // k.shape[-2]),) * 2
+    # Sequences with queries of their own number may be of any length up to the longest.
+    return (1, seqlen_q * (q.shape[-2] // k.shape[-2])) if cu_q.shape[0] > 1 else (0, 0)
 
 
 def _empty(q: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
@@ -73,15 +104,15 @@ def _empty(q: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
     return out, torch.empty((*batch, heads, rows) if return_lse else (0,), dtype=torch.float32, device=q.device)
 
 
-def _find(q: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Any], ...]:
+def _find(q: Any, k: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Launcher, Any], ...]:
     """The kernels of a problem met for the first time, imported and remembered; UnsupportedError where there is none."""
-    if refused := refusal(q, dim, dim_v):
+    if refused := refusal(q, k, dim, dim_v):
         raise UnsupportedError(refused)
     device = q.device
     if device not in _counters:
         _counters[device] = Counters(device)
     found = []
-    for entry in _entries(q, dim, dim_v):
+    for entry in _candidates(q, k, dim, dim_v):
         try:
             module = importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
         except ImportError as error:
@@ -90,27 +121,33 @@ def _find(q: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Any], ...]:
             ) from error
         rows = entry.seqlen_q_min, entry.seqlen_q_max
         launch = Launcher(module, rows, device, _counters[device])
-        found.append((*rows, on_device(launch, q.get_device())))
-    _known[(q.get_device(), q.dtype, dim, dim_v)] = tuple(found)
+        found.append((*rows, launch, on_device(launch, q.get_device())))
+    _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = tuple(found)
     return tuple(found)
 
 
-def _entries(q: Any, dim: int, dim_v: int) -> tuple[registry.Entry, ...]:
+def _candidates(q: Any, k: Any, dim: int, dim_v: int) -> tuple[registry.Entry, ...]:
     capability = capability_of(q.device.type, q.get_device())
     if isinstance(capability, str):
         return ()
-    return registry.candidates(capability, DTYPE_NAMES[q.dtype], dim, dim_v, "window", registry.shipped_serving())
+    return registry.candidates(capability, DTYPE_NAMES[q.dtype], dim, dim_v, "window", _entries(k))
 
 
-def refusal(q: Any, dim: int, dim_v: int) -> str | None:
-    """Why no serving kernel takes tensors like q with these head dimensions; None where one does."""
+def _entries(k: Any) -> tuple[registry.Entry, ...]:
+    """The serving kernels for such a cache."""
+    cache = "e4m3" if k.dtype == torch.uint8 else ""
+    return tuple(entry for entry in registry.shipped_serving() if entry.cache == cache)
+
+
+def refusal(q: Any, k: Any, dim: int, dim_v: int) -> str | None:
+    """Why no serving kernel takes tensors like q and k with these head dimensions; None where one does."""
     if q.dtype not in DTYPE_NAMES:
-        return f"q, k, v: expected dtype torch.bfloat16 or torch.float16, got {q.dtype}; cast them"
+        return f"q: expected dtype torch.bfloat16 or torch.float16, got {q.dtype}; cast it"
     capability = capability_of(q.device.type, q.get_device())
     if isinstance(capability, str):
         return capability.partition("; ")[0]
-    if not _entries(q, dim, dim_v):
-        have = registry.head_dims(capability, DTYPE_NAMES[q.dtype], "window", registry.shipped_serving())
+    if not _candidates(q, k, dim, dim_v):
+        have = registry.head_dims(capability, DTYPE_NAMES[q.dtype], "window", _entries(k))
         names = ", ".join(f"{a}" if a == b else f"{a}/{b}" for a, b in have)
         return f"head_dim: expected one that a serving kernel has ({names}), got {dim}/{dim_v}"
     return None
@@ -118,7 +155,8 @@ def refusal(q: Any, dim: int, dim_v: int) -> str | None:
 
 def _fake(
     q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_k: Any, table: Any, slots: Any, sinks: Any,
-    seqlen_q: int, seqlen_k: int, scale: float | None, softcap: float, left: int, right: int, return_lse: bool,
+    k_descale: Any, v_descale: Any, seqlen_q: int, seqlen_k: int, scale: float | None, softcap: float, left: int, right: int,
+    return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Shapes of the operator, without a device."""
     return _empty(q, v, return_lse)
@@ -131,8 +169,8 @@ def _register() -> tuple[Any, Any]:
     )
     library.define(
         "attention_serving(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
-        "Tensor? block_table, Tensor? cache_batch_idx, Tensor? sinks, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-        "float? scale, float softcap, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
+        "Tensor? block_table, Tensor? cache_batch_idx, Tensor? sinks, Tensor? k_descale, Tensor? v_descale, "
+        "SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, float softcap, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
         tags=tags,
     )
     library.impl("attention_serving", _run, "CUDA")

@@ -77,6 +77,10 @@ class KernelCode:
     barriers: int
     consumers: tuple[tuple[Stretch, ...], ...]
 
+    def __hash__(self) -> int:
+        # By name alone: forecasts are kept by code, and hashing every instruction each time costs more than they do.
+        return hash((*self.key(), self.arch, self.compiler, self.registers))
+
     def key(self) -> CodeKey:
         """What a workload and a variant decide: kernels of one key are the same code."""
         return (self.family, self.variant, self.head_dim_qk, self.head_dim_v, self.mask, self.dtype)

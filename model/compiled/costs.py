@@ -89,19 +89,28 @@ def latencies(machine: Machine) -> dict[str, float]:
     }
 
 
+@lru_cache(maxsize=64)
+def _issue(m: Machine) -> tuple[dict[str, float], ...]:
+    """Pipes alone, pipes, ports and gaps under a product, latencies: the same objects at every clock."""
+    pipe = pipe_cycles(m)
+    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
+    ports = {name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe}
+    gap = {name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe}
+    return pipe, {**pipe, **slow}, ports, gap, latencies(m)
+
+
 @lru_cache(maxsize=256)
 def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
     """The costs of ``machine`` at an SM clock of ``mhz``; MachineError names a fact it lacks."""
     m = machine
+    pipe, slow, ports, gap, latency = _issue(m)
     per_clk = 1e12 / (m["chip.sm_count"] * mhz * 1e6)  # TB/s of the chip -> bytes per clock of one SM
-    pipe = pipe_cycles(m)
-    slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
     return WarpCosts(
         pipe=pipe,
-        pipe_under_mma={**pipe, **slow},
-        ports_under_mma={name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe},
-        gap_under_mma={name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe},
-        latency=latencies(m),
+        pipe_under_mma=slow,
+        ports_under_mma=ports,
+        gap_under_mma=gap,
+        latency=latency,
         operand_release=m["warp.operand_release_cycles"],
         barrier=m["sync.barrier_cycles"],
         barrier_spread=m.get("sync.barrier_spread_cycles", 0.0),

@@ -101,5 +101,5 @@ def greedy_makespan(order: Iterator[int], cost: Callable[[int], float], slots: i
     free = [0.0] * slots
     heapq.heapify(free)
     for block in order:
-        heapq.heappush(free, heapq.heappop(free) + cost(block))
+        heapq.heapreplace(free, free[0] + cost(block))
     return max(free)

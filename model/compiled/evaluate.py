@@ -34,11 +34,15 @@ class CompiledVariant:
     stack_bytes: int
     code: KernelCode | None = None
     roles: KernelRoles | None = None
+    #: The variant of the same loop whose code this is, where it is not the variant's own.
+    stands_in: str = ""
 
     @property
     def followed(self) -> str:
         """What of it is simulated, in words."""
-        return "whole tiles" if self.code is not None else "the steady loop; starts, ends and masks before compilation"
+        if self.code is None:
+            return "the steady loop; starts, ends and masks before compilation"
+        return "whole tiles" + (f", by the code of {self.stands_in}" if self.stands_in else "")
 
 
 def evaluate_compiled(

@@ -12,8 +12,9 @@ from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
 from tilecast.model.compiled.memory import Traffic, memory_traffic
+from tilecast.model.compiled.native.run import run_ctas
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
-from tilecast.model.compiled.sm import Cta, run_sm
+from tilecast.model.compiled.sm import Cta
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -84,6 +85,7 @@ def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> 
     return _FORECASTS[variant.family](code, variant, work, machine, launch, pace)
 
 
+@lru_cache(maxsize=4096)
 def _mma_table(code: KernelCode, machine: Machine) -> dict[tuple[int, bool], float]:
     kinds = {
         (i.amount, i.from_registers)
@@ -116,11 +118,14 @@ def _hopper_run(
     # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
     # two: the mean of both starts.
     starts = (False, True) if variant.warpgroups > 1 else (False,)
-    runs = [run_sm([hopper_cta(code, variant, tiles, costs, cold, share, together)], costs, mma) for together in starts]
+    runs = [
+        run_ctas([hopper_cta(code, variant, tiles, costs, cold, share, together)], costs, mma) for together in starts
+    ]
     ends = [[max(marks[i] for marks in run.marks) for i in range(len(tiles))] for run in runs]
     return tuple(sum(column) / len(column) for column in zip(*ends, strict=True))
 
 
+@lru_cache(maxsize=16384)
 def _hopper_tile(
     code: KernelCode, variant: Fa3Variant, machine: Machine, shape: tuple[TileCounts, ...], cold: bool, mhz: float,
     share: float,
@@ -201,11 +206,7 @@ def _hopper(
     blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
     cold = variant.scheduler == "grid"
     one_head = list(range(blocks)) if work.mask == "none" else list(reversed(range(blocks)))  # the longest first
-    if cold:
-        waves = _waves([(b, h) for h in range(heads) for b in one_head], sms)
-    else:
-        waves = _turns(variant.scheduler, blocks, heads, min(sms, blocks * heads))
-    moved = memory_traffic(work, waves, 64 * variant.warpgroups, machine["l2.bytes"])
+    moved = _hopper_traffic(work, variant.scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"])
     share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
@@ -217,20 +218,49 @@ def _hopper(
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
         mean = min(span, sum(by_block) * heads / sms)
     else:
-        queues = list(program_tiles(variant.scheduler, blocks, heads, min(sms, blocks * heads)))
-        lengths = [(sum(_blocks(counts[block]) for block, _ in tiles), len(tiles)) for tiles in queues]
-        longest = queues[lengths.index(max(lengths))]
-        span = start + _hopper_program(code, variant, machine, [counts[block] for block, _ in longest], mhz, share)
-        # Programs differ in their blocks and tiles; a tile's start and end weigh about as much as a block.
-        mean = min(span, span * sum(map(sum, lengths)) / (sms * sum(max(lengths))))
+        longest, weight, all_weights = _longest(work, variant.scheduler, variant.warpgroups, variant.tile_n, sms)
+        span = start + _hopper_program(code, variant, machine, [counts[block] for block in longest], mhz, share)
+        mean = min(span, span * all_weights / (sms * weight))
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))
     tile = partial(_hopper_tile, code, variant, machine, shape, cold, mhz, share)
     return _answer((span, mean), moved, machine, mhz, tile, 1, blocks * heads, launch)
 
 
+@lru_cache(maxsize=1024)
+def _hopper_traffic(work: Workload, scheduler: str, rows: int, sms: int, l2_bytes: float) -> Traffic:
+    """What a launch of tiles of ``rows`` rows moves."""
+    blocks, heads = -(-work.seqlen_q // rows), work.batch * work.heads_q
+    if scheduler == "grid":
+        one_head = range(blocks) if work.mask == "none" else reversed(range(blocks))  # the longest first
+        order = list(one_head)
+        waves = _waves([(b, h) for h in range(heads) for b in order], sms)
+    else:
+        waves = _turns(scheduler, blocks, heads, min(sms, blocks * heads))
+    return memory_traffic(work, waves, rows, l2_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _longest(work: Workload, scheduler: str, warpgroups: int, keys: int, sms: int) -> tuple[tuple[int, ...], int, int]:
+    """Query blocks of the longest persistent program, in order; its weight, and that of all programs.
+
+    Programs differ in their blocks and tiles; a tile's start and end weigh about as much as a block.
+    """
+    blocks, heads = -(-work.seqlen_q // (64 * warpgroups)), work.batch * work.heads_q
+    by_block = [_blocks(hopper_counts(work, block, warpgroups, keys)) for block in range(blocks)]
+    queues = _queues(scheduler, blocks, heads, min(sms, blocks * heads))
+    lengths = [(sum([by_block[block] for block, _ in tiles]), len(tiles)) for tiles in queues]
+    longest = queues[lengths.index(max(lengths))]
+    return tuple(block for block, _ in longest), sum(max(lengths)), sum(map(sum, lengths))
+
+
+@lru_cache(maxsize=64)
+def _queues(scheduler: str, blocks: int, heads: int, programs: int) -> list[list[Tile]]:
+    return list(program_tiles(scheduler, blocks, heads, programs))
+
+
 def _turns(scheduler: str, blocks: int, heads: int, programs: int) -> list[Sequence[Tile]]:
     """The n-th tiles of all persistent programs, for every n."""
-    queues = list(program_tiles(scheduler, blocks, heads, programs))
+    queues = _queues(scheduler, blocks, heads, programs)
     return [[queue[n] for queue in queues if n < len(queue)] for n in range(max(map(len, queues)))]
 
 
@@ -278,7 +308,7 @@ def _triton_run(
         # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
         begins = slot * 0.5 * counts.main * 400.0 / together
         slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins, share))
-    run = run_sm(slots, costs, mma)
+    run = run_ctas(slots, costs, mma)
     spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[:: len(code.consumers)]]
     return sum(spans) / len(spans)
 
@@ -293,6 +323,7 @@ def _triton_cost(
     return _triton_tile(code, variant, machine, replace(counts, main=0), together, pause, mhz, share).of(counts.main)
 
 
+@lru_cache(maxsize=16384)
 def _triton_tile(
     code: KernelCode, variant: Fa2Variant, machine: Machine, shape: TileCounts, together: int, pause: float, mhz: float,
     share: float,
@@ -304,6 +335,14 @@ def _triton_tile(
         (blocks, _triton_run(code, variant, machine, replace(shape, main=blocks), together, pause, mhz, share))
         for blocks in samples
     ])  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _triton_traffic(work: Workload, scheduler: str, rows: int, slots: int, l2_bytes: float) -> Traffic:
+    """What a launch of tiles of ``rows`` rows moves, ``slots`` of them at once."""
+    blocks, heads = -(-work.seqlen_q // rows), work.batch * work.heads_q
+    one_head = list(reversed(range(blocks))) if scheduler == "longest-first" else list(range(blocks))
+    return memory_traffic(work, _waves([(b, h) for h in range(heads) for b in one_head], slots), rows, l2_bytes)
 
 
 def _triton(
@@ -320,8 +359,7 @@ def _triton(
     total = blocks * heads
     one_head = list(reversed(range(blocks))) if variant.scheduler == "longest-first" else list(range(blocks))
     order = one_head * heads
-    waves = _waves([(b, h) for h in range(heads) for b in one_head], sms * fit)
-    moved = memory_traffic(work, waves, variant.tile_m, machine["l2.bytes"])
+    moved = _triton_traffic(work, variant.scheduler, variant.tile_m, sms * fit, machine["l2.bytes"])
     share = round(moved.missed_share, 1)
     counts = [triton_counts(work, block, variant.tile_m, variant.tile_n) for block in range(blocks)]
 

@@ -34,13 +34,16 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
     passed = 0.0
     once = float(size * work.batch * work.heads_q * work.seqlen_q * (work.head_dim_qk + work.head_dim_v))
     missed = copied = 0.0
+    seen = [key_blocks(work, row, rows, 1) for row in range(0, work.seqlen_q, rows)]
+    needs = [float(end - first) * per_key for first, end, _, _ in seen]
+    size_of_group = work.group_size
     for wave in waves:
         wanted: dict[int, float] = {}
         for block, head in wave:
-            first, end, _, _ = key_blocks(work, block * rows, rows, 1)
-            group = head // work.group_size
-            copied += float(end - first) * per_key
-            wanted[group] = max(wanted.get(group, 0.0), float(end - first) * per_key)
+            group, need = head // size_of_group, needs[block]
+            copied += need
+            if need > wanted.get(group, 0.0):
+                wanted[group] = need
         # Every wave walks its heads side by side and in the same direction, so what one read comes up again when as much
         # has passed through the cache as lies between the two waves' beginnings: all of a head is there, or nothing.
         for group, need in wanted.items():

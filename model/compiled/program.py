@@ -6,16 +6,20 @@ Which barrier an instruction is about follows from the order the templates write
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
-from tilecast.model.compiled.sm import MARK, Cta, Step, Tag
+from tilecast.model.compiled.sm import MARK, Cta
 from tilecast.model.compiled.units.fetch import LINE
+from tilecast.model.compiled.units.steps import Piece, Program, Same, Tag
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 
+_MARK = (MARK,)
 _SIZE = 2  # bytes of an element; the profiles are of 16-bit kernels
 
 
@@ -35,26 +39,11 @@ class TileCounts:
         return self.passed + self.edge + self.main + self.left + self.passed_after + first
 
 
-def _tagged(code: Sequence[WarpInstruction], tags: dict[str, list[Tag | None]]) -> list[Step]:
-    """Instructions with the tags of their kind in order; instructions beyond the list carry none."""
-    taken = dict.fromkeys(tags, 0)
-    out: list[Step] = []
-    for instruction in code:
-        tag = None
-        if instruction.kind in tags:
-            number = taken[instruction.kind]
-            taken[instruction.kind] += 1
-            tag = tags[instruction.kind][number] if number < len(tags[instruction.kind]) else None
-        out.append((instruction, tag))
-    return out
-
-
-class _Program:
-    """A program being written: steps, and the line of code of each."""
+class _Writer:
+    """A program being written."""
 
     def __init__(self, stretches: Sequence[Stretch], copy: int) -> None:
-        self.steps: list[Step] = []
-        self.lines: list[int] = []
+        self.pieces: list[Piece] = []
         self._stretches = stretches
         # Copies of the code lie apart; stretches follow each other.
         self._begins = [copy << 20]
@@ -63,18 +52,24 @@ class _Program:
 
     def run(self, at: int, tags: dict[str, list[Tag | None]]) -> None:
         """Append stretch number ``at``."""
-        code, begin = self._stretches[at].instructions, self._begins[at]
-        self.steps += _tagged(code, tags)
-        self.lines += [(begin + i) // LINE for i in range(len(code))]
+        if self._stretches[at].instructions:
+            self.pieces.append(Piece(self._stretches[at].instructions, self._begins[at], tags))
 
-    def append(self, instruction: WarpInstruction) -> None:
-        """Append an instruction that is not the kernel's: it is on the line of the one before."""
-        self.steps.append((instruction, None))
-        self.lines.append(self.lines[-1])
+    def append(self, code: Sequence[WarpInstruction]) -> None:
+        """Append instructions that are not the kernel's: they are on the line of the one before."""
+        self.pieces.append(Piece(code, LINE * self.pieces[-1].lines[-1], {}))
+
+    def program(self) -> Program:
+        return Program(tuple(self.pieces))
 
 
 def _count(code: Sequence[WarpInstruction], kind: str) -> int:
-    return sum(i.kind == kind for i in code)
+    return _kinds(Same(code)).get(kind, 0)
+
+
+@lru_cache(maxsize=1024)
+def _kinds(code: Same[Sequence[WarpInstruction]]) -> dict[str, int]:
+    return Counter(i.kind for i in code.value)
 
 
 # --- hopper_ws ------------------------------------------------------------------------------------------------
@@ -88,11 +83,9 @@ def hopper_cta(
 
     ``share`` of the K and V bytes come from memory, the rest from L2; ``together`` starts the warpgroups at one time.
     """
-    programs, lines = [], []
-    for w in range(variant.warpgroups):
-        program = _hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles])
-        programs.append(tuple(program.steps))
-        lines.append(tuple(program.lines))
+    programs = tuple(
+        _hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles]) for w in range(variant.warpgroups)
+    )
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
     q_bytes = float(64 * code.head_dim_qk * _SIZE)  # every warpgroup's part has a barrier of its own
@@ -109,15 +102,15 @@ def hopper_cta(
                     copies.append(((f"Q{w}", number), parts * q_bytes, variant.q_stages, costs.tma_latency_hbm, 1.0))
             copies.append((("V", block), v_bytes, variant.kv_stages, latency, share))
             block += 1
-    return Cta(tuple(programs), tuple(copies), lines=tuple(lines))
+    return Cta(programs, tuple(copies))
 
 
 def _hopper_program(
     stretches: tuple[Stretch, ...], variant: Fa3Variant, warpgroup: int, tiles: Sequence[TileCounts]
-) -> _Program:
+) -> Program:
     query = f"Q{warpgroup}"
     turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []
-    steps = _Program(stretches, warpgroup)
+    steps = _Writer(stretches, warpgroup)
     block = 0
     for number, counts in enumerate(tiles):
         begun = False  # the tile's first block has been seen
@@ -152,8 +145,8 @@ def _hopper_program(
                 steps.run(at, {"wait": [("V", block)], "arrive": last})
                 if _count(code, "wait"):
                     block += 1
-        steps.append(MARK)
-    return steps
+        steps.append(_MARK)
+    return steps.program()
 
 
 def _gives_q(code: Sequence[WarpInstruction], variant: Fa3Variant, turn: list[Tag | None]) -> bool:
@@ -182,29 +175,45 @@ def triton_cta(
 ) -> Cta:  # fmt: skip
     """A slot of the SM that runs ``tiles`` CTAs after each other with ``pause`` cycles between them."""
     stretches = code.consumers[0]
-    program = _Program(stretches, 0)
+    writer = _Writer(stretches, 0)
     block = 0
     for number in range(tiles):
-        block = _triton_tile(stretches, counts, number, block, program)
-        program.append(MARK)
+        block = _triton_tile(stretches, counts, number, block, writer)
+        writer.append(_MARK)
         if pause:
             # An instruction that does nothing for as long.
-            program.append(WarpInstruction("other", max(1, int(pause)), 0, 7, 7, "fixed", "plain"))
+            writer.append(_nothing(max(1, int(pause))))
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
     q_bytes = float(variant.tile_m * code.head_dim_qk * _SIZE)
     groups = len(code.consumers)
     # Every warpgroup runs the same code; one thread of the CTA issues the copies.
-    quiet = tuple((i._replace(kind="plain"), None) if i.kind == "load" else (i, tag) for i, tag in program.steps)
+    program = writer.program()
+    quiet = Program(tuple(_quiet(piece) for piece in program.pieces))
     own = {
         "K": (k_bytes, costs.tma_latency, share), "V": (v_bytes, costs.tma_latency, share),
         "Q": (q_bytes, costs.tma_latency_hbm, 1.0),
     }  # fmt: skip
-    lines = tuple(program.lines)
-    return Cta((tuple(program.steps), *[quiet] * (groups - 1)), (), own, begins=begins, lines=(lines,) * groups)
+    return Cta((program, *[quiet] * (groups - 1)), (), own, begins=begins)
 
 
-def _triton_tile(stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: _Program) -> int:
+def _quiet(piece: Piece) -> Piece:
+    """``piece`` with its loads left out, which another warpgroup issues."""
+    tags = {kind: held for kind, held in piece.tags.items() if kind != "load"}
+    return Piece(_without_loads(Same(piece.code)), piece.begin, tags)
+
+
+@lru_cache(maxsize=1024)
+def _nothing(cycles: int) -> Sequence[WarpInstruction]:
+    return (WarpInstruction("other", cycles, 0, 7, 7, "fixed", "plain"),)
+
+
+@lru_cache(maxsize=1024)
+def _without_loads(code: Same[Sequence[WarpInstruction]]) -> Sequence[WarpInstruction]:
+    return tuple(i._replace(kind="plain") if i.kind == "load" else i for i in code.value)
+
+
+def _triton_tile(stretches: tuple[Stretch, ...], counts: TileCounts, number: int, block: int, program: _Writer) -> int:
     """Append one tile; returns the number of its last block plus one."""
     pieces = list(stretches)
     for i, (role, code) in enumerate(pieces):

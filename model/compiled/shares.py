@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 
-from tilecast.model.compiled.code import KernelCode
+from tilecast.model.compiled.code import KernelCode, WarpInstruction
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import BLOCK_COUNTS
+from tilecast.model.compiled.units.steps import Same
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -42,6 +45,7 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
     counts: Counter[str] = Counter()
     tensor = flop = 0.0
     depth = 32 / work.dtype_bytes  # a wgmma's k-step is 32 bytes
+    cycles = cache(partial(mma_cycles, machine))
     counted = BLOCK_COUNTS[variant.family]
     rows = build_pipeline(work, variant, machine).rows_per_cta
     for block in range(-(-work.seqlen_q // rows)):
@@ -54,10 +58,20 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
                     times = tile.passed_after if looped else tile.passed
                 elif role != "once":
                     looped, times = True, getattr(tile, role)
-                for i in instructions:
-                    counts[i.pipe] += times * 4  # the four warps of the warpgroup
-                    if i.kind == "mma":
-                        # Counters see the array work, not the wait for operands of narrow products.
-                        tensor += times * min(i.amount / 2.0, mma_cycles(machine, i.amount, i.from_registers))
-                        flop += times * 2.0 * 64 * i.amount * depth
+                if not times:
+                    continue
+                pipes, products = _held(Same(instructions))
+                for pipe, n in pipes.items():
+                    counts[pipe] += times * 4 * n  # the four warps of the warpgroup
+                for columns, from_registers in products:
+                    # Counters see the array work, not the wait for operands of narrow products.
+                    tensor += times * min(columns / 2.0, cycles(columns, from_registers))
+                    flop += times * 2.0 * 64 * columns * depth
     return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads, flop * heads)
+
+
+@lru_cache(maxsize=1024)
+def _held(code: Same[Sequence[WarpInstruction]]) -> tuple[Counter[str], tuple[tuple[int, bool], ...]]:
+    """Instructions by pipe, and (columns, A from registers) of the matrix products, in order."""
+    products = tuple((i.amount, i.from_registers) for i in code.value if i.kind == "mma")
+    return Counter(i.pipe for i in code.value), products

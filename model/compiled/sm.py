@@ -25,17 +25,14 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tilecast.model.compiled.code import PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.units.fetch import InstructionCache
+from tilecast.model.compiled.units.prepared import Prepared, prepare
+from tilecast.model.compiled.units.steps import Program, Step, Tag
 from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
-#: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
-Tag = tuple[str, int]
-#: One step of a program: an instruction and its tag.
-Step = tuple[WarpInstruction, Tag | None]
 MARK = WarpInstruction("other", 1, 0, 7, 7, "fixed", "mark")
 
 
@@ -43,14 +40,18 @@ MARK = WarpInstruction("other", 1, 0, 7, 7, "fixed", "mark")
 class Cta:
     """A CTA on the SM: a program for each warpgroup, and the copies that its producer issues, in order."""
 
-    programs: tuple[tuple[Step, ...], ...]
+    programs: tuple[Sequence[Step], ...]
     #: (tag, bytes, slots of its ring, latency in cycles, share that comes from memory); empty where consumers issue their own copies.
     copies: tuple[tuple[Tag, float, int, float, float], ...]
     #: tag name -> (bytes, latency, share from memory) of copies that consumers issue.
     own_copies: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     begins: float = 0.0
     #: [program][step] the line of code that holds the instruction; empty where fetching it is not looked at.
-    lines: tuple[tuple[int, ...], ...] = ()
+    lines: tuple[Sequence[int], ...] = ()
+
+    def lines_of_steps(self) -> tuple[Sequence[int], ...]:
+        """``lines``, or those the programs know themselves."""
+        return self.lines or tuple(program.lines for program in self.programs if isinstance(program, Program))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class _Warp:
     )  # fmt: skip
 
     def __init__(
-        self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float, lines: tuple[int, ...],
-        table: dict[WarpInstruction, _Prepared],
+        self, index: int, cta: int, number: int, code: tuple[Step, ...], begins: float, lines: Sequence[int],
+        table: dict[WarpInstruction, Prepared],
     ) -> None:  # fmt: skip
         self.lines, self.line = lines, -1
         self.index, self.cta, self.number, self.code, self.pc, self.free = index, cta, number, code, 0, begins
@@ -100,11 +101,12 @@ class _State:
     def __init__(self, ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> None:
         self.ctas, self.costs = ctas, costs
         distinct = {step[0] for cta in ctas for code in cta.programs for step in code}
-        table = {instruction: _prepare(instruction, costs, mma) for instruction in distinct}
-        cache = InstructionCache([lines for cta in ctas for lines in cta.lines], costs)
+        table = {instruction: prepare(instruction, costs, mma) for instruction in distinct}
+        lines = [cta.lines_of_steps() for cta in ctas]
+        cache = InstructionCache([held for of_cta in lines for held in of_cta], costs)
         self.cache = cache if cache.needed else None
         programs = [
-            (i, w, code, cta.begins, cta.lines[w] if self.cache else ())
+            (i, w, tuple(code), cta.begins, lines[i][w] if self.cache else ())
             for i, cta in enumerate(ctas)
             for w, code in enumerate(cta.programs)
         ]
@@ -192,45 +194,6 @@ class _State:
             self.produce(warp.cta)
 
 
-#: Kinds whose issue depends on more than the warp and its pipe.
-_CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store", "spill"})
-
-
-class _Prepared(NamedTuple):
-    """An instruction with its costs looked up: the loop of `run_sm` reads these a hundred thousand times a second."""
-
-    pipe: int
-    taken: float
-    taken_under_mma: float
-    ports: float
-    gap: float
-    stall: int
-    waits: tuple[int, ...]
-    write_counter: int
-    read_counter: int
-    latency: float
-    kind: str
-    conditional: bool
-    fma: bool
-    amount: int
-    mma_cycles: float
-    commits: bool
-    word: int
-
-
-def _prepare(instruction: WarpInstruction, costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> _Prepared:
-    pipe, kind = instruction.pipe, instruction.kind
-    conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)
-    return _Prepared(
-        PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.ports_under_mma[pipe],
-        costs.gap_under_mma[pipe], instruction.stall, tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
-        instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
-        pipe == "fma", instruction.amount,
-        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
-        instruction.word,
-    )  # fmt: skip
-
-
 def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], float]) -> SmRun:
     """Run all programs to their end.  ``mma`` gives cycles by (columns, A from registers).
 
@@ -302,7 +265,7 @@ def run_sm(ctas: Sequence[Cta], costs: WarpCosts, mma: dict[tuple[int, bool], fl
     return SmRun(tuple(tuple(w.marks) for w in state.warps), now, shares["tensor"], count, shares)
 
 
-def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> float | None:
+def _condition(warp: _Warp, prepared: Prepared, at: float, state: _State) -> float | None:
     """Earliest issue of an instruction that depends on other warps or engines; None while that is unknown."""
     kind = prepared.kind
     if kind == "mma":
@@ -321,7 +284,7 @@ def _condition(warp: _Warp, prepared: _Prepared, at: float, state: _State) -> fl
     return max(at, state.store_free)  # a store
 
 
-def _issue(warp: _Warp, prepared: _Prepared, state: _State, now: float, loaded: bool) -> None:
+def _issue(warp: _Warp, prepared: Prepared, state: _State, now: float, loaded: bool) -> None:
     """Effects of an instruction issued at ``now``."""
     costs = state.costs
     after = now + prepared.stall + (prepared.gap if loaded else 0.0)

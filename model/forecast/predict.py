@@ -23,15 +23,17 @@ from tilecast.model.forecast.waterfall import waterfall
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.search.best import best
+from tilecast.model.search.best import Best, best
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
 if TYPE_CHECKING:
     from tilecast.model.compiled.evaluate import CompiledVariant
 
-#: From a variant, for a workload on a machine, to its machine code (`codegen.compiler.kept.compiled_variant`).
-Compiler = Callable[[Workload, Machine, Variant], "CompiledVariant"]
+#: From a variant, for a workload on a machine, to its machine code (`codegen.compiler.kept.compiled_variant`); None where it
+#: is not at hand (`compiled.loops.shelf.loop_at_hand`).
+Compiler = Callable[[Workload, Machine, Variant], "CompiledVariant | None"]
+Search = Callable[[Workload, Machine, str, str | float], Best]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,17 +80,28 @@ def predict(
     ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short", how long launches go on from a rest ("300ms", "2s") or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Without ``interval`` the ranges of the machine's facts are left out, which is faster.
-    With a ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code.
+    With a ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code; with
+    `loop_at_hand` it is chosen by machine code among the loops that ship, and forecast before compilation where none does.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     chip = chip if power is None else chip.at_power(power)
     work = workload.reduced()
-    variant, origin = choose(work, chip, variant, family, published, clock)
+    variant, origin = choose(work, chip, variant, family, published, clock, search_of(compiler))
     answer = evaluate(work, chip, variant, clock)
     effects = fact_effects(work, chip, variant, clock, answer) if interval else ()
     made = compiler(work, chip, variant) if compiler is not None else None
     return _explain(work, chip, variant, origin, clock, answer, effects, made)
+
+
+def search_of(compiler: Compiler | None) -> Search:
+    """The search that says "best" at the level of ``compiler``."""
+    if compiler is None:
+        return best
+    from tilecast.model.compiled.loops.choose import best_at_hand
+    from tilecast.model.compiled.loops.shelf import loop_at_hand
+
+    return best_at_hand if compiler is loop_at_hand else best
 
 
 def choose(
@@ -98,6 +111,7 @@ def choose(
     family: str | None = None,
     published: bool = False,
     clock: str | float = "sustained",
+    search: Search = best,
 ) -> tuple[Variant, str]:
     """The variant that `predict` forecasts for a reduced ``workload``, and how it was found.  Arguments and errors as there."""
     check_clock(clock, machine)
@@ -108,7 +122,7 @@ def choose(
         if published:
             variant, origin = record.published(workload, machine), "as its authors ship it"
         else:
-            found = best(workload, machine, record.name, clock)
+            found = search(workload, machine, record.name, clock)
             variant, origin = found.variant, found.scope
     verdict = legality(variant, workload, machine)
     if not verdict.legal:

@@ -1,8 +1,8 @@
 """One GEMM launch on one machine: cycles of its busiest SM, the memory's time, the clock the power limit allows.
 
-The memory is the chip's: SMs out of step with each other use what others leave, so that a launch takes the longer of the
-SMs' own time and the memory's.  In step, where all copy at once and all wait at once, each has its share and no more; that is
-simulated too, and is the other end of what may be seen.
+The memory is the chip's.  SMs run in step: all copy at once and all wait at once, so that each has its share of the
+bandwidth and no more, at the latency of a memory under load.  If SMs that wait left their share to others, a launch would take the
+longer of the SMs' own time and the memory's: that is the other end of what may be seen.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Stream:
 class GemmRun:
     """What one evaluation yields before it is explained."""
 
-    #: The SMs out of step with each other: what one leaves of the memory's bandwidth others use.
-    seconds: float
     #: All SMs in step: each has its share of the memory's bandwidth, used or not.
-    in_step_seconds: float
+    seconds: float
+    #: The SMs apart from each other: what one leaves of the memory's bandwidth others use.
+    apart_seconds: float
     tflops: float
     clock: Clock
     #: The loop by the SM's own pace, and with its share of the memory's bandwidth.
@@ -106,14 +106,18 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     def seconds_at(ghz: float) -> float:
         return max(own_cycles / (ghz * 1e9), start / (ghz * 1e9) + hbm)
 
-    settled = settled_clock(machine, _activity(gemm, machine, own.loop), seconds_at, clock)
-    launch = machine["launch.kernel_us"] * 1e-6
-    seconds = seconds_at(settled.mhz / 1e3) + launch
-    shared = stream(gemm, variant, machine, settled.mhz)
+    activity = _activity(gemm, machine, own.loop)
     # An SM without a last tile leaves its share to the others, in step or not: the mean SM counts.
     mean = max(1.0, tiling.tiles / (tiling.slots / own.loop.pipeline.ctas_per_sm))
-    in_step = max(seconds, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
-    return GemmRun(seconds, in_step, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
+    # SMs that wait for the memory draw less power, which lets them run faster: the clock follows from the time in step.
+    faster = settled_clock(machine, activity, seconds_at, clock)
+    waits = start + stream(gemm, variant, machine, faster.mhz).end(mean)
+    settled = settled_clock(machine, activity, lambda ghz: max(seconds_at(ghz), waits / (ghz * 1e9)), clock)
+    shared = stream(gemm, variant, machine, settled.mhz)
+    launch = machine["launch.kernel_us"] * 1e-6
+    apart = seconds_at(settled.mhz / 1e3) + launch
+    seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
+    return GemmRun(seconds, apart, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
 
 
 def _activity(gemm: Gemm, machine: Machine, loop: GemmPipeline) -> Activity:

@@ -19,6 +19,9 @@ _KINDS = {"gemm_hopper": "wgmma", "gemm_blackwell": "tcgen05"}
 #: Kinds that a kernel for the matrix unit of one generation cannot run without.
 _ELSEWHERE = "use family gemm_hopper on Hopper, gemm_blackwell on data-centre Blackwell, gemm_triton elsewhere"
 _MOST_STAGES = 6
+#: Columns of a box of C and D whose rows the copy engine still takes at its full rate (64 bytes of 16-bit values), and bytes of a
+#: row of D that a thread of the Blackwell kernels has in registers (tcgen05.ld of 64 columns beside as many of C).
+_LEAST_COLUMNS, _COLUMN_BYTES = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ def stage_bytes(v: GemmVariant, gemm: Gemm) -> int:
 
 
 def slot_bytes(v: GemmVariant, gemm: Gemm) -> int:
-    """Shared memory of one slot that C comes into and D leaves from; the portable kernel has none."""
-    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n * max(gemm.c_bytes, gemm.d_bytes)
+    """Shared memory of one slot that columns of C come into and of D leave from; the portable kernel has none."""
+    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n // v.c_parts * max(gemm.c_bytes, gemm.d_bytes)
 
 
 def shared_bytes(v: GemmVariant, gemm: Gemm) -> int:
@@ -82,9 +85,11 @@ def _hopper(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict("two warpgroups that cooperate need a tile of 128 rows or more, got tile_m 64", "use tile_m=128 or accumulators=2")  # fmt: skip
     if v.c_stages % v.accumulators:
         return Verdict(f"warpgroups that take turns have c_stages of their own: expected a multiple of 2, got {v.c_stages}", "use c_stages=2")  # fmt: skip
+    if v.tile_n // v.c_parts < _LEAST_COLUMNS:
+        return Verdict(f"C and D move in boxes of {_LEAST_COLUMNS} columns or more, got {v.tile_n} / {v.c_parts}", "use fewer c_parts")  # fmt: skip
     # A quarter of the accumulator's columns of C are in registers at a time.
     sums = accumulator_registers(v)
-    need = sums + sums // 4 * max(gemm.c_bytes, 2) // 4 + _OTHER_REGISTERS
+    need = sums + sums // max(4, v.c_parts) * max(gemm.c_bytes, 2) // 4 + _OTHER_REGISTERS
     if need > _CONSUMER_REGISTERS:
         return over_limit("a consumer thread", need, _CONSUMER_REGISTERS, "registers", "use a smaller tile or accumulators=1")  # fmt: skip
     return _common(v, gemm, machine)
@@ -101,8 +106,11 @@ def _blackwell(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
 
 
 def _triton(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
-    if v.accumulators != 1 or v.cta_group != 1:
-        return Verdict("the portable kernel has one accumulator in one CTA", "use accumulators=1,cta_group=1")
+    if v.accumulators != 1 or v.cta_group != 1 or v.c_parts != 1:
+        return Verdict(
+            "the portable kernel has one accumulator in one CTA and D in one part",
+            "use accumulators=1,cta_group=1,c_parts=1",
+        )
     if machine.tensor_kind == "wgmma" and v.tile_m * 4 < 64 * v.warps:
         return Verdict(f"wgmma takes 64 rows for every four warps, got tile_m {v.tile_m} and {v.warps} warps", "use warps=4")  # fmt: skip
     if machine.tensor_kind != "tcgen05":
@@ -118,22 +126,28 @@ def _deepest(v: GemmVariant, gemm: Gemm, machine: Machine, share: float = 1.0) -
     return replace(v, stages=max(1, min(_MOST_STAGES, int(room // stage_bytes(v, gemm)))))
 
 
-def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int, ...], gemm: Gemm, machine: Machine) -> list[GemmVariant]:  # fmt: skip
+def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int, ...], slots: tuple[tuple[int, int], ...], gemm: Gemm, machine: Machine) -> list[GemmVariant]:  # fmt: skip
     depth = 128 // gemm.dtype_bytes
     out = []
-    for (m, n), pair, accumulators, c_stages in product(tiles, pairs, (2, 1), (2, 4, 1)):
-        v = _deepest(GemmVariant(family, m, n, depth, 1, accumulators, c_stages, cta_group=pair), gemm, machine)
-        out.append(v)
+    for (m, n), pair, accumulators, (c_stages, c_parts) in product(tiles, pairs, (2, 1), slots):
+        v = GemmVariant(family, m, n, depth, 1, accumulators, c_stages, c_parts, cta_group=pair)
+        out.append(_deepest(v, gemm, machine))
     return out
 
 
 def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
     tiles = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 64))
-    return _legal(_own_space("gemm_hopper", tiles, (1,), gemm, machine), gemm, machine)
+    slots = ((2, 1), (4, 1), (1, 1), (4, 2), (2, 2), (4, 4), (2, 4))
+    return _legal(_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), gemm, machine)
 
 
 def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
-    return _legal(_own_space("gemm_blackwell", ((128, 256), (128, 128)), (2, 1), gemm, machine), gemm, machine)
+    out = []
+    for columns in (256, 128):
+        parts = columns * max(gemm.c_bytes, gemm.d_bytes) // _COLUMN_BYTES
+        slots = tuple((tiles * parts, parts) for tiles in (2, 4, 1))
+        out += _own_space("gemm_blackwell", ((128, columns),), (2, 1), slots, gemm, machine)
+    return _legal(out, gemm, machine)
 
 
 def _triton_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
@@ -157,6 +171,9 @@ def writable(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
         return Verdict(f"family {v.family} is written for A and B in bf16 and fp16, got dtype 'fp8'", "use bf16 or fp16")  # fmt: skip
     if gemm.adds_c and gemm.c_dtype != gemm.d_dtype:
         return Verdict(f"kernels are written for C and D of one dtype, got {gemm.c_dtype} and {gemm.d_dtype}", "use one for both")  # fmt: skip
+    wide = _COLUMN_BYTES // max(gemm.c_bytes, gemm.d_bytes)
+    if v.family == "gemm_blackwell" and v.tile_n > wide * v.c_parts:
+        return Verdict(f"a thread rounds {wide} columns of D at a time at most, got {v.tile_n} / {v.c_parts}", f"use c_parts={-(-v.tile_n // wide)}")  # fmt: skip
     if v.cta_group == 2:
         return Verdict("pairs of CTAs are forecast but not written", "use cta_group=1")
     return LEGAL

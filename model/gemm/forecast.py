@@ -23,6 +23,8 @@ from tilecast.model.sm.simulate import critical_recurrence
 
 #: A loop within this of its busiest unit is bound by the unit, else by the recurrence.
 _UNIT_BOUND = 1.02
+#: Share of a launch that the SMs' own pace must explain, or the memory binds.
+_MEMORY_BOUND = 0.95
 #: k at which the second accumulator is looked at.
 GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: The rate at which copies come that neighbours make at the same time; relative changes that are rounding.
@@ -111,8 +113,7 @@ def best_gemm(gemm: Gemm, machine: Machine, family: str, clock: str | float, acc
         if _floor(gemm, v, machine) > least[0]:
             break
         run = evaluate_gemm(gemm, v, machine, clock)
-        # Where the memory binds many are as fast: the one that waits least when SMs are in step.
-        took = round(run.seconds, 12), round(run.in_step_seconds, 12)
+        took = round(run.seconds, 12), round(run.apart_seconds, 12)
         if took < least:
             found, least = v, took
     return found, f"fastest of {len(listed)} variants"
@@ -153,7 +154,7 @@ def _binding(run: GemmRun) -> tuple[str, str]:
     on_sms = run.own_cycles / hertz
     if run.clock.bound == "power" and run.hbm_seconds > 0.5 * body and on_sms > POWER_BOUND * body:
         return "power", "power limit"
-    if on_sms < body * (1 - 1e-9):
+    if on_sms < body * _MEMORY_BOUND:
         return "memory", "HBM bandwidth"
     if run.own_cycles - own.tile_cycles * tiling.most > 0.5 * run.own_cycles:
         return "start", "start, fill and end of tiles"

@@ -66,8 +66,17 @@ class _Parts:
         #: Tiles in one iteration, and the warp groups that multiply or that write a tile.
         self.tiles = self.ctas if self.portable else v.accumulators if self.hopper else 1
         self.halves = 2 if self.hopper and v.accumulators == 1 else 1
+        #: Boxes of C and D of a tile.
+        self.pieces = self.halves * v.c_parts
         self.on_chip = tiling(gemm, v, m)
         self.steps = min(self.on_chip.steps, most_steps)
+        #: From an order to copy to its bytes being there: A and B of SMs in step come from the memory, of an SM alone from L2.
+        self.c_latency = (
+            m.get("tma.latency_hbm_loaded_cycles", m["tma.latency_hbm_cycles"])
+            if memory
+            else m["tma.latency_hbm_cycles"]
+        )
+        self.latency = self.c_latency if memory else m["tma.latency_l2_cycles"]
         self.arrive = m["sync.mbarrier_roundtrip_cycles"]
         if v.cta_group == 2:
             self.arrive = max(self.arrive, m["sync.cluster_arrive_cycles"])
@@ -88,6 +97,11 @@ class _Parts:
         """What the name of an operation of a half ends in, where tiles have halves."""
         return f"h{half}" if self.halves == 2 else ""
 
+    def ends(self, half: int) -> list[str]:
+        """What the names of a half's operations on C and D end in, one for every part of its columns."""
+        parts = range(self.v.c_parts)
+        return [self.suffix(half) + (f"p{part}" if len(parts) > 1 else "") for part in parts]
+
     # -- operations --------------------------------------------------------------------------------------------
 
     def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0) -> Op:  # fmt: skip
@@ -107,11 +121,11 @@ class _Parts:
             tile=tile, instructions=(("other", 2.0),),
         )  # fmt: skip
 
-    def store(self, t: int, half: int) -> Op:
-        """D of a tile or of a half; its warp waits until the copy engine has read it."""
-        size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes) / self.halves
-        role, name = f"warps{t}" if self.portable else "store", f"store{t}{self.suffix(half)}"
-        made = self.copy(name, "store", role, t, size, self.d_bytes / self.halves, self.m["tma.bytes_per_clk"])
+    def store(self, t: int, end: str) -> Op:
+        """Columns of D of a tile or of a half; its warp waits until the copy engine has read them."""
+        size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes) / self.pieces
+        role, name = f"warps{t}" if self.portable else "store", f"store{t}{end}"
+        made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.m["tma.bytes_per_clk"])
         rate = self.m.get("tma.store_bytes_per_clk", self.m["tma.bytes_per_clk"])
         return replace(made, min_cycles=max(made.min_cycles, size / rate))
 
@@ -152,10 +166,10 @@ class _Parts:
         alone = max(cycles, read) + m["tensor.mma_latency_cycles"] + m["smem.latency_cycles"]
         return Op(name, "mma", role, (("tensor", cycles), ("smem", read)), alone, tile=t)
 
-    def epilogue(self, t: int, half: int) -> Op:
-        """From the accumulator to D in shared memory (or, of the portable kernel, in registers on its way out)."""
+    def epilogue(self, t: int, half: int, end: str) -> Op:
+        """From columns of the accumulator to D in shared memory (or, of the portable kernel, in registers on its way out)."""
         g, v, m = self.gemm, self.v, self.m
-        elements = float(v.tile_m * v.tile_n) / self.halves
+        elements = float(v.tile_m * v.tile_n) / self.pieces
         cycles, count = common.fma_cost(m, elements * g.scalings)
         # 16-bit C becomes FP32 by a shift or a mask an element; D is packed two by two.
         unpack = elements if g.c_bytes == 2 else 0.0
@@ -163,7 +177,7 @@ class _Parts:
         done = common.work(
             m,
             {"fma": cycles, "alu": (unpack + packs) / m["alu.lanes"], "cvt": packs / m["cvt.f32x2_to_bf16x2_per_clk"]},
-            {"fma": count, "alu": (unpack + packs) / 128.0, "other": _EPILOGUE_INSTRUCTIONS},
+            {"fma": count, "alu": (unpack + packs) / 128.0, "other": _EPILOGUE_INSTRUCTIONS / v.c_parts},
         )
         demand = list(done.cycles)
         through = 0.0 if self.portable else elements * (g.c_bytes + g.d_bytes) / m["smem.bytes_per_clk"]
@@ -176,27 +190,36 @@ class _Parts:
         # Tensor memory, C, arithmetic and D of neighbouring columns overlap within a warp as straight-line code does.
         exposed = m.get("issue.one_warp_exposed_share", 0.0)
         parts = (common.one_warp_cycles(m, done), through, read)
-        alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits()
+        alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits(first=end == self.ends(half)[0])
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
-        name = f"epilogue{t}{self.suffix(half)}"
+        name = f"epilogue{t}{end}"
         return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
 
-    def _epilogue_waits(self) -> float:
+    def _epilogue_waits(self, first: bool) -> float:
+        """Latencies, barriers and polls of a part of an epilogue; its ``first`` part also asks for the accumulator."""
         m = self.m
         waits = m["smem.latency_cycles"] + m.get("tmem.load_latency_cycles", 0.0) if not self.portable else 0.0
         waits += _BARRIERS * m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"])
-        return waits + _POLLS * m.get("sync.wait_done_cycles", 0.0) + m.get("sync.fence_async_cycles", 0.0)
+        return (
+            waits
+            + (_POLLS if first else _POLLS - 1) * m.get("sync.wait_done_cycles", 0.0)
+            + m.get("sync.fence_async_cycles", 0.0)
+        )
 
     def c_and_d(self, t: int) -> list[Op]:
-        """C on its way in and D on its way out: of halves, each for its own warpgroup."""
+        """C on its way in and D on its way out: of halves, each for its own warpgroup, and of parts of their columns."""
         ops = []
-        for half in range(self.halves):
-            ops.append(self.store(t, half))
+        for end in self.box_ends():
+            ops.append(self.store(t, end))
             if self.gemm.adds_c:
-                size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.halves
-                role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{self.suffix(half)}"
-                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.halves, self.m["tma.bytes_per_clk"]))  # fmt: skip
+                size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
+                role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{end}"
+                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, self.m["tma.bytes_per_clk"]))  # fmt: skip
         return ops
+
+    def box_ends(self) -> list[str]:
+        """What the names of a tile's copies of C and D end in, in their order: halves in turn, part after part."""
+        return [end for ends in zip(*(self.ends(half) for half in range(self.halves)), strict=True) for end in ends]
 
     def turn(self, t: int) -> Op:
         """A warpgroup lets the other one multiply, once its own last k-step has landed and its product been issued."""
@@ -206,7 +229,7 @@ class _Parts:
 
     def ring(self) -> list[Edge]:
         """A/B slots: one ring for all tiles of an iteration, one for each CTA of the portable kernel."""
-        m, v = self.m, self.v
+        v = self.v
         rings = [[t] for t in range(self.tiles)] if self.portable else [list(range(self.tiles))]
         done = self.done()
         release = done + (0.0 if self.portable else self.arrive)
@@ -218,7 +241,7 @@ class _Parts:
                 bt, bs = order[before]
                 for half in range(self.halves):
                     suffix = self.suffix(half)
-                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, m["tma.latency_l2_cycles"], "data", "A and B"))  # fmt: skip
+                    edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))  # fmt: skip
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"load{t}_{s}", -lap, release, "buffer", "A/B slot"))
         return edges
 
@@ -235,18 +258,12 @@ class _Parts:
         m, v = self.m, self.v
         edges = []
         for half in range(self.halves):
-            end = self.suffix(half)
-            epilogue, store, load_c = (f"{name}{t}{end}" for name in ("epilogue", "store", "load_c"))
-            edges.append(Edge(f"mma{t}_{self.steps - 1}{end}", epilogue, 0, self.done(), "data", "accumulator"))
+            ends = self.ends(half)
+            edges.append(Edge(f"mma{t}_{self.steps - 1}{self.suffix(half)}", f"epilogue{t}{ends[0]}", 0, self.done(), "data", "accumulator"))  # fmt: skip
             if not (self.hopper or self.portable):
-                edges.append(Edge(epilogue, f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))
-            edges.append(Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D"))
-            if self.gemm.adds_c:
-                edges.append(Edge(load_c, epilogue, 0, m["tma.latency_hbm_cycles"], "data", "C"))
-            if not self.portable:
-                lap, before = divmod(t - v.c_stages, self.tiles)
-                first = load_c if self.gemm.adds_c else epilogue
-                edges.append(Edge(f"store{before}{end}", first, -lap, self.arrive, "buffer", "C/D slot"))
+                edges.append(Edge(f"epilogue{t}{ends[-1]}", f"mma{t}_0", v.accumulators, self.arrive, "buffer", "accumulator free"))  # fmt: skip
+            for part, end in enumerate(ends):
+                edges += self.part_edges(t, part, end, ends)
         if self.tiles == 2 and self.hopper:
             edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
         if self.portable:
@@ -255,11 +272,23 @@ class _Parts:
             edges.append(Edge(f"epilogue{t}", f"load{t}_0", 1, again, "order", "next CTA"))
         return edges
 
+    def part_edges(self, t: int, part: int, end: str, ends: list[str]) -> list[Edge]:
+        """C and D of one range of columns; ``ends``: of all ranges of the same rows."""
+        epilogue, store, load_c = (f"{name}{t}{end}" for name in ("epilogue", "store", "load_c"))
+        edges = [Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D")]
+        if self.gemm.adds_c:
+            edges.append(Edge(load_c, epilogue, 0, self.c_latency, "data", "C"))
+        if not self.portable:
+            # Warpgroups that take turns have slots of their own, and a tile each in an iteration.
+            lap, before = divmod(part - self.v.c_stages // self.tiles, len(ends))
+            first = load_c if self.gemm.adds_c else epilogue
+            edges.append(Edge(f"store{t}{ends[before]}", first, -lap, self.arrive, "buffer", "C/D slot"))
+        return edges
+
     # -- roles -------------------------------------------------------------------------------------------------
 
     def roles(self) -> list[Role]:
         tiles, steps = range(self.tiles), range(self.steps)
-        ends = [self.suffix(half) for half in range(self.halves)]
         if self.portable:
             out = []
             for t in tiles:
@@ -270,30 +299,32 @@ class _Parts:
             return out
         out = [Role("load", tuple(Step(f"load{t}_{s}") for t in tiles for s in steps), 1)]
         if self.gemm.adds_c:
-            out.append(Role("load_c", tuple(Step(f"load_c{t}{end}") for t in tiles for end in ends), 1))
-        out.append(Role("store", tuple(Step(f"store{t}{end}") for t in tiles for end in ends), 1))
+            out.append(Role("load_c", tuple(Step(f"load_c{t}{end}") for t in tiles for end in self.box_ends()), 1))
+        out.append(Role("store", tuple(Step(f"store{t}{end}") for t in tiles for end in self.box_ends()), 1))
         if not self.hopper:
             out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
-            out.append(Role("epilogue", (Step("epilogue0"),), 4))
+            out.append(Role("epilogue", tuple(Step(f"epilogue0{end}") for end in self.ends(0)), 4))
             return out
         if self.halves == 1:
             for t in tiles:
                 products = (*(Step(f"mma{t}_{s}") for s in steps), Step(f"turn{t}"))
-                out.append(Role(f"consumer{t}", (*products, Step(f"epilogue{t}")), 4))
+                epilogues = tuple(Step(f"epilogue{t}{end}") for end in self.ends(0))
+                out.append(Role(f"consumer{t}", (*products, *epilogues), 4))
             return out
         for half in range(2):
-            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), Step(f"epilogue0h{half}")), 4))  # fmt: skip
+            epilogues = tuple(Step(f"epilogue0{end}") for end in self.ends(half))
+            out.append(Role(f"consumer{half}", (*(Step(f"mma0_{s}h{half}") for s in steps), *epilogues), 4))
         return out
 
     def buffers(self) -> tuple[Buffer, ...]:
-        v, g, end = self.v, self.gemm, self.suffix(0)
-        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", f"mma0_0{end}")]
+        v, g, end, half = self.v, self.gemm, self.ends(0)[0], self.suffix(0)
+        out = [Buffer("A/B", "smem", stage_bytes(v, g) * self.ctas, v.stages, "load0_0", f"mma0_0{half}")]
         if slot_bytes(v, g):
             first = f"load_c0{end}" if g.adds_c else ""
             out.append(Buffer("C/D", "smem", slot_bytes(v, g), v.c_stages, first, f"store0{end}"))
         space = "tmem" if self.m.tensor_kind == "tcgen05" else "registers"
         size = v.tile_m * v.tile_n * 4
-        out.append(Buffer("accumulator", space, size, v.accumulators * self.ctas, f"mma0_0{end}", f"epilogue0{end}"))
+        out.append(Buffer("accumulator", space, size, v.accumulators * self.ctas, f"mma0_0{half}", f"epilogue0{end}"))
         return tuple(out)
 
     def pipeline(self) -> GemmPipeline:
@@ -301,7 +332,7 @@ class _Parts:
         ops = [self.load(t, s) for t in range(self.tiles) for s in range(self.steps)]
         ops += [self.mma(t, h, s) for t in range(self.tiles) for h in range(self.halves) for s in range(self.steps)]
         for t in range(self.tiles):
-            ops += [self.epilogue(t, half) for half in range(self.halves)]
+            ops += [self.epilogue(t, half, end) for half in range(self.halves) for end in self.ends(half)]
             ops += self.c_and_d(t)
             if self.hopper and self.tiles == 2:
                 ops.append(self.turn(t))

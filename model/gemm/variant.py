@@ -11,9 +11,9 @@ from tilecast.model.kernel.verdict import VariantError
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
 _CHOICES: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
-    "c_stages": (1, 2, 3, 4), "cta_group": (1, 2), "warps": (4, 8),
+    "c_parts": (1, 2, 4, 8), "cta_group": (1, 2), "warps": (4, 8),
 }  # fmt: skip
-_RANGES = {"stages": (1, 16), "group_m": (1, 1024)}
+_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class GemmVariant:
 
     The tile is what one accumulator holds.  With two ``accumulators`` the next tile multiplies while this one's epilogue runs:
     on Hopper two consumer warpgroups take turns with a tile each (ping-pong; with one they work on halves of a tile), on
-    Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which a tile of C is copied ahead
-    and from which D goes out.  ``group_m`` rows of tiles are walked column by column, so that B stays in L2.
+    Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which C is copied ahead and from which D
+    goes out; each holds one of ``c_parts`` ranges of columns of a tile.  ``group_m`` rows of tiles are walked column by
+    column, so that B stays in L2.
     """
 
     family: str = "gemm_hopper"
@@ -33,6 +34,7 @@ class GemmVariant:
     stages: int = 4
     accumulators: int = 2
     c_stages: int = 2
+    c_parts: int = 1
     group_m: int = 8
     #: CTAs that multiply one tile together (tcgen05); the tile is of one CTA.
     cta_group: int = 1

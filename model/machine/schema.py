@@ -148,6 +148,7 @@ KEYS: dict[str, Key] = {
     ),
     "tma.latency_l2_cycles": Key("cycles", 1, 20000, _ALL, "tile copy that hits L2, first byte to visible"),
     "tma.latency_hbm_cycles": Key("cycles", 1, 20000, _ALL, "tile copy from memory"),
+    "tma.latency_hbm_loaded_cycles": Key("cycles", 1, 20000, (), "tile copy from memory that all SMs load"),
     "tma.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "copy engine of one SM"),
     "tma.store_bytes_per_clk": Key("B/clk/SM", 1, 4096, (), "tile stores of one SM"),
     "tma.issue_cycles": Key("cycles", 0, 1000, _ALL, "issue of one bulk copy"),

@@ -2,7 +2,9 @@
 
 With intra-warpgroup overlap a warpgroup issues QK of block j+1 and PV of block j together, then works on the
 softmax of block j+1 while PV still runs; the O rescale waits for that PV.  With rescale="anchored" the steady state
-has neither row max nor rescale: exponentials take the row max of the first blocks as their reference.  Ping-pong adds a turn-taking barrier
+has neither row max nor rescale: exponentials take the row max of the first blocks as their reference.  That is the
+cost of even scores; blocks in which some row of a warp outgrows its reference pay for row max, rescale and a second
+scaling of P, which no forecast charges because it depends on the data (docs/kernels.md measures it).  Ping-pong adds a turn-taking barrier
 between warpgroups so that one's softmax runs under the other's GEMMs.  Accumulators live in registers: the score
 layout puts a row on four threads, so each row reduction ends in two shuffles.
 

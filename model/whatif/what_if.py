@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.predict import Compiler, predict
+from tilecast.model.forecast.predict import Compiler, predict, search_of
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine
@@ -74,19 +74,21 @@ def what_if(
     name = variant.family if variant is not None else family or native_family(chip).name
     before = predict(workload, chip, variant, family=name, clock=clock, interval=interval, compiler=compiler)
     work, old = before.workload, before.variant
-    found = best(work, changed, name, clock)
+    search = search_of(compiler)
+    found = search(work, changed, name, clock)
     again = found.variant
     verdict = legality(old, work, changed)
     kept = None
     if verdict.legal:
         kept = predict(work, changed, old, clock=clock, interval=interval, compiler=compiler)
         # A kernel given by hand may lie outside the space that the search covers.
-        if brief(work, changed, old, clock).seconds < found.seconds:
+        own = brief(work, changed, old, clock).seconds if search is best else kept.time_ms / 1e3
+        if own < found.seconds:
             again = old
     after = predict(work, changed, again, clock=clock, interval=interval, compiler=compiler)
     after = replace(after, variant_origin="as given, and faster than the search finds" if again is old != found.variant else found.scope)  # fmt: skip
     simulated, skipped = found.simulated, found.skipped
     if variant is None:
-        first = best(work, chip, name, clock)
+        first = search(work, chip, name, clock)
         simulated, skipped = simulated + first.simulated, skipped + first.skipped
     return WhatIf(work, chip, changed, moved, before, kept, verdict.sentence(), after, simulated, skipped)

@@ -14,6 +14,7 @@ from tilecast import AttentionError
 
 DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 STEP = ((1, 5), (1, 700), (4, 1300), (1, 0), (2, 64), (1, 5000))
+LATENT = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 CHUNKS = ((1, 5), (33, 700), (400, 1300), (70, 30), (200, 2500), (1, 4000), (8, 3000))
 
 
@@ -54,6 +55,36 @@ def test_is_attention(dims, layout, lengths, dtype) -> None:
     problem = Problem(lengths, dims=dims, layout=layout, dtype=dtype, heads=(8, 2), page=64 if dims[0] == 128 else 16)
     made = make(problem, "cuda")
     assert error_of(problem, made, *call(problem, made, check=True)) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [STEP, CHUNKS], ids=["step", "chunks"])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_caches_of_bytes(dims, lengths, dtype) -> None:
+    problem = Problem(lengths, dims=dims, layout="paged", dtype=dtype, heads=(8, 2), page=16, narrow=True)
+    made = make(problem, "cuda")
+    factors = {name: made.lists.pop(name) for name in ("k_descale", "v_descale")}
+    assert error_of(problem, made, *call(problem, made, **factors)) <= 1.0
+
+
+def test_every_byte_is_its_number() -> None:
+    """One query that sees one key gets that key's value: all 254 numbers of e4m3, in both columns of a word."""
+    numbers = [code for code in range(256) if code & 0x7F != 0x7F]
+    v = torch.zeros(len(numbers), 1, 1, 128, dtype=torch.uint8, device="cuda")
+    v[:, 0, 0] = torch.tensor(numbers, dtype=torch.uint8, device="cuda")[:, None]
+    for dtype in (torch.bfloat16, torch.float16):
+        q = torch.zeros(len(numbers), 1, 1, 128, dtype=dtype, device="cuda")
+        out = tilecast.attention_kvcache(q, torch.zeros_like(v), v)
+        assert torch.equal(out.float(), v.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.skipif(not LATENT, reason="latent attention is written for Hopper")
+@pytest.mark.parametrize("heads", [128, 64, 16, 24])
+@pytest.mark.parametrize("lengths", [STEP, ((1, 9000),), ((3, 800), (70, 900))], ids=["step", "alone", "chunks"])
+def test_latent_attention(heads, lengths) -> None:
+    problem = Problem(lengths, dims=(576, 512), heads=(heads, 1), dtype="bfloat16", page=64, latent=True)
+    made = make(problem, "cuda")
+    assert error_of(problem, made, *call(problem, made)) <= 1.0
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -129,7 +160,7 @@ def test_compiled_code_is_the_same_operator() -> None:
 
     given = (made.q, made.k, made.v, made.lists["seqused_k"], made.lists["block_table"])
     assert torch.equal(torch.compile(step, fullgraph=True)(*given), step(*given))
-    arguments = (*given[:3], None, None, given[3], given[4], None, None, 1, 704, None, 0.0, -1, 0, True)
+    arguments = (*given[:3], None, None, given[3], given[4], None, None, None, None, 1, 704, None, 0.0, -1, 0, True)
     torch.library.opcheck(
         torch.ops.tilecast.attention_serving.default, arguments, test_utils=("test_schema", "test_faketensor")
     )

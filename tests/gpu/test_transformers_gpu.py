@@ -93,10 +93,22 @@ def test_refusals(model, tokens) -> None:
     model.set_attn_implementation("tilecast")
     padding = torch.ones_like(tokens)
     padding[0, :3] = 0
-    with torch.no_grad(), pytest.raises(UnsupportedError, match="expected no padding"):
+    with pytest.raises(UnsupportedError, match="serving kernels have no backward pass"):
         model(tokens, attention_mask=padding)
     with pytest.raises(UnsupportedError, match=r"use a DynamicCache|needs a tensor"):
         model.generate(tokens, max_new_tokens=4, cache_implementation="static")
+
+
+def test_padding_is_packed_away(model, tokens) -> None:
+    """Left padding, as in a batch of prompts of different lengths: logits of real tokens are those of the prompt alone."""
+    model.set_attn_implementation("tilecast")
+    padding = torch.ones_like(tokens)
+    padding[0, :37] = 0
+    places = (padding.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        batch = model(tokens, attention_mask=padding, position_ids=places).logits[0, 37:]
+        alone = model(tokens[:1, 37:]).logits[0]
+    torch.testing.assert_close(batch, alone, atol=0.05, rtol=0.05)
 
 
 def test_a_training_step(model, tokens) -> None:

@@ -26,6 +26,10 @@ class Problem:
     sinks: bool = False
     scale: float | None = None
     dtype: str = "float16"
+    #: Whether keys and values are e4m3 bytes, with a factor for each sequence and head.
+    narrow: bool = False
+    #: Whether values are the first columns of the keys.
+    latent: bool = False
     #: Whether queries are packed; otherwise all sequences have as many.
     packed_q: bool = True
     seed: int = 0
@@ -62,27 +66,59 @@ def make(problem: Problem, device: str = "cpu") -> Made:
     for number, (rows, keys) in enumerate(problem.lengths):
         # What a sequence holds depends on its own number only, so that it can be met again alone.
         made.manual_seed(1000003 * problem.seed + number)
-        sequences.append((draw(rows, heads_q, dim), draw(keys, heads_kv, dim), draw(keys, heads_kv, dim_v)))
+        q, k = draw(rows, heads_q, dim), draw(keys, heads_kv, dim)
+        sequences.append((q, k, k[..., :dim_v] if problem.latent else draw(keys, heads_kv, dim_v)))
     sinks = draw(heads_q).float() if problem.sinks else None
     q = torch.cat([one[0] for one in sequences])
     lists: dict[str, Any] = {}
+    stored = sequences
+    if problem.narrow:
+        stored, sequences, lists = _narrowed(sequences, lists)
     if problem.packed_q:
         lists["cu_seqlens_q"] = _starts([rows for rows, _ in problem.lengths])
     else:
         q = q.view(len(sequences), -1, heads_q, dim)
     keys = [count for _, count in problem.lengths]
     if problem.layout == "packed":
-        k, v = (torch.cat([one[i] for one in sequences]) for i in (1, 2))
+        k, v = (torch.cat([one[i] for one in stored]) for i in (1, 2))
         lists["cu_seqlens_k"] = _starts(keys)
     elif problem.layout == "cache":
-        k, v, slots = _caches(problem, sequences, made)
+        k, v, slots = _caches(problem, stored, made)
         lists |= {"seqused_k": torch.tensor(keys, dtype=torch.int32), "cache_batch_idx": slots}
     else:
-        k, v, table = _pages(problem, sequences, made)
+        k, v, table = _pages(problem, stored, made)
         lists |= {"seqused_k": torch.tensor(keys, dtype=torch.int32), "block_table": table}
+    k, v = k.to(device), v.to(device)
+    if problem.latent:
+        v = k[..., :dim_v]
     lists = {name: value.to(device) for name, value in lists.items()}
     sequences = [tuple(x.to(device) for x in one) for one in sequences]  # type: ignore[misc]
-    return Made(q.to(device), k.to(device), v.to(device), lists, sequences, None if sinks is None else sinks.to(device))
+    return Made(q.to(device), k, v, lists, sequences, None if sinks is None else sinks.to(device))
+
+
+def _narrowed(sequences: list[Any], lists: dict[str, Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """(what caches hold, what it stands for, lists with the factors) of sequences whose keys and values are e4m3."""
+    import torch
+
+    stored, meant, factors = [], [], []
+    for number, (q, k, v) in enumerate(sequences):
+        # Of a sequence's own number, and other ones for each head.
+        scales = [(1 + (number + i) % 3 + torch.arange(x.shape[1])) / (8.0 * (i + 1)) for i, x in enumerate((k, v))]
+        narrow = [(x.float() * 2.0).to(torch.float8_e4m3fn) for x in (k, v)]
+        stored.append((q, *(x.view(torch.uint8) for x in narrow)))
+        meant.append((q, *(x.float() * s[None, :, None] for x, s in zip(narrow, scales, strict=True))))
+        factors.append(scales)
+    k_scales, v_scales = (torch.stack([pair[i] for pair in factors]).float() for i in (0, 1))
+    return stored, meant, {**lists, "k_descale": k_scales, "v_descale": v_scales}
+
+
+def _nothing(problem: Problem, *shape: int) -> Any:
+    """Memory that nobody wrote numbers to."""
+    import torch
+
+    if problem.narrow:
+        return torch.full(shape, 0x7F, dtype=torch.uint8)
+    return torch.full(shape, math.nan, dtype=getattr(torch, problem.dtype))
 
 
 def _starts(counts: list[int]) -> Any:
@@ -99,7 +135,7 @@ def _caches(problem: Problem, sequences: list[Any], made: Any) -> tuple[Any, Any
     slots = torch.randperm(count + 1, generator=made)[:count].to(torch.int32)
     caches = []
     for i, dim in enumerate(problem.dims, 1):
-        cache = torch.full((count + 1, longest, problem.heads[1], dim), math.nan, dtype=getattr(torch, problem.dtype))
+        cache = _nothing(problem, count + 1, longest, problem.heads[1], dim)
         for slot, one in zip(slots.tolist(), sequences, strict=True):
             cache[slot, : one[i].shape[0]] = one[i]
         caches.append(cache)
@@ -115,10 +151,9 @@ def _pages(problem: Problem, sequences: list[Any], made: Any) -> tuple[Any, Any,
     table = torch.full((len(sequences), max(1, *needed) + 1), 2**30, dtype=torch.int32)
     pools = []
     for i, dim in enumerate(problem.dims, 1):
-        pool = torch.full(
-            (len(order), problem.page, problem.heads[1], dim), math.nan, dtype=getattr(torch, problem.dtype)
-        )
-        pool[::2] = math.inf
+        pool = _nothing(problem, len(order), problem.page, problem.heads[1], dim)
+        if not problem.narrow:
+            pool[::2] = math.inf
         at = 0
         for number, one in enumerate(sequences):
             for page in range(needed[number]):

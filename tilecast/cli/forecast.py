@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilecast.cli.step import BatchFile, Page
 from tilecast.cli.workload_options import (
     AsJson,
     Changes,
@@ -44,6 +46,8 @@ def predict(
     ] = None,
     as_json: AsJson = False,
     trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
+    batch_file: BatchFile = None,
+    page: Page = 64,
 ) -> None:  # fmt: skip
     """Forecast time, TFLOP/s, what binds, and where the time goes; several machines (a,b,c) make one table."""
     from tilecast.base.files import check_writable, write_text_atomically
@@ -53,6 +57,9 @@ def predict(
     from tilecast.model.forecast.predict import predict as forecast
     from tilecast.model.whatif.placed import parse_measured, placed
 
+    if batch_file is not None:
+        _predict_batch(work, machine, clock, batch_file, page, as_json, {"--trace": trace, "--measured": measured})
+        return
     one = len(work.works) == len(machine) == 1
     for option, value in (("--trace", trace), ("--measured", measured)):
         if value is not None and not one:
@@ -145,6 +152,25 @@ def report(
         write_text_atomically(path, text)
     lines = [f"{path}: {_size(files, path)}" for path in files if path.suffix != ".svg"]
     show("\n".join([*content.verdict, *lines]), {**content.to_dict(), "files": [str(path) for path in files]}, as_json)
+
+
+def _predict_batch(
+    work: Shapes, machine: Machines, clock: Clock, file: str, page: int, as_json: bool, others: dict[str, str | None]
+) -> None:
+    """Attention of the sequences of a file, as the serving kernels run it."""
+    from tilecast.cli.tables import show
+    from tilecast.model.kernel.workload import WorkloadError
+    from tilecast.model.step.batch import Batch, read_batch
+    from tilecast.model.step.forecast import forecast_step
+
+    clash = [name for name, value in {**others, "--shapes": "" if work.listed else None}.items() if value is not None]
+    if clash:
+        raise WorkloadError(f"--batch-file forecasts one layer's attention of a serving step: drop {clash[0]}")
+    heads = replace(work.works[0], batch=1, seqlen_q=1, seqlen_k=1)
+    batch = Batch(read_batch(file), heads if heads.mask != "none" else replace(heads, mask="causal"), page)
+    answers = [forecast_step(batch, chip, clock=clock.value) for chip in machine]
+    data = [answer.to_dict() for answer in answers]
+    show("\n\n".join(answer.text() for answer in answers), data if len(data) > 1 else data[0], as_json)
 
 
 def _review_targets(output: str, markdown: str | None) -> tuple[Path, Path | None]:

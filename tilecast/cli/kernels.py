@@ -371,11 +371,20 @@ def variants(machine: Machine, as_json: AsJson = False) -> None:
 
 
 @app.command(hidden=True, epilog="Example: tilecast ship")
-def ship() -> None:
-    """Regenerate the kernels that ship from codegen/shipped.toml (in a source tree)."""
+def ship(
+    loops: Annotated[bool, typer.Option("--loops", help="Compile the loops of data/loops again instead: a quarter of an hour.")] = False,
+) -> None:  # fmt: skip
+    """Regenerate the kernels that ship from codegen/shipped.toml, or the loops that ship (in a source tree)."""
     from tilecast import __version__
+    from tilecast.base.data import LOOPS
+    from tilecast.cli.progress import Screen
+    from tilecast.codegen.loops import write as write_loops
     from tilecast.codegen.ship import KERNELS, write
 
+    if loops:
+        with Screen() as screen:
+            typer.echo(f"{LOOPS}: wrote {write_loops(progress=screen)} loops")
+        return
     changed = write(__version__)
     head = f"{KERNELS}: wrote {len(changed)} files" if changed else f"{KERNELS}: up to date"
     typer.echo("\n".join([head, *(f"  {path}" for path in changed)]))

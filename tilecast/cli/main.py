@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from tilecast.base.garbage import collect_rarely
-from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, validate
+from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, step, validate
 from tilecast.cli.workload_options import in_options
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Forecast what a tiled attention kernel will do on a GPU, and why.",
     epilog="Start with: tilecast predict b200 --seqlen 8192 --causal.  Every verb takes -h.",
 )  # fmt: skip
-for room in (forecast, gemm, explore, kernels, emulate, gpu):
+for room in (forecast, gemm, step, explore, kernels, emulate, gpu):
     app.add_typer(room.app)
 app.add_typer(machine.app, name="machine", rich_help_panel="Check")
 app.add_typer(validate.app, name="validate", rich_help_panel="Check")

@@ -10,7 +10,8 @@ import typer
 from tilecast.cli.workload_options import AsJson
 
 app = typer.Typer(
-    no_args_is_help=True, help="Forecasts against reality: published, measured, foreign, ablations, counters, tuner."
+    no_args_is_help=True,
+    help="Forecasts against reality: published, measured, serving, foreign, ablations, counters, tuner.",
 )
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
@@ -172,6 +173,23 @@ def validate_compare(
     show("" if as_json else report_text(report, rows), report_dict(report) if as_json else None, as_json)
 
 
+@app.command("serving", epilog="Example: tilecast validate serving --rows")
+def validate_serving(
+    table: Annotated[
+        str | None, typer.Argument(help="A table of tools/time_batches.py (default: the H200's).")
+    ] = None,
+    machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
+) -> None:  # fmt: skip
+    """Serving steps: predicted against measured times, and the split that the forecast would choose; needs no GPU."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.measured.serving import TABLE, as_dict, as_text, run_serving
+
+    with Screen() as screen:
+        report = run_serving(Path(table) if table else TABLE, machine, screen)
+    show("" if as_json else as_text(report, rows), as_dict(report) if as_json else None, as_json)
+
+
 @app.command("experiments", epilog="Example: tilecast validate experiments --clock sustained")
 def validate_experiments(as_json: AsJson = False, rows: _Rows = False, clock: _Regime = "short") -> None:
     """GB200 to GB300, B200 to B300, H100 to H200: the what-if's ratio against the measured one."""
@@ -206,3 +224,15 @@ def validate_tuner(
             Path(table) if table else TABLE, Path(codes) if codes else CODES, machine, least, progress=screen
         )
     show(tuner_run.report_text(found, rows), tuner_run.report_dict(found), as_json)
+
+
+@app.command("gemm", epilog="Example: tilecast validate gemm")
+def validate_gemm(table: _Table = None, machine: _Machine = None, as_json: AsJson = False) -> None:
+    """Forecasts of GEMM kernels against measured ones; needs no GPU."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.measured import gemm
+
+    with Screen() as screen:
+        found = gemm.run_gemm(Path(table) if table else gemm.TABLE, machine, progress=screen)
+    show(gemm.report_text(found), gemm.report_dict(found) if as_json else None, as_json)

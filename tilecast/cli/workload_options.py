@@ -32,7 +32,7 @@ OPTION_OF = {
     "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
 }  # fmt: skip
 #: Levels of a forecast; the first is the default.
-LEVELS = ("fluid", "code")
+LEVELS = ("fluid", "kept", "code")
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 
 
@@ -42,6 +42,14 @@ class Shapes:
 
     works: tuple[Workload, ...]
     listed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of a model without lengths, for verbs that take many; ``preset`` is its name, where one was given."""
+
+    work: Workload
+    preset: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,10 @@ class Level:
         """What `predict` takes as its compiler: None before compilation."""
         if self.name == LEVELS[0]:
             return None
+        if self.name == LEVELS[1]:
+            from tilecast.model.compiled.loops.shelf import loop_at_hand
+
+            return loop_at_hand
         from tilecast.cli.progress import quiet_at_exit
         from tilecast.codegen.compiler.kept import compiled_variant
 
@@ -155,6 +167,13 @@ def _work(
         )  # fmt: skip
     except WorkloadError as error:
         raise WorkloadError(in_options(str(error))) from None
+
+
+def _heads(*, preset: str | None = None, causal: bool | None = None, **options: Any) -> Heads:
+    """Heads from the options; causal where nothing says otherwise, for what is served is."""
+    if causal is None and preset is None and options["window"] is None:
+        causal = True
+    return Heads(_work(preset=preset, causal=causal, seqlen=1, **options), preset)
 
 
 def in_options(sentence: str) -> str:
@@ -238,7 +257,7 @@ def _level(*, level: str) -> Level:
     from tilecast.model.chip.evaluate import PredictError
 
     if level not in LEVELS:
-        raise PredictError(f"--level: expected {' or '.join(LEVELS)}, got '{level}'")
+        raise PredictError(f"--level: expected {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got '{level}'")
     return Level(level)
 
 
@@ -275,6 +294,7 @@ _SHAPES_OPTION = _option(
     "CSV of shapes, one answer a row; columns are named as these options, all optional: batch, heads, heads_kv, seqlen, "
     "seqlen_k, head_dim, head_dim_v, causal (0 or 1), window, dtype, preset.", _WORK,
 )  # fmt: skip
+_LENGTHS = ("batch", "seqlen", "seqlen_k")
 _MACHINE_OPTIONS: dict[str, Any] = {
     "machine_name": Annotated[
         str | None,
@@ -294,8 +314,8 @@ _CHANGE_OPTIONS: dict[str, Any] = {
     "whatif": _option(list[str] | None, "--whatif", "An older name of --set.", hidden=True),
 }
 _LEVEL_OPTIONS: dict[str, Any] = {
-    "level": _option(str, "--level", "fluid (before compilation, at once) or code: compile the kernel, without a GPU, and follow "
-                     "its machine code.", None, lambda: LEVELS),
+    "level": _option(str, "--level", "fluid (before compilation, at once), kept: choose and forecast by machine code where a loop ships, or "
+                     "code: compile the kernel, without a GPU, and follow its machine code.", None, lambda: LEVELS),
 }  # fmt: skip
 _CLOCK_OPTIONS: dict[str, Any] = {
     "clock": _option(str | None, "--clock", "sustained, short, how long the work lasts from a rest on (300ms, 2s), or a locked clock in MHz.", None,
@@ -308,6 +328,7 @@ _POWER_OPTIONS: dict[str, Any] = {
 #: Type of a verb's parameter -> its options, and what makes the value of them.
 _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
     Workload: (_WORK_OPTIONS, _work),
+    Heads: ({name: option for name, option in _WORK_OPTIONS.items() if name not in _LENGTHS}, _heads),
     Shapes: ({**_WORK_OPTIONS, "shapes": _SHAPES_OPTION}, _shapes),
     Machine: (_MACHINE_OPTIONS, _machine),
     NamedMachine: (_MACHINE_OPTIONS, _named_machine),

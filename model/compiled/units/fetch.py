@@ -34,8 +34,9 @@ class InstructionCache:
 
     def __init__(self, programs: Sequence[Sequence[int]], costs: WarpCosts) -> None:
         self._known = {line for program in programs for line in program}
-        self._room = int(costs.fetch_lines)
-        self._cycles = LINE * fetch_cycles(len(self._known), costs)
+        self.room = int(costs.fetch_lines)
+        #: Of a line that is fetched.
+        self.cycles = LINE * fetch_cycles(len(self._known), costs)
         self._free = 0.0
         #: Line -> when it is there.
         self._there: OrderedDict[int, float] = OrderedDict()
@@ -48,13 +49,17 @@ class InstructionCache:
             for lines in last:
                 if i < len(lines):
                     recent.setdefault(lines[i])
-        for line in reversed(list(recent)[: self._room]):
+        for line in reversed(list(recent)[: self.room]):
             self._there[line] = 0.0
 
     @property
     def needed(self) -> bool:
         """Whether the programs do not fit."""
-        return len(self._known) > self._room
+        return len(self._known) > self.room
+
+    def held(self) -> list[int]:
+        """Lines in the first cache, the least recently used first."""
+        return list(self._there)
 
     def enter(self, line: int, now: float) -> float:
         """When a warp that reaches ``line`` at ``now`` can run it."""
@@ -68,8 +73,8 @@ class InstructionCache:
         if line in there:
             there.move_to_end(line)
             return there[line]
-        self._free = max(self._free, now) + self._cycles
+        self._free = max(self._free, now) + self.cycles
         there[line] = self._free
-        if len(there) > self._room:
+        if len(there) > self.room:
             there.popitem(last=False)
         return there[line]

@@ -26,14 +26,19 @@ _SMEM_BOOKKEEPING_BYTES = 3 * 1024
 _COMPILER_BYTES = 6 * 1024
 SCHEDULERS = ("grid", "persistent", "longest-first", "paired")
 _WRITTEN_TILES = (32, 64, 128, 256)
+#: In e4m3: octaves that a row may outgrow its reference by, widest key tile, heads.
+_MOST_E4M3_GROWTH = 4.0
+_WIDEST_E4M3_BLOCK = 128
+_E4M3_HEADS = (32, 64, 128, 256)
 #: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
 _TILES = (128, 64, 32, 48, 80, 96, 112, 144, 160, 176, 192, 256)
 _SHARES = (0.0, 0.125, 0.25)
 ALIKE = Alike(
     same_demand={"kv_stages": 1, "q_stages": 1, "overlap": False, "ping_pong": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "q_stages": 1, "scheduler": "grid"},
-    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap"),
-    written=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "emulated_share", "scheduler"),
+    # rescale: where O is added to in float32, e4m3 kernels need registers for the product of a block.
+    fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "rescale"),
+    written=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "rescale", "emulated_share", "scheduler"),
 )
 
 
@@ -49,8 +54,7 @@ class Fa3Variant:
     overlap: bool = True  # intra-warpgroup: QK of the next block in flight under the softmax
     ping_pong: bool = True  # inter-warpgroup: one warpgroup's softmax under the other's GEMMs
     #: always: online softmax; conditional: O is rescaled only when the row max grew by more than the threshold;
-    #: anchored: the row max of the first blocks is the reference for all, and a tile whose sums leave the safe range
-    #: is done again with the online softmax.
+    #: anchored: the row max of the first blocks is the reference, moved only in blocks whose sums outgrow a limit.
     rescale: str = "always"
     rescale_threshold: float = 8.0
     emulated_share: float = 0.0
@@ -61,7 +65,8 @@ class Fa3Variant:
 def registers(variant: Fa3Variant, workload: Workload) -> int:
     """Registers a consumer thread needs: O and S accumulators, P, and with overlap the next S as well."""
     score = variant.tile_n // 2
-    return workload.head_dim_v // 2 + score + (variant.tile_n // 4 if variant.overlap else 0) + _SCALAR_REGISTERS
+    pending = variant.tile_n * workload.dtype_bytes // 8 if variant.overlap else 0
+    return workload.head_dim_v // 2 + score + pending + _SCALAR_REGISTERS
 
 
 def _tile_bytes(variant: Fa3Variant, workload: Workload) -> int:
@@ -76,6 +81,8 @@ def legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
     """Whether the machine can run ``variant``."""
     if machine.tensor_kind != "wgmma":
         return Verdict(f"family fa3 takes wgmma, which {machine.name} does not have", "use family fa4 on data-centre Blackwell or fa2 elsewhere")  # fmt: skip
+    if workload.dtype == "fp8" and not (refused := _in_range_of_e4m3(variant)).legal:
+        return refused
     limit = CONSUMER_REGISTERS[variant.warpgroups]
     need = registers(variant, workload)
     if need > limit:
@@ -88,14 +95,17 @@ def legality(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
 
 def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the Gluon template can write a legal ``variant``: the rules of the template and of Triton's compiler."""
-    if workload.dtype == "fp8":
-        return Verdict("family fa3 is written for bf16 and fp16, got dtype 'fp8'", "use bf16 or fp16")
+    if workload.dtype == "fp8" and not (refused := _writable_in_e4m3(variant, workload)).legal:
+        return refused
     if variant.tile_n not in _WRITTEN_TILES:
         return Verdict(f"family fa3 is written with tile_n 32, 64, 128 or 256 (Triton's tensors have power-of-two extents), got {variant.tile_n}", "use one of them")  # fmt: skip
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width % 32 or width > 256:
             return Verdict(f"{name} must be a multiple of 32 up to 256, got {width}", "pad the head")
     need = registers(variant, workload) + _COMPILER_REGISTERS
+    if workload.dtype == "fp8" and variant.rescale == "always":
+        # The product of a block is added to O outside the matrix unit, which keeps too few bits of a long sum.
+        need += workload.head_dim_v // 2
     limit = CONSUMER_REGISTERS[variant.warpgroups]
     if need > limit:
         return over_limit("a consumer thread under Triton", need, limit, "registers", "use a smaller tile_n or fewer warpgroups")  # fmt: skip
@@ -106,6 +116,27 @@ def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
     total = _tile_bytes(variant, workload) + _COMPILER_BYTES
     if total > machine["smem.per_cta_bytes"]:
         return over_limit("shared memory under Triton", total, machine["smem.per_cta_bytes"], "bytes", "use fewer kv_stages, q_stages or a smaller tile_n")  # fmt: skip
+    return LEGAL
+
+
+def _in_range_of_e4m3(variant: Fa3Variant) -> Verdict:
+    """Whether exponentials, of which e4m3 has 2^-9 to 448, neither saturate nor vanish."""
+    if variant.rescale == "anchored":
+        return Verdict("rescale=anchored lets exponentials outgrow their reference by far more than e4m3 has range for", "use rescale=always or conditional")  # fmt: skip
+    if variant.rescale == "conditional" and variant.rescale_threshold > _MOST_E4M3_GROWTH:
+        return Verdict(f"rescale_threshold must be at most {_MOST_E4M3_GROWTH:g} in e4m3, whose exponentials end at 2^8, got {variant.rescale_threshold:g}", f"use {_MOST_E4M3_GROWTH:g}")  # fmt: skip
+    return LEGAL
+
+
+def _writable_in_e4m3(variant: Fa3Variant, workload: Workload) -> Verdict:
+    """What the template asks of e4m3 kernels besides."""
+    if variant.rescale == "conditional" and variant.rescale_threshold % 1:
+        return Verdict(f"rescale_threshold must be a whole number in e4m3, got {variant.rescale_threshold:g}", f"use {_MOST_E4M3_GROWTH:g}")  # fmt: skip
+    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
+        if width not in _E4M3_HEADS:
+            return Verdict(f"{name} must be {', '.join(map(str, _E4M3_HEADS))} in e4m3, got {width}", "pad the head")
+    if variant.tile_n > _WIDEST_E4M3_BLOCK:
+        return Verdict(f"tile_n must be at most {_WIDEST_E4M3_BLOCK} in e4m3, got {variant.tile_n}", "use 64 or 128")
     return LEGAL
 
 
@@ -122,17 +153,18 @@ def space(workload: Workload, machine: Machine) -> tuple[Fa3Variant, ...]:
     if workload.mask != "none":
         paired = ("paired",) if workload.mask == "causal" else ()
         schedulers = (*paired, "longest-first", "persistent", "grid")
-    return _combinations(schedulers)
+    return _combinations(schedulers, workload.dtype == "fp8")
 
 
 @lru_cache(maxsize=8)
-def _combinations(schedulers: tuple[str, ...]) -> tuple[Fa3Variant, ...]:
+def _combinations(schedulers: tuple[str, ...], e4m3: bool) -> tuple[Fa3Variant, ...]:
     # One warpgroup has no other to take turns with; a CTA of one tile has no next Q to prefetch.
     return tuple(
         Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
-                   ping_pong=turns, rescale=rescale, emulated_share=share, scheduler=scheduler)
+                   ping_pong=turns, rescale=rescale, rescale_threshold=_MOST_E4M3_GROWTH if e4m3 else 8.0,
+                   emulated_share=share, scheduler=scheduler)
         for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
-            schedulers, ("anchored", "conditional", "always"),
+            schedulers, ("always",) if e4m3 else ("anchored", "conditional", "always"),
             (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
         )
         if not (turns and groups == 1) and not (q_stages == 2 and scheduler in ("grid", "longest-first"))

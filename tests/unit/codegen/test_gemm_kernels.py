@@ -119,11 +119,14 @@ SPACE = [
     for v in (
         GemmVariant("gemm_hopper", 64, 256, 64, 2, 2, 2), GemmVariant("gemm_hopper", 128, 64, 64, 3, 1, 2),
         GemmVariant("gemm_hopper", 128, 256, 64, 2, 1, 1), GemmVariant("gemm_hopper", 128, 32, 32, 2, 2, 4),
+        # Halves of a tile whose columns share one slot; turns, each with one slot, which is given back before the next is asked for.
+        GemmVariant("gemm_hopper", 128, 256, 64, 2, 1, 1, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2),
+        GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 6, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2),
     )
 ] + [
     ("b200", v, c)
     for c in ("bf16", "fp32")
-    for v in (GemmVariant("gemm_blackwell", 128, 64, 64, 2, 1, 1), GemmVariant("gemm_blackwell", 128, 64, 32, 3, 2, 3))
+    for v in (GemmVariant("gemm_blackwell", 128, 64, 64, 2, 1, 1, 2), GemmVariant("gemm_blackwell", 128, 64, 32, 3, 2, 3, 2))
 ]  # fmt: skip
 
 
@@ -142,15 +145,16 @@ def test_other_knobs_compute_it_too(machine: str, variant: GemmVariant, c_dtype:
 BROKEN = [
     ("gemm_hopper_turns", "        mbarrier.wait(turns.index(g), turn // 2 & 1)\n", ""),
     ("gemm_hopper_turns", "mbarrier.arrive(slots.empty.index(slot), count=1)", "pass"),
-    ("gemm_hopper_turns", "            tma.store_wait(0)\n", ""),
-    ("gemm_hopper_turns", "            mbarrier.wait(slots.full.index(slot), lap & 1)\n            c =", "            c ="),
-    ("gemm_hopper_turns", "                mbarrier.wait(slots.written.index(place), lap & 1)\n", ""),
-    ("gemm_hopper_long", "        fence_async_shared()\n        mbarrier.arrive(slots", "        mbarrier.arrive(slots"),
+    ("gemm_hopper_turns", "                tma.store_wait(0)\n", ""),
+    ("gemm_hopper_turns", "                mbarrier.wait(slots.full.index(slot), lap & 1)\n                c =", "                c ="),
+    ("gemm_hopper_turns", "                mbarrier.wait(slots.written.index(slot), lap & 1)\n", ""),
+    ("gemm_hopper_turns", "+ n % SLOTS, n // SLOTS", "+ n % SLOTS, n"),
+    ("gemm_hopper_long", "            fence_async_shared()\n            mbarrier.arrive(slots", "            mbarrier.arrive(slots"),
     ("gemm_hopper_long", "sums = warpgroup_mma_wait(0, deps=[sums])\n        mbarrier.arrive", "mbarrier.arrive"),
     ("gemm_blackwell", "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", ""),
     ("gemm_blackwell", "        mbarrier.wait(sums.empty.index(place), turn // ACCUMULATORS & 1 ^ 1)\n", ""),
     ("gemm_blackwell", "            tcgen05_commit(ring.empty.index(slot))\n", ""),
-    ("gemm_blackwell", "            mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n            mbarrier.expect", "            mbarrier.expect"),
+    ("gemm_blackwell", "                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n                mbarrier.expect", "                mbarrier.expect"),
 ]  # fmt: skip
 
 
@@ -167,10 +171,13 @@ def test_the_emulator_sees_what_is_taken_away(module: str, line: str, instead: s
         check(broken.launch, Case(400, 520, 328, seed=6), "bfloat16")
 
 
-@pytest.mark.parametrize(("k", "within"), [(128, 0.12), (512, 0.05)])
+@pytest.mark.parametrize(("k", "within"), [(128, 0.16), (512, 0.09)])
 @pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
 def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedGemm, k: int, within: float) -> None:
-    """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy."""
+    """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy.
+
+    The replay knows nothing of the barriers that the compiler puts between reading C and writing D, of which every part of a tile has two.
+    """
     torch = torch_or_skip()
     chip = load_machine(kernel.machine)
     # The replay knows the copy engine's own rate and the latency from L2 alone.
@@ -249,7 +256,7 @@ def test_ranges_of_k_leave_no_gap() -> None:
     [
         (Gemm(512, 512, 512, dtype="fp8"), "h200", None, "bf16 and fp16, got dtype 'fp8'"),
         (Gemm(512, 512, 512, d_dtype="fp32"), "h200", GemmVariant(stages=3), "C and D of one dtype"),
-        (Gemm(512, 512, 512), "b200", GemmVariant("gemm_blackwell", 128, 128, 64, 4, 1, 1, cta_group=2), "forecast but not written"),
+        (Gemm(512, 512, 512), "b200", GemmVariant("gemm_blackwell", 128, 128, 64, 4, 1, 2, 2, cta_group=2), "forecast but not written"),
         (Gemm(512, 512, 512), "a100", GemmVariant(), "needs wgmma"),
     ],
 )  # fmt: skip

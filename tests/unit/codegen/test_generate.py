@@ -143,7 +143,7 @@ def test_shipped_files_are_what_the_generator_writes() -> None:
 
 
 def test_headers_read_back_without_importing() -> None:
-    for kernel in (*ship.read_list(), *ship.read_backward_list(), *ship.read_serving_list()):
+    for kernel in (*ship.read_list(), *ship.read_e4m3_list(), *ship.read_backward_list(), *ship.read_serving_list()):
         path = ship.KERNELS / "generated" / f"{kernel.module}.py"
         text = path.read_text(encoding="utf-8")
         header = read_header(text, path)
@@ -159,7 +159,7 @@ def test_the_index_has_the_forecasts() -> None:
     forward = [row for row in rows if "pass" not in row]
     others = (*ship.read_backward_list(), *ship.read_serving_list())
     assert [row["module"] for row in rows[len(forward) :]] == [kernel.module for kernel in others]
-    for row, kernel in zip(forward, ship.read_list(), strict=True):
+    for row, kernel in zip(forward, (*ship.read_list(), *ship.read_e4m3_list()), strict=True):
         assert row["forecast"]["workload"] == kernel.workload.label()
         assert row["forecast"]["tflops"] > 0
         assert set(row["forecast"]["unit_share"]) >= {"tensor", "mufu", "fma", "alu", "issue"}
@@ -242,7 +242,8 @@ def test_generate_lists_the_space_by_forecast(capsys) -> None:
         (["--variant", "warpgruops=3"], "did you mean warpgroups"),
         (["--family", "triton", "--variant", "family=fa3,tile_n=64"], "contradict each other"),
         (["--head-dim", "512"], "a consumer thread needs 340 registers but the limit is 240"),
-        (["--dtype", "fp8"], "use bf16 or fp16"),
+        (["--dtype", "fp8", "--variant", "rescale=anchored"], "use rescale=always or conditional"),
+        (["--dtype", "fp8", "--head-dim", "96"], "head_dim_qk must be 32, 64, 128, 256 in e4m3, got 96"),
     ],
 )
 def test_bad_requests_are_one_sentence_and_leave_nothing(arguments, text, tmp_path: Path, capsys) -> None:
@@ -254,7 +255,7 @@ def test_bad_requests_are_one_sentence_and_leave_nothing(arguments, text, tmp_pa
 
 def test_inspect_reports_the_mix_beside_the_forecast(capsys) -> None:
     pytest.importorskip("triton")
-    file = ship.KERNELS / "generated" / "hopper_ws_d128_full.py"
+    file = ship.KERNELS / "generated" / "hopper_ws_d128_causal.py"
     code, out, _ = run(capsys, "inspect", str(file), "--arch", "sm_90a", "--json")
     report = json.loads(out)
     assert code == 0 and report["spill_bytes"] == 0 and report["matrix_instructions"] > 0

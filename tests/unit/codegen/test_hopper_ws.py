@@ -82,7 +82,7 @@ def test_computes_attention(number: int, rising: bool, written: list[Path]) -> N
     k = draw.standard_normal((1, work.heads_kv, work.seqlen_k, work.head_dim_qk))
     v = draw.standard_normal((1, work.heads_kv, work.seqlen_k, work.head_dim_v))
     if rising:
-        # Earlier keys weigh more, and kernels go from the last to the first: O is rescaled, or its rows are done again.
+        # Earlier keys weigh more, and kernels go from the last to the first: O is rescaled, also where the reference stays while it can.
         q, k = np.abs(q), np.abs(k) * np.linspace(6, 0.1, work.seqlen_k)[None, None, :, None]
     q, k, v = (x.astype(np.float16) for x in (q, k, v))
     window = header_window({"workload": work.as_dict()})

@@ -42,7 +42,11 @@ SHARED = {"sm_80": 166912, "sm_90a": 232448, "sm_100a": 232448, "sm_103a": 23244
 #: registers.  On an H200 larger tiles with such spills ran faster than smaller ones without.
 MOST_SPILLED = 264
 #: The same of serving kernels, as Triton 3.6 compiles them: those for Ampere spill more than those for Hopper.
-MOST_SPILLED_SERVING = {"triton_serve_prefill_d256": 640}
+MOST_SPILLED_SERVING = {
+    "triton_serve_prefill_d256": 640,
+    # Addresses beside an accumulator that has half of the registers: Triton 3.6 keeps them out of the loop, 3.9 does not.
+    "triton_serve_d576_512_h200": 480,
+}
 #: Of a CTA on consumer GPUs, which run the backward passes with pointers as well.
 CONSUMER_SHARED = 101376
 
@@ -93,8 +97,12 @@ def check(outcome: Outcome, case: Case) -> None:
     assert outcome.shared_bytes <= SHARED[case.target]
     assert outcome.tmem_columns <= 512
     assert outcome.triton.startswith("3.6") == (case.release == OLDEST)
-    if case.module.startswith(("blackwell_ws", "hopper_ws", "gemm_")):
-        assert outcome.stack_bytes == 0
+    if case.module.startswith(("blackwell_ws", "hopper_ws", "hopper_fp8", "gemm_")):
+        # Where references move, at tiles of 128 keys: none in the steady loop.
+        most = 64 if case.module == "hopper_ws_d128_full" else 0
+        if case.module.startswith("hopper_fp8_d64") and case.release == NEWEST:
+            most = 72  # 3.6, with which they were measured and chosen, spills nothing
+        assert outcome.stack_bytes <= most
     if case.module.startswith("blackwell_ws") and case.release == NEWEST:
         check_softmax(outcome, case)
     if case.module.startswith("triton_bwd"):

@@ -34,8 +34,12 @@ from support.serving import Made, Problem, error_of, make, outputs, parted  # no
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_numerics starts")
 #: Small tiles and splits, so that small problems have many.
-DECODE = ServingVariant(tile_n=16, split_keys=32, most_splits=4)
-PREFILL = ServingVariant(tile_m=32, tile_n=32, split_keys=64, most_splits=4)
+DECODE = ServingVariant(tile_n=16, split_keys=32, whole_keys=32, most_splits=4)
+APART = ServingVariant(tile_n=64, apart=1, split_keys=64, whole_keys=64, most_splits=4)
+LATENT = ServingVariant(
+    tile_m=64, tile_n=32, warps=8, kv_stages=2, split_keys=32, whole_keys=64, most_splits=4, latent=1
+)
+PREFILL = ServingVariant(tile_m=32, tile_n=32, split_keys=64, whole_keys=64, most_splits=4)
 
 
 def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
@@ -89,6 +93,14 @@ PROBLEMS = [
     # More sequences than a program plans at a time; the last of them are split.
     (DECODE, Problem(((1, 3),) * 258 + ((1, 90),) * 3, heads=(1, 1), packed_q=False, page=64)),
     (DECODE, Problem(STEP, scale=0.5)),
+    *[(APART, Problem(STEP, page=page, layout=layout)) for page, layout in ((16, "paged"), (128, "paged"), (16, "packed"))],
+    (APART, Problem(STEP, dims=(192, 128), window=(40, 3), softcap=2.0, sinks=True)),
+    *[(LATENT, Problem(lengths, heads=(heads, 1), dims=(96, 64), latent=True, page=page, sinks=heads == 16))
+      for lengths, heads, page in ((STEP, 16, 16), (((1, 5), (2, 200), (4, 150), (9, 40)), 48, 64), (((1, 300),), 128, 64))],
+    (LATENT, Problem(((1, 90), (2, 40)), heads=(16, 1), dims=(576, 512), latent=True, page=64)),
+    *[(replace(variant, cache_bits=8), Problem(lengths, dims=dims, layout=layout, narrow=True, softcap=cap))
+      for variant, lengths in ((DECODE, STEP), (APART, STEP), (PREFILL, CHUNKS))
+      for dims, layout, cap in (((64, 64), "paged", 0.0), ((192, 128), "cache", 0.0), ((96, 96), "packed", 2.0))],
 ]  # fmt: skip
 
 
@@ -135,7 +147,7 @@ def test_counters_are_left_at_zero_and_lengths_beyond_the_bound_count_as_the_bou
     made = make(problem)
     scratch = [
         torch.zeros(size, dtype=kind)
-        for size, kind in zip(module.scratch(2, 1, 4, 2, 130), (torch.float32, torch.float32, torch.int32), strict=True)
+        for size, kind in zip(module.scratch(2, 1, 4, 2, 130, 1), (torch.float32, torch.int32), strict=True)
     ]
     results = []
     for used in (made.lists["seqused_k"], torch.tensor([2**30, 100], dtype=torch.int32)):
@@ -144,7 +156,7 @@ def test_counters_are_left_at_zero_and_lengths_beyond_the_bound_count_as_the_bou
             made.q, made.k, made.v, out, lse, problem.factor, max_seqlen_q=2, max_seqlen_k=130, window=(-1, 0),
             work=scratch, sms=1, **{**made.lists, "seqused_k": used},
         )  # fmt: skip
-        assert not scratch[2].any()
+        assert not scratch[1].any()
         results.append(out)
     assert torch.equal(*results)
 
@@ -177,6 +189,41 @@ def test_the_calls_run_what_ships(monkeypatch) -> None:
         sinks=made.sinks, return_lse=True,
     )  # fmt: skip
     assert error_of(problem, made, out, lse) <= 1.0
+    problem = Problem(((1, 600), (30, 70)), layout="paged", page=32, narrow=True)
+    made = make(problem)
+    lists = made.lists
+    for bytes_are in (torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fn):
+        out, lse = attention_kvcache(
+            made.q, made.k.view(bytes_are), made.v.view(bytes_are), lists["seqused_k"], lists["block_table"],
+            cu_seqlens_q=lists["cu_seqlens_q"], max_seqlen_q=30, causal=True, k_descale=lists["k_descale"],
+            v_descale=lists["v_descale"], return_lse=True,
+        )  # fmt: skip
+        assert error_of(problem, made, out, lse) <= 1.0
+    # One factor for all of K is the same as a larger scale.
+    settings = {"cu_seqlens_q": lists["cu_seqlens_q"], "max_seqlen_q": 30, "causal": True}
+    given = made.q, made.k, made.v, lists["seqused_k"], lists["block_table"]
+    assert torch.equal(
+        attention_kvcache(*given, k_descale=torch.tensor([0.5]), **settings), attention_kvcache(*given, scale=0.5 / 8, **settings)
+    )  # fmt: skip
+
+
+@interpreted
+def test_latent_attention_runs_what_ships(monkeypatch) -> None:
+    from tilecast.kernels.errors import AttentionError
+    from tilecast.kernels.serving import operator
+    from tilecast.kernels.serving.calls import attention_kvcache, attention_mla
+
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    problem = Problem(((2, 70), (2, 600)), heads=(80, 1), dims=(576, 512), latent=True, packed_q=False, page=64)
+    made = make(problem)
+    given = made.q, made.k, made.lists["seqused_k"], made.lists["block_table"]
+    for _ in range(2):
+        out, lse = attention_mla(*given, causal=True, return_lse=True)
+        assert error_of(problem, made, out, lse) <= 1.0
+    # Values of their own are no columns of the keys, also where such a call was met before.
+    with pytest.raises(ValueError, match="v the first columns of k"):
+        attention_kvcache(made.q, made.k, made.v.clone(), *given[2:], causal=True, return_lse=True)
+    assert issubclass(AttentionError, ValueError)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is that process")

@@ -14,7 +14,7 @@ import tilecast.kernels.generated as generated
 from tilecast.emulator.replay.costs import is_rescale
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
-from tilecast.emulator.trace import CopyIssue, Work
+from tilecast.emulator.trace import Work
 from tilecast.emulator.verify import judge
 from tilecast.model.kernel.header import header_window
 
@@ -42,7 +42,7 @@ CASES = {
     "long keys": Case(130, 1100, (1, 1), ml_dtypes.bfloat16, "random", (64, -1)),
     # Causal rows without any key.
     "more rows than keys": Case(257, 70, (3, 1), ml_dtypes.bfloat16, "random", (30, 0), sharp=8.0),
-    # Row maxima grow by more than a fixed reference can hold: O is rescaled again and again, Hopper does rows over.
+    # Row maxima grow by more than a fixed reference can hold: O is rescaled again and again, Hopper moves its reference.
     "rising scores": Case(190, 333, (1, 1), np.float16, "late", (250, 250), rising=True, release="3.6"),
 }
 
@@ -96,15 +96,32 @@ def test_rescaling_is_taken_and_skipped() -> None:
     assert rescales(run(kernel, CASES["rising scores"])) > 0
 
 
-def test_hopper_does_rows_over_when_scores_outgrow_the_reference() -> None:
-    """The redo path copies tiles from the default partition, which otherwise copies nothing."""
+def test_hopper_moves_a_reference_only_when_scores_outgrow_it() -> None:
+    """Rows that outgrow theirs cost the exponentials of the factors for O, and of scores where those overflowed."""
 
-    def copies(done: Emulation) -> int:
-        return sum(isinstance(event, CopyIssue) for one in done.traces for event in one.roles[0].events)
+    def exponentials(done: Emulation) -> float:
+        return sum(
+            event.counts.get("mufu", 0)
+            for one in done.traces
+            for role in one.roles
+            for event in role.events
+            if isinstance(event, Work)
+        )
 
     kernel = "hopper_ws_d128_full"
-    assert copies(run(kernel, CASES["several tiles"])) == 0
-    assert copies(run(kernel, CASES["rising scores"])) > 0
+    case = Case(64, 320, (1, 1), np.float16, "late", (-1, -1))
+    q, k, v = inputs(kernel, case)
+    k[:, :, 0] = 0
+    even = exponentials(emulate(kernel, q, k, v, sms=1))
+    # Blocks go from the last to the first: a sink at key 0 that half of the rows see is met by all references.
+    q[:, :, :32, 0], q[:, :, 32:, 0] = 8, 0
+    k[:, :, :, 0] = 0
+    for score, again in ((64.0, 0), (4000.0, 1)):
+        k[:, :, 0, 0] = score
+        done = emulate(kernel, q, k, v, sms=1)
+        judge(done, q, k, v, 128**-0.5, (-1, -1)).require()
+        # 64 factors, and the block's 64 x 128 scores where they overflowed.  The CTA's other 64 rows do not exist.
+        assert exponentials(done) == even + 64 + again * 64 * 128
 
 
 def test_a_pair_needs_the_newest_names() -> None:

@@ -128,7 +128,7 @@ def test_index_is_read_as_documented(tmp_path) -> None:
         ([ROW | {"triton_min": "3.9"}], r"field 'triton_min': expected \[major, minor\], got '3.9'"),
         ([ROW | {"smem": 1}], "unknown field 'smem'"),
         ([ROW | {"mask": "alibi"}], r"entry 0 \(m\): field 'mask': expected none, causal, window, got 'alibi'"),
-        ([ROW | {"dtypes": ["fp8"]}], "field 'dtypes': expected some of bf16, fp16, got"),
+        ([ROW | {"dtypes": ["fp4"]}], "field 'dtypes': expected some of bf16, fp16, fp8, got"),
         ([ROW | {"capability": {"max": [9, 0]}}], "field 'capability': expected"),
         ([ROW | {"capability": [[9]]}], "field 'capability': expected"),
         ([ROW | {"capability": []}], "field 'capability': expected"),
@@ -468,8 +468,12 @@ def test_transformers_mask_function_refuses_what_none_would_get_wrong(torch) -> 
     assert no_mask(**plain | {"q_length": 1, "q_offset": 7}) is None
     # A sliding cache that dropped the padded key.
     assert no_mask(**plain | {"kv_length": 7, "kv_offset": 1, "attention_mask": padding}) is None
+    # Padding is handed on, of the keys that there are.
+    assert torch.equal(no_mask(**plain, attention_mask=padding), padding)
+    assert torch.equal(
+        no_mask(**plain | {"kv_length": 4, "q_length": 1, "q_offset": 3}, attention_mask=padding), padding[:, :4]
+    )
     for change, message in [
-        ({"attention_mask": padding}, "expected no padding"),
         ({"allow_is_causal_skip": False}, "needs a tensor"),
         ({"kv_length": 64}, "use a DynamicCache"),
         ({"local_size": 4, "config": config}, "chunks of 4 are not supported"),
@@ -491,8 +495,7 @@ def test_transformers_function_refuses_what_changes_the_result(torch, op) -> Non
     for change, message in [
         ({"attention_mask": torch.ones(2, 1, 7, 7)}, "attention_mask: expected None"),
         ({"dropout": 0.1}, "dropout: expected 0, got 0.1"),
-        ({"softcap": 30.0}, "softcap: expected None, got float; Attention needs another"),
-        ({"s_aux": q}, "s_aux: expected None"),
+        ({"position_bias": q}, "position_bias: expected None, got Tensor; Attention needs another"),
         ({"output_attentions": True}, "output_attentions: expected False"),
         ({"is_causal": False, "sliding_window": 4}, "full attention with window 4"),
     ]:

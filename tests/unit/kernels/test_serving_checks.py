@@ -6,7 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tilecast import AttentionError, UnsupportedError, attention_kvcache, attention_varlen  # noqa: E402
+from tilecast import (  # noqa: E402
+    AttentionError,
+    UnsupportedError,
+    attention_kvcache,
+    attention_mla,
+    attention_varlen,
+)
 
 
 def zeros(*shape, dtype=torch.float16):
@@ -43,6 +49,9 @@ TABLE, USED = torch.zeros(2, 3, dtype=torch.int32), whole(20, 30)
         ((Q, CACHE, CACHE), {"softcap": -1.0}, "softcap: expected a number of at least 0"),
         ((Q, CACHE, CACHE), {"sinks": zeros(7)}, r"sinks: expected shape \(8\)"),
         ((Q, CACHE, CACHE), {"causal": True, "window": (3, 3)}, "window: expected right 0 or -1"),
+        ((Q, POOL.to(torch.float8_e4m3fn), POOL, USED, TABLE), {}, "v: expected dtype torch.float8_e4m3fn as k has"),
+        ((Q, CACHE, CACHE), {"k_descale": zeros(1)}, "k_descale: expected a float32 tensor on cpu, got torch.float16"),
+        ((Q, CACHE, CACHE), {"v_descale": torch.zeros(2, 8)}, r"v_descale: expected one number or shape \(batch, heads_kv\) = \(2, 2\)"),
         ((Q, POOL, POOL, USED, TABLE + 9), {"check": True}, "block_table: expected pages 0 to 8, got 9 for sequence 0, entry 0"),
         ((Q, POOL, POOL, whole(20, 49), TABLE), {"check": True}, "cache_seqlens: expected 0 to 48 keys, got 49 for sequence 1"),
         ((Q, CACHE, CACHE, None, None, whole(0, 2)), {"check": True}, "cache_batch_idx: expected 0 to 1, got 2"),
@@ -72,6 +81,19 @@ PACKED, KEYS = zeros(10, 8, 64), zeros(12, 2, 64)
 def test_packed_sequences_that_make_no_sense(starts_q, starts_k, options, said) -> None:
     with pytest.raises(AttentionError, match=said):
         attention_varlen(PACKED, KEYS, KEYS, starts_q, starts_k, 7, 12, **options)
+
+
+@pytest.mark.parametrize(
+    ("cache", "options", "said"),
+    [
+        (zeros(9, 64, 2, 576), {}, r"kv_cache: expected \(pages, page size, 1, latent width\).*got \(9, 64, 2, 576\)"),
+        (zeros(9, 64, 1, 576), {"head_dim_v": 576}, "head_dim_v: expected a whole number of 1 to 575, got 576"),
+        (zeros(9, 64, 1, 512), {}, "head_dim_v: expected a whole number of 1 to 511, got 512"),
+    ],
+)
+def test_latent_caches_that_make_no_sense(cache, options, said) -> None:
+    with pytest.raises(AttentionError, match=said):
+        attention_mla(zeros(2, 1, 16, 576), cache, USED, TABLE, **options)
 
 
 def test_what_no_kernel_does_is_unsupported() -> None:

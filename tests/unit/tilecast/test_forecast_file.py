@@ -56,15 +56,10 @@ def test_a_launch_of_a_hopper_kernel(capsys: pytest.CaptureFixture[str]) -> None
     assert whole["cycles"] == pytest.approx(2 * (whole["ends_cycles"] + 63 * found["cycles_per_iteration"]))
     assert whole["milliseconds"] == pytest.approx(whole["cycles"] / found["clock_mhz"] * 1e-3)
     assert whole["busy"]["tensor"] < found["tensor_share"]
-    # Rows that leave the safe range are done again in a loop of their own, by the first warpgroup.
-    others = [role["other_loops"] for role in found["roles"]]
-    assert len(others[0]) == 1 and others[0][0] > found["roles"][0]["instructions"] and others[-1] == []
+    # Rows that outgrow their reference are seen to in the loop itself.
+    assert all(role["other_loops"] == [] for role in found["roles"])
     code, out, _ = run(capsys, *work)
-    assert code == 0 and "264 CTAs of 64 iterations take" in out
-    assert (
-        f"are counted as all of this one:\n  warp 0 (matrix and compute): 1 more loop, of {others[0][0]} instructions"
-        in out
-    )
+    assert code == 0 and "264 CTAs of 64 iterations take" in out and "more loop" not in out
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ _HOPPER = "H100 and H200, best of peers per shape"
 @pytest.mark.parametrize(
     ("regime", "limits", "tau"),
     [
-        ("short", {_BLACKWELL: (0.077, 0.182), _HOPPER: (0.099, 0.160)}, 0.84),
+        ("short", {_BLACKWELL: (0.077, 0.182), _HOPPER: (0.0995, 0.165)}, 0.84),
         ("sustained", {_BLACKWELL: (0.112, 0.188), _HOPPER: (0.101, 0.174)}, 0.84),
     ],
 )

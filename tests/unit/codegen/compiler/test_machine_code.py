@@ -283,4 +283,5 @@ def test_a_compiled_kernel_multiplies_what_its_tiles_need(family: str, variant: 
             assert sum(64 * i.amount * 16 for i in products) == rows * 64 * (64 + 128)
             assert sum(i.commits for i in products) >= 2
     assert code.key() == (family, variant, 64, 128, "none", "bf16")
-    assert code.stack_bytes == 0
+    # Where references move, with 160 registers a thread; none in the loops.
+    assert code.stack_bytes <= 32

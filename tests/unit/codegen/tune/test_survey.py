@@ -187,8 +187,8 @@ def test_budgets_that_make_no_sense(more, message) -> None:
 
 
 def test_where_nothing_can_be_written_the_first_obstacle_is_named() -> None:
-    with pytest.raises(PredictError, match="fa3 is written for bf16 and fp16"):
-        survey(replace(WORK, dtype="fp8"), H200, HOPPER)
+    with pytest.raises(PredictError, match="head_dim_qk must be 32, 64, 128, 256 in e4m3, got 96"):
+        survey(replace(WORK, dtype="fp8", head_dim_qk=96, head_dim_v=96), H200, HOPPER)
     with pytest.raises(PredictError, match="wgmma"):
         survey(WORK, A100, HOPPER)
 

@@ -33,12 +33,16 @@ def put(kernel: str, old: str = "", new: str = "", case: str = "") -> Battery:
     return run_battery(source, chosen=lambda one: case in one.label())
 
 
+#: Anchored kernels do the block with row 0's last key first, whole or not, which these conditions of all kernels ask about.
+ALWAYS = {"if end > whole_end:", "if (end > whole_end) | (whole_first > end - 1):"}
+
+
 @pytest.mark.parametrize("kernel", [HOPPER_CAUSAL, HOPPER_WINDOW])
 def test_a_shipped_kernel_has_no_fault_and_runs_to_its_last_statement(kernel: str) -> None:
     found = put(kernel)
     assert found.failures == () and found.problems == found.problems_in_all > 90
     assert found.statements == found.statements_in_all
-    assert [one for one in found.unreached if not one.reason] == []
+    assert [one for one in found.unreached if not one.reason and one.code not in ALWAYS] == []
     assert found.refusals >= 20 and found.exponentials == 1
     assert 0 < found.out_error < 1 and 0 < found.lse_error < 1
 
@@ -66,8 +70,8 @@ def test_inputs_that_are_not_finite_leave_every_row_a_finite_key() -> None:
 #: One substitution each, which one problem of 512 x 512 does not find: (kernel, old, new, problems, kind, what it says).
 FINDS = {
     "mask block off by one": (
-        HOPPER_CAUSAL, "end = gl.maximum(gl.minimum(position + 1, seqlen_k), 0)",
-        "end = gl.maximum(gl.minimum(position + 2, seqlen_k), 0)", "offset 62", "wrongresult", "one key too far out",
+        HOPPER_CAUSAL, "gl.minimum(position, seqlen_k - 1)",
+        "gl.minimum(position + 2, seqlen_k - 1)", "offset 62", "wrongresult", "one key too far out",
     ),
     "mask block off by one on Blackwell": (
         BLACKWELL_CAUSAL, "if key + TILE_N > diagonal + 1:", "if key + TILE_N > diagonal + 2:", "offset 126",
@@ -209,16 +213,16 @@ STEPS = {
         "head % problem.group, key)",
     ),
     "a hidden key weighed": (
-        HOPPER_CAUSAL, "end = gl.maximum(gl.minimum(position + 1, seqlen_k), 0)",
-        "end = gl.maximum(gl.minimum(position + 2, seqlen_k), 0)", "offset 62",
-        "P. batch 0, head 0, row 0 does not see key 63, but P weighs it", "gl.minimum(position + 2, seqlen_k)",
+        HOPPER_CAUSAL, "gl.minimum(position, seqlen_k - 1)",
+        "gl.minimum(position + 2, seqlen_k - 1)", "offset 62",
+        "P. batch 0, head 0, row 0 does not see key 63, but P weighs it", "gl.minimum(position + 2, seqlen_k - 1)",
     ),
     "blocks left out": (
         HOPPER_CAUSAL, "gl.minimum(position + ROW_COUNT, seqlen_k)", "gl.minimum(position + ROW_COUNT - 1, seqlen_k)", "offset 1 modulo",
         "keys. no product with V is about batch 0, head 0, row 63 and keys 64 to 64", "gl.minimum(position + ROW_COUNT - 1, seqlen_k)",
     ),
     "O not rescaled": (
-        HOPPER, "tile_at(v, n), scaled(o, factor))", "tile_at(v, n), o)", "rise and fall", "O. O of batch 0, head 0, row", "tile_at(v, n), o)",
+        HOPPER, "        o = scaled(o, factor)\n", "        o = scaled(o, factor * 0 + 1)\n", "rise and fall", "O. O of batch 0, head 0, row", "issue_pv(operand, tile_at(tile.v, n), o)",
     ),
     "O not rescaled on Blackwell": (
         BLACKWELL, "o.store(packed(\"mul\", o.load(row_per_thread(RESCALE_COLUMNS)), factors))", "o.store(o.load(row_per_thread(RESCALE_COLUMNS)))",
@@ -230,7 +234,7 @@ STEPS = {
         "load(kv, kv_at, v_desc, batch, head, key)",
     ),
     "row sums": (
-        HOPPER, "statistics.row_sums + partial_sums(p), statistics.reference)", "partial_sums(p), statistics.reference)",
+        HOPPER, "statistics.row_sums + sums, statistics.reference)", "sums, statistics.reference)",
         "several tiles: 172", "after. S, P and O of every block are right: the row sums, the division or the stores", "row_sum = gl.convert_layout",
     ),
 }  # fmt: skip

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sm_runs import run_both
 
 from tilecast.model.compiled.code import LATENCIES, PIPES, CodeError, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
-from tilecast.model.compiled.sm import MARK, Cta, SmRun, Step, Tag, run_sm
+from tilecast.model.compiled.sm import MARK, Cta, SmRun, Step, Tag
 
 COSTS = WarpCosts(
     pipe={**dict.fromkeys(PIPES, 1.0), "alu": 2.0, "mufu": 8.0},
@@ -51,7 +52,7 @@ def steps(*code: WarpInstruction | Step) -> tuple[Step, ...]:
 
 
 def run(*warps: tuple[Step, ...], costs: WarpCosts = COSTS, **cta: object) -> SmRun:
-    return run_sm([Cta(warps, cta.pop("copies", ()), **cta)], costs, MMA)  # type: ignore[arg-type]
+    return run_both([Cta(warps, cta.pop("copies", ()), **cta)], costs, MMA)  # type: ignore[arg-type]
 
 
 def test_stall_counts_space_a_warps_instructions() -> None:
@@ -272,11 +273,11 @@ def test_warpgroups_take_turns() -> None:
 
 def test_ctas_are_independent_but_share_the_pipes() -> None:
     program = steps(op("mufu"), MARK)
-    found = run_sm([Cta((program,), ()), Cta((program,), (), begins=3.0)], COSTS, MMA)
+    found = run_both([Cta((program,), ()), Cta((program,), (), begins=3.0)], COSTS, MMA)
     assert found.marks == ((1.0,), (9.0,))
     meet = WarpInstruction("control", 1, 0, 7, 7, "fixed", "barrier", 2)
     pair = (steps(meet, MARK), steps(meet, MARK))
-    late = run_sm([Cta(pair, ()), Cta(pair, (), begins=500.0)], COSTS, MMA)
+    late = run_both([Cta(pair, ()), Cta(pair, (), begins=500.0)], COSTS, MMA)
     assert max(late.marks[0] + late.marks[1]) < 20
     assert min(late.marks[2] + late.marks[3]) >= 510
 

@@ -67,7 +67,7 @@ def test_a_hopper_kernel_has_three_consumers_and_a_producer(hopper: KernelShape)
     ]  # fmt: skip
     assert [role.registers for role in hopper.roles[:3]] == [160] * 3 and (hopper.roles[4].registers or 99) < 40
     found, sites = hopper.resolved()
-    assert found == sites > 80
+    assert found == sites > 60
     for role in hopper.roles[:3]:
         loop = main_loop(role)
         # S = Q K^T from shared memory, O = P V with P in registers: 64 keys, head_dim 64.

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sm_runs import run_both
 
 from tilecast.model.compiled.code import WarpInstruction
 from tilecast.model.compiled.costs import warp_costs
-from tilecast.model.compiled.sm import MARK, Cta, run_sm
+from tilecast.model.compiled.sm import MARK, Cta
 from tilecast.model.compiled.units.fetch import LINE, InstructionCache, fetch_cycles
 from tilecast.model.machine.machine import load_machine
 
@@ -54,7 +55,7 @@ def test_what_was_used_last_is_there_at_the_start() -> None:
 def timed(lines: int, costs: object, stall: int = 1) -> float:
     code = (ADD._replace(stall=stall),) * (lines * LINE) * 4 + (MARK,)
     at = (*(i // LINE % lines for i in range(lines * LINE * 4)), lines - 1)
-    found = run_sm([Cta((tuple((i, None) for i in code),), (), lines=(at,))], costs, {})  # type: ignore[arg-type]
+    found = run_both([Cta((tuple((i, None) for i in code),), (), lines=(at,))], costs, {})  # type: ignore[arg-type]
     return found.marks[0][0] / (lines * LINE * 4)
 
 

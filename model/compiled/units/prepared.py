@@ -1,0 +1,58 @@
+"""Instructions with their costs looked up, as the simulators of compiled warps read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tilecast.model.compiled.code import PIPES, WarpInstruction
+from tilecast.model.compiled.costs import WarpCosts
+
+#: Kinds whose issue depends on more than the warp and its pipe.
+_CONDITIONAL = frozenset({"mma", "mma_wait", "wait", "barrier", "store", "spill"})
+
+
+class IssueCosts(NamedTuple):
+    """What of `WarpCosts` an instruction's issue takes: the same at every clock."""
+
+    pipe: dict[str, float]
+    pipe_under_mma: dict[str, float]
+    ports_under_mma: dict[str, float]
+    gap_under_mma: dict[str, float]
+    latency: dict[str, float]
+
+
+class Prepared(NamedTuple):
+    """An instruction with its costs looked up: the loop of `run_sm` reads these a hundred thousand times a second."""
+
+    pipe: int
+    taken: float
+    taken_under_mma: float
+    ports: float
+    gap: float
+    stall: int
+    waits: tuple[int, ...]
+    write_counter: int
+    read_counter: int
+    latency: float
+    kind: str
+    conditional: bool
+    fma: bool
+    amount: int
+    mma_cycles: float
+    commits: bool
+    word: int
+
+
+def prepare(
+    instruction: WarpInstruction, costs: WarpCosts | IssueCosts, mma: dict[tuple[int, bool], float]
+) -> Prepared:
+    pipe, kind = instruction.pipe, instruction.kind
+    conditional = kind in _CONDITIONAL and not (kind == "barrier" and instruction.amount < 2)
+    return Prepared(
+        PIPES.index(pipe), costs.pipe[pipe], costs.pipe_under_mma[pipe], costs.ports_under_mma[pipe],
+        costs.gap_under_mma[pipe], instruction.stall, tuple(bit for bit in range(6) if instruction.waits >> bit & 1),
+        instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
+        pipe == "fma", instruction.amount,
+        mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
+        instruction.word,
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""The forecast of a serving step: time, what binds, where the time goes, which split is best, what one more request costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tilecast.model.chip.evaluate import PredictError, check_clock
+from tilecast.model.kernel.variants.serving import ServingVariant
+from tilecast.model.kernel.workload import WorkloadError
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.serving import TRITON_SERVING, writable
+from tilecast.model.sm.bounds import bounds
+from tilecast.model.step.answer import Largest, NextRequest, Part, SplitTime, StepForecast
+from tilecast.model.step.batch import MOST_SEQUENCES, Batch, Lengths, requests_text
+from tilecast.model.step.decoder import Decoder, decoder_floor
+from tilecast.model.step.evaluate import StepRun, evaluate_step
+from tilecast.model.step.items import takes
+from tilecast.model.step.render import as_dict, as_text
+
+#: Keys of a split that are compared.
+SPLITS = (256, 512, 1024, 2048, 4096)
+MEMORY = "K, V, Q and O at the memory's bandwidth"
+PACE = "blocks that come slower than the memory could send them"
+START = "start: programs find their item, its first pages, its first block"
+MERGE = "splits handed over and merged after the last block"
+IDLE = "programs that find no item"
+LAUNCH = "launch"
+_KINDS = {
+    MEMORY: ("memory", "HBM bandwidth"), START: ("start", "start of programs"), MERGE: ("merge", "merging of splits"),
+    IDLE: ("idle", "programs without an item"), LAUNCH: ("launch", "kernel launch"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StepPrediction(StepForecast):
+    """The answer for one batch, with its text."""
+
+    def to_dict(self) -> dict[str, object]:
+        """The documented, stable keys of --json."""
+        return as_dict(self)
+
+    def text(self) -> str:
+        """The report for people."""
+        return as_text(self)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<StepPrediction {self.machine.name}: {self.batch.label()}: {self.seconds * 1e6:.4g} us>"
+
+
+def forecast_step(
+    batch: Batch, machine: Machine | str, variants: tuple[ServingVariant, ServingVariant] | None = None, *,
+    decoder: Decoder | None = None, clock: str | float = "sustained", compare_splits: bool = False,
+    next_request: Lengths | None = None, within_seconds: float | None = None,
+) -> StepPrediction:  # fmt: skip
+    """Forecast attention of a step of ``batch``, as `tilecast.attention_kvcache` runs it.
+
+    ``variants``: the kernels that decode and prefill (default: those that ship).  ``decoder``: also a floor for the whole step.
+    ``next_request``: what such sequences more cost; with ``within_seconds`` how many times they fit into that time, of the whole
+    step where the decoder is known and of one layer's attention otherwise.
+    Raises PredictError, MachineError or WorkloadError with one sentence.
+    """
+    chip = load_machine(machine) if isinstance(machine, str) else machine
+    check_clock(clock, chip)
+    pair = shipped_pair(batch, chip) if variants is None else variants
+    _refuse(batch, chip, pair)
+    question = _Question(chip, pair, decoder, clock)
+    run = evaluate_step(batch, chip, pair, clock)
+    parts = _parts(run, chip)
+    more, largest = None, None
+    if next_request is not None:
+        more = question.cost_of(next_request, batch)
+        if within_seconds is not None:
+            largest = question.largest(next_request, batch, within_seconds)
+    elif within_seconds is not None:
+        raise WorkloadError("within: expected a next request to add, got none")
+    return StepPrediction(
+        batch, chip, pair, "as shipped" if variants is None else "as given", clock if isinstance(clock, str) else "fixed",
+        run, parts, _binding(run, parts), None if decoder is None else decoder_floor(decoder, batch, chip),
+        split_times(batch, chip, pair, clock) if compare_splits else (), more, largest,
+    )  # fmt: skip
+
+
+def shipped_pair(batch: Batch, machine: Machine) -> tuple[ServingVariant, ServingVariant]:
+    """The kernels that decode and prefill heads like those of ``batch``."""
+    one = replace(batch.heads, seqlen_q=1)
+    many = replace(batch.heads, seqlen_q=max(512, batch.heads.seqlen_q))
+    return TRITON_SERVING.chosen(replace(one, heads_q=one.heads_kv), machine), TRITON_SERVING.chosen(many, machine)
+
+
+def _refuse(batch: Batch, machine: Machine, pair: tuple[ServingVariant, ServingVariant]) -> None:
+    """PredictError for what no serving kernel does or no memory holds."""
+    room = machine.get("hbm.capacity_gb", 0.0) * 1e9
+    if room and batch.cache_bytes > room:
+        raise PredictError(
+            f"keys and values of the batch take {batch.cache_bytes / 1e9:.4g} GB in one layer, the memory of {machine.name} "
+            f"holds {room / 1e9:g} GB: use fewer or shorter sequences"
+        )
+    for variant, queries in zip(pair, (1, 512), strict=True):
+        verdict = writable(variant, replace(batch.heads, seqlen_q=queries, seqlen_k=8192), machine)
+        if not verdict.legal:
+            raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What stays the same while a batch grows."""
+
+    machine: Machine
+    pair: tuple[ServingVariant, ServingVariant]
+    decoder: Decoder | None
+    clock: str | float
+
+    def seconds(self, batch: Batch) -> float:
+        """The whole step where the decoder is known, else attention of one layer."""
+        attention = evaluate_step(batch, self.machine, self.pair, self.clock).seconds
+        if self.decoder is None:
+            return attention
+        return self.decoder.layers * attention + decoder_floor(self.decoder, batch, self.machine).seconds
+
+    def cost_of(self, more: Lengths, batch: Batch) -> NextRequest:
+        """What more sequences cost."""
+        grown = batch.with_requests(more)
+        before, after = (evaluate_step(b, self.machine, self.pair, self.clock).seconds for b in (batch, grown))
+        whole = None if self.decoder is None else self.seconds(grown) - self.seconds(batch)
+        return NextRequest(requests_text(more), after - before, whole, grown.cache_bytes - batch.cache_bytes)
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether the memory holds the caches of all layers, and the weights."""
+        room = self.machine.get("hbm.capacity_gb", 0.0) * 1e9
+        if not room:
+            return True
+        if self.decoder is None:
+            return batch.cache_bytes <= room
+        floor = decoder_floor(self.decoder, batch, self.machine)
+        return floor.cache_bytes + floor.weight_bytes <= room
+
+    def largest(self, more: Lengths, batch: Batch, within: float) -> Largest:
+        """How many times ``more`` fits: doubled until it does not, then halved in."""
+        most = (MOST_SEQUENCES - len(batch.lengths)) // len(more)
+
+        def grown(count: int) -> Batch:
+            return batch.with_requests(more * count)
+
+        def good(count: int) -> bool:
+            return count <= most and self.fits(grown(count)) and self.seconds(grown(count)) <= within
+
+        low, high = 0, 1
+        while good(high):
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if good(middle) else (low, middle)
+        limit = "sequences" if low >= most else "latency" if self.fits(grown(low + 1)) else "memory"
+        return Largest(requests_text(more), within, low, self.seconds(grown(low)), limit)
+
+
+def split_times(
+    batch: Batch, machine: Machine, pair: tuple[ServingVariant, ServingVariant], clock: str | float,
+    splits: Iterable[int] = SPLITS,
+) -> tuple[SplitTime, ...]:  # fmt: skip
+    """The step with the decoding kernel split every so many keys, the fastest first; empty where nothing is decoded."""
+    decode, prefill = pair
+    if not any(takes(decode, q, batch.heads.group_size) for q, _ in batch.lengths):
+        return ()
+    legal = [n for n in splits if n % decode.tile_n == 0]
+    found = [
+        SplitTime(n, evaluate_step(batch, machine, (replace(decode, split_keys=n), prefill), clock).seconds)
+        for n in legal
+    ]
+    return tuple(sorted(found, key=lambda one: one.seconds))
+
+
+def _parts(run: StepRun, machine: Machine) -> tuple[Part, ...]:
+    """Where the time goes; adds up exactly, no part negative."""
+    spent = dict.fromkeys((MEMORY, PACE, START, MERGE, IDLE, LAUNCH), 0.0)
+    for launch in run.launches:
+        hertz, played = launch.clock.mhz * 1e6, launch.played
+        memory = min(launch.hbm_bytes / (machine["hbm.tbps_achieved"] * 1e12), played.streamed_until / hertz)
+        streamed = played.streamed_until / hertz
+        start = min(launch.costs.first_start / hertz, streamed - memory)
+        idle = played.idle / hertz
+        spent[MEMORY] += memory
+        spent[START] += start
+        spent[PACE] += streamed - memory - start
+        spent[IDLE] += idle
+        spent[MERGE] += max(0.0, (played.end - played.streamed_until) / hertz - idle)
+        spent[LAUNCH] += launch.launch_seconds
+    return tuple(Part(cause, seconds, seconds / run.seconds) for cause, seconds in spent.items())
+
+
+def _binding(run: StepRun, parts: tuple[Part, ...]) -> tuple[str, str]:
+    """The largest part."""
+    largest = max(parts, key=lambda part: part.seconds)
+    if largest.cause != PACE:
+        return _KINDS[largest.cause]
+    slowest = max(run.launches, key=lambda launch: launch.seconds)
+    return "pace", f"pace of the programs: {bounds(slowest.pipeline).binding}"

@@ -1,0 +1,220 @@
+"""The chip plays a launch: programs take items in turn, stream blocks at a pace that they share, hand over and merge.
+
+What streams on an SM goes at the pace of the loop with so many programs there, and all of it slower where the memory has less
+bandwidth than that takes.  Starting, handing over and merging wait for latencies, whatever the bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.step.items import Items
+
+#: Items that are played one by one, by what the chip holds at once: of more the first are taken at the steady rate, in which
+#: programs are out of step, as they are after some turns.
+_TURNS_PLAYED = 2
+#: An item of those before.
+_BEFORE = -1
+_IDLE, _STREAMING, _STARTING, _FINISHING, _HANDING_OVER, _MERGING = range(6)
+#: Moments closer than this are one, in cycles.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What items of a launch cost, in cycles."""
+
+    sms: int
+    #: Programs that an SM holds, and that the launch has: with fewer than items, each takes several in turn.
+    per_sm: int
+    programs: int
+    #: From a program's start to its first block's arrival, of the first programs and of later ones, and of an item that a
+    #: program takes after another.
+    first_start: float
+    later_start: float
+    next_item: float
+    #: After the last block: of a whole item, and of a split.
+    finish: float
+    hand_over: float
+    #: Merging of one tile's splits, by their number and that of programs on the SM.
+    merge: Callable[[int, int], float]
+    #: Cycles between blocks of a program when 1, 2, ... stream on its SM, without the memory's share.
+    periods: tuple[float, ...]
+    #: Cycles in which the memory moves one block.
+    memory_block: float
+    #: Programs beyond the items, and what each costs before it finds nothing to do.
+    idle_programs: int = 0
+    idle_program: float = 0.0
+
+    @property
+    def slots(self) -> int:
+        """Programs that the chip holds."""
+        return self.sms * self.per_sm
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How a launch went, in cycles from the first program's start."""
+
+    end: float
+    #: Sum over programs of what they did.
+    starting: float
+    streaming: float
+    handing_over: float
+    merging: float
+    #: Of the end: while the memory, not the programs, set the pace; when the last block had come; the longest merge.
+    memory_bound: float
+    streamed_until: float
+    longest_merge: float
+    #: Of the end: programs that found nothing to do.
+    idle: float = 0.0
+
+
+def play(items: Items, costs: Costs) -> Played:
+    """Play all items; of very many the first at their steady rate."""
+    last = _TURNS_PLAYED * costs.slots
+    skipped = items.count - last if items.count > last + costs.slots else 0
+    run = _Run(items, costs, skipped)
+    before = costs.first_start + _steady(items, costs, skipped, run.leave_behind(skipped)) if skipped else 0.0
+    run.run()
+    idle = max(0.0, _idle_end(run.free, costs) - run.now)
+    blocks = float(items.blocks[:skipped].sum())
+    held = before if blocks * costs.memory_block >= before * 0.999 else 0.0
+    split = float((items.tile[:skipped] >= 0).sum())
+    total = run.spent
+    return Played(
+        before + run.now + idle, total[_STARTING] + skipped * costs.later_start, total[_STREAMING] + before * costs.slots,
+        total[_HANDING_OVER] + total[_FINISHING] + split * costs.hand_over + (skipped - split) * costs.finish,
+        total[_MERGING], run.memory_bound + held, before + run.streamed_until, run.longest_merge, idle,
+    )  # fmt: skip
+
+
+def nothing(costs: Costs) -> Played:
+    """A launch without an item: programs come, look, and go."""
+    idle = max(costs.idle_program, costs.idle_programs * costs.idle_program / costs.slots)
+    return Played(idle, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, idle)
+
+
+def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
+    """Cycles of the first ``count`` items but for ``left`` blocks, all programs busy: the memory's time, or the programs'."""
+    blocks = float(items.blocks[:count].sum()) - left
+    split = items.tile[:count] >= 0
+    around = count * costs.later_start + split.sum() * costs.hand_over + (count - split.sum()) * costs.finish
+    shares = items.splits_of_tile[items.tile[:count][split]]
+    around += sum(
+        n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
+    )
+    return float(max(blocks * costs.memory_block, (blocks * costs.periods[-1] + around) / costs.slots))
+
+
+def _idle_end(free: NDArray[np.float64], costs: Costs) -> float:
+    """When the last program without an item is gone: they come where those with items left, all slots sharing them."""
+    if not costs.idle_programs:
+        return 0.0
+    return float(free.sum() + costs.idle_programs * costs.idle_program) / costs.slots
+
+
+class _Run:
+    """The moments of a launch: one program to a slot, ``per_sm`` slots to an SM."""
+
+    def __init__(self, items: Items, costs: Costs, first: int) -> None:
+        self.items, self.costs, self.next = items, costs, first
+        self.splits_left = items.splits_of_tile.copy()
+        if first:
+            done = items.tile[:first]
+            np.subtract.at(self.splits_left, done[done >= 0], 1)
+        slots = costs.slots
+        self.sm = np.arange(slots) % costs.sms
+        #: Slots whose programs end together are taken in an order that has nothing to do with their SMs.
+        self.order = np.random.default_rng(0).permutation(slots)
+        self.phase = np.zeros(slots, dtype=np.int64)
+        self.item = np.full(slots, _BEFORE, dtype=np.int64)
+        self.left = np.zeros(slots)
+        self.until = np.full(slots, np.inf)
+        #: When each slot had no further item.
+        self.free = np.zeros(slots)
+        self.speed = np.array([0.0, *(1.0 / period for period in costs.periods)])
+        self.now = self.memory_bound = self.streamed_until = self.longest_merge = 0.0
+        self.spent = [0.0] * 6
+
+    def leave_behind(self, first: int) -> float:
+        """Programs in the middle of the items before ``first``, evenly spread; returns the blocks that are left to them."""
+        mean = float(self.items.blocks[:first].mean())
+        self.phase[:] = _STREAMING
+        self.left[self.order] = mean * (np.arange(len(self.left)) + 0.5) / len(self.left)
+        return float(self.left.sum())
+
+    def run(self) -> None:
+        c = self.costs
+        if not self.phase.any():
+            for slot in range(min(c.slots, c.programs, self.items.count - self.next)):
+                self.take(slot, c.first_start)
+        while self.phase.any():
+            streaming = np.flatnonzero(self.phase == _STREAMING)
+            speeds = self.speeds(streaming)
+            step = float(self.until.min()) - self.now
+            if len(streaming):
+                step = min(step, float((self.left[streaming] / speeds).min()))
+                self.left[streaming] -= step * speeds
+                self.spent[_STREAMING] += step * len(streaming)
+                if self.held:
+                    self.memory_bound += step
+            self.now += max(step, 0.0)
+            ended = (self.phase > _STREAMING) & (self.until <= self.now + _SAME)
+            if len(streaming):
+                done = streaming[self.left[streaming] <= _SAME * speeds]
+                ended[done] = True
+            for slot in self.order[ended[self.order]].tolist():
+                self.ended(slot)
+
+    def speeds(self, streaming: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Blocks a cycle of each program that streams."""
+        there = np.bincount(self.sm[streaming], minlength=self.costs.sms)[self.sm[streaming]]
+        own = self.speed[np.minimum(there, len(self.speed) - 1)]
+        wanted = float(own.sum()) * self.costs.memory_block
+        self.held = wanted > 1.0
+        return own / wanted if self.held else own
+
+    def ended(self, slot: int) -> None:
+        """What a slot did has come to its end: the next thing."""
+        phase, item = int(self.phase[slot]), int(self.item[slot])
+        if phase == _STARTING and self.items.blocks[item]:
+            self.phase[slot], self.until[slot] = _STREAMING, np.inf
+            self.left[slot] = self.items.blocks[item]
+        elif phase in (_STARTING, _STREAMING):
+            self.streamed_until = self.now
+            split = self.items.tile[max(item, 0)] >= 0
+            if split:
+                self.wait(slot, _HANDING_OVER, self.costs.hand_over)
+            else:
+                self.wait(slot, _FINISHING, self.costs.finish)
+        elif phase == _HANDING_OVER and item != _BEFORE and self.is_last(item):
+            splits = int(self.items.splits_of_tile[self.items.tile[item]])
+            there = int((self.phase[self.sm == self.sm[slot]] != _IDLE).sum())
+            cycles = self.costs.merge(splits, there)
+            self.longest_merge = max(self.longest_merge, cycles)
+            self.wait(slot, _MERGING, cycles)
+        elif self.next < self.items.count:
+            self.take(slot, self.costs.later_start if self.next < self.costs.programs else self.costs.next_item)
+        else:
+            self.phase[slot], self.until[slot], self.free[slot] = _IDLE, np.inf, self.now
+
+    def is_last(self, item: int) -> bool:
+        """Whether all other splits of the item's tile have been handed over; counts this one."""
+        tile = self.items.tile[item]
+        self.splits_left[tile] -= 1
+        return not self.splits_left[tile]
+
+    def wait(self, slot: int, phase: int, cycles: float) -> None:
+        self.phase[slot], self.until[slot] = phase, self.now + cycles
+        self.spent[phase] += cycles
+
+    def take(self, slot: int, cycles: float) -> None:
+        """The next item's start, by a program that needs ``cycles`` for it."""
+        self.item[slot] = self.next
+        self.next += 1
+        self.wait(slot, _STARTING, cycles)

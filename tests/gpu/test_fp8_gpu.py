@@ -1,0 +1,114 @@
+"""e4m3 attention on a Hopper GPU, against float64 of the descaled inputs; beside it P rounded to e4m3 in float64.
+
+That emulation loses what the format loses; kernels may lose half as much again, for blocks have maxima of their own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import tilecast  # noqa: E402
+from tilecast.kernels import registry  # noqa: E402
+
+HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+DIMS = [d for d, _ in registry.head_dims(HERE, "fp8", "causal")]
+pytestmark = pytest.mark.skipif(not DIMS, reason="no e4m3 kernel runs on this GPU")
+E4M3 = torch.float8_e4m3fn
+#: Of the error of P rounded in float64; sums over 128k keys of V > 0 in Hopper's short accumulator are judged by themselves.
+FACTOR, LONG = 1.5, 2e-2
+
+
+def exact(q, k, v, causal, rounded):
+    """(out, lse) in float64."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[3])
+    if causal:
+        rows = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+        s = s.masked_fill(torch.arange(k.shape[2], device=q.device)[None] > rows, -math.inf)
+    largest = s.amax(-1, keepdim=True)
+    p = torch.exp(s - torch.where(largest.isinf(), 0.0, largest)) * 256
+    total = p.sum(-1, keepdim=True)
+    p = p.float().to(E4M3).double() if rounded else p
+    return torch.where(total > 0, p @ v / total, 0.0), torch.logsumexp(s, -1)
+
+
+def draw(batch, heads, rows, dim, seed):
+    maker = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(batch, heads, rows, dim, device="cuda", generator=maker)
+
+
+def wide(x, factor):
+    if factor is None:
+        return x.double()
+    if factor.ndim < 2:
+        return x.double() * factor.double()
+    return x.double() * factor.double().repeat_interleave(x.shape[1] // factor.shape[1], 1)[..., None, None]
+
+
+def check(q, k, v, factors, causal, limit=None, **options):
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), factors, strict=True))
+    out, lse = tilecast.attention(q, k, v, causal=causal, return_lse=True, **named, **options)
+    assert out.dtype == torch.bfloat16
+    tensors = [wide(x, f) for x, f in zip((q, k, v), factors, strict=True)]
+    want, want_lse = exact(*tensors, causal, False)
+    emulated, _ = exact(*tensors, causal, True)
+    error, floor = ((x.double() - want).norm() / want.norm() for x in (out, emulated))
+    assert error <= (FACTOR * floor + 2**-8 if limit is None else limit), (float(error), float(floor))
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+    seen = ~want_lse.isinf()
+    # The matrix unit aligns products to the largest and cuts some 14 bits on.
+    group = q.shape[1] // k.shape[1]
+    sizes = tensors[0].abs() @ tensors[1].abs().repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[3])
+    assert (lse.double() - want_lse)[seen].abs().max() < 2**-12 * float(sizes.max())
+    return out
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows,keys", [(1, 1), (200, 77), (777, 1300), (130, 4096)])
+def test_descaled_inputs(dim, causal, rows, keys) -> None:
+    q, k, v = draw(2, 4, rows, dim, 0).to(E4M3), draw(2, 2, keys, dim, 1).to(E4M3), draw(2, 2, keys, dim, 2).to(E4M3)
+    heads = [torch.rand(2, 2, device="cuda") + 0.5 for _ in range(3)]
+    check(q, k, v, heads, causal)
+    check(q, k, v, (heads[0].expand(2, 2), torch.tensor(0.7, device="cuda"), None), causal)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_any_strides_of_v_give_the_same_bits_as_does_every_run(dim) -> None:
+    q, k, v = (draw(1, 2, 500, dim, seed).to(E4M3) for seed in range(3))
+    out = check(q, k, v, (None, None, None), False)
+    along_keys = v.transpose(2, 3).contiguous().transpose(2, 3)
+    heads_inside = v.transpose(1, 2).contiguous().transpose(1, 2)
+    for other in (v, along_keys, heads_inside):
+        assert torch.equal(tilecast.attention(q, k, other), out)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_outliers_and_sinks(dim) -> None:
+    q, k, v = (draw(1, 2, 1024, dim, seed) for seed in range(3))
+    k[:, :, 0] = q.mean(2) + 0.5  # met last, far above the others
+    q = q + 0.5
+    k = k + 10 * draw(1, 2, 1024, dim, 3) * (draw(1, 2, 1024, dim, 4).abs() > 3.29)
+    factors = [(x.abs().max() / 448).reshape(1) for x in (q, k, v)]
+    made = [(x / f).to(E4M3) for x, f in zip((q, k, v), factors, strict=True)]
+    check(*made, factors, True)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_positive_values_of_128k_keys(dim) -> None:
+    q, k, v = draw(1, 1, 128, dim, 0), draw(1, 1, 131072, dim, 1), draw(1, 1, 131072, dim, 2).abs()
+    check(q.to(E4M3), k.to(E4M3), v.to(E4M3), (None, None, None), False, LONG)
+
+
+def test_operator_is_compiled_and_refuses_gradients() -> None:
+    q, k, v = (draw(1, 2, 256, DIMS[0], seed).to(E4M3) for seed in range(3))
+    compiled = torch.compile(tilecast.attention, fullgraph=True)
+    assert torch.equal(compiled(q, k, v, causal=True), tilecast.attention(q, k, v, causal=True))
+    with pytest.raises(tilecast.UnsupportedError, match="without requires_grad"):
+        tilecast.attention(q.requires_grad_(), k, v)

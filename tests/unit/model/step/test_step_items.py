@@ -1,0 +1,120 @@
+"""Items of a serving kernel: what they cover, how they are split, against brute force and against the generated kernels' own words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast.codegen.triton_serving import context
+from tilecast.model.kernel.variants.serving import ServingVariant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.step.batch import Batch, parse_requests
+from tilecast.model.step.costs import merged_rows, merged_splits
+from tilecast.model.step.evaluate import evaluate_step
+from tilecast.model.step.forecast import shipped_pair
+from tilecast.model.step.items import batch_items, of_sequence, sequence_items
+
+HEADS = Workload(heads_q=32, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
+DECODE, PREFILL = ServingVariant(), ServingVariant(tile_m=128, warps=8, split_keys=2048, most_splits=32, programs=1)
+FAR = 1 << 29
+
+
+@given(
+    seqlen_q=st.integers(1, 40), more=st.integers(0, 300), group=st.integers(1, 8), left=st.sampled_from([FAR, 0, 7, 64]),
+    right=st.sampled_from([0, 3, FAR]), tile_m=st.sampled_from([16, 32]), most=st.sampled_from([1, 4, 128]),
+)  # fmt: skip
+def test_every_visible_key_of_a_row_is_in_exactly_one_item(seqlen_q, more, group, left, right, tile_m, most) -> None:
+    seqlen_k, tile_n, split = seqlen_q + more, 16, 32
+    one = sequence_items(seqlen_q, seqlen_k, group, left, right, tile_m, tile_n, split, most)
+    assert len(one.blocks) == one.tiles * one.splits
+    # Where the items begin, as the kernel says it: splits one after another from the first key that any row sees.
+    first = max(seqlen_k - seqlen_q - left, 0) // tile_n * tile_n
+    for row in range(0, seqlen_q * group, max(1, seqlen_q * group // 7)):
+        query, tile = row // group, row // tile_m
+        visible = range(max(0, query + more - left), min(seqlen_k, query + more + right + 1))
+        place = one.tiles - 1 - tile
+        keys = one.keys[place * one.splits : (place + 1) * one.splits]
+        low = tile * tile_m // group
+        begin = max(max(low + more - left, 0) // tile_n * tile_n, first)
+        # Items of a tile lie one after another, without a gap.
+        assert begin <= (visible[0] if visible else begin)
+        assert keys.sum() >= (visible[-1] + 1 - begin if visible else 0)
+    assert (one.blocks * tile_n >= one.keys).all() and ((one.blocks - 1) * tile_n < one.keys).all()
+    assert one.splits <= max(1, most)
+
+
+def test_splits_are_of_fixed_length_and_longer_where_there_would_be_too_many() -> None:
+    def shape(keys: int) -> tuple[int, int]:
+        one = of_sequence(DECODE, HEADS, 1, keys)
+        return one.splits, one.split_keys
+
+    assert shape(512) == (1, 512)
+    assert shape(513) == (2, 512)
+    assert shape(8192) == (16, 512)
+    assert shape(65536) == (128, 512)
+    assert shape(65537) == (65, 1024)
+    assert shape(131072) == (128, 1024)
+
+
+def test_more_rows_than_a_tile_are_not_split() -> None:
+    one = of_sequence(PREFILL, HEADS, 512, 4096)
+    assert (one.tiles, one.splits) == (512 * 4 // 128, 1)
+    # Late rows come first and see the most keys; a tile has 32 queries.
+    assert one.keys.tolist() == [4096 - 32 * tile for tile in range(16)]
+
+
+def test_items_of_a_sequence_do_not_depend_on_its_company() -> None:
+    alone = batch_items(Batch(((1, 5000),), HEADS), DECODE)
+    company = batch_items(Batch(((1, 77), (1, 5000), (1, 130000)), HEADS), DECODE)
+    assert alone is not None and company is not None
+    first = 8  # items of 77 keys: one a head
+    assert company.blocks[first : first + alone.count].tolist() == alone.blocks.tolist()
+
+
+def test_a_kernel_takes_its_sequences_only() -> None:
+    batch = Batch(parse_requests("2x8192,1x512:512,1x4:100"), HEADS)
+    decode, prefill = batch_items(batch, DECODE), batch_items(batch, PREFILL)
+    assert decode is not None and prefill is not None
+    assert (decode.sequences, prefill.sequences) == (3, 1)
+    assert batch_items(Batch(((1, 8),), HEADS), PREFILL) is None
+    # 16 splits of each long one, whose 4 rows every split leaves for the last.
+    assert decode.partial_rows == 2 * 8 * 16 * 4
+    assert decode.span == (2 * 8192 + 100) * 8
+
+
+def test_a_window_reads_what_it_sees() -> None:
+    heads = Workload(heads_q=8, heads_kv=8, seqlen_q=1, head_dim_qk=64, mask="window", window=(100, 0))
+    one = of_sequence(DECODE, heads, 1, 10_000)
+    # The last query sees keys 9899 to 9999; reading begins at a whole block.
+    assert int(one.keys.sum()) == 10_000 - 9899 // 64 * 64
+    assert one.splits == 1
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("variant", [DECODE, PREFILL, ServingVariant(warps=8), ServingVariant(most_splits=2)])
+def test_merging_counts_as_the_generated_kernel_does(dim: int, variant: ServingVariant) -> None:
+    kernel = context(variant, Workload(head_dim_qk=dim, head_dim_v=dim))
+    assert (merged_rows(variant), merged_splits(variant, dim)) == (kernel.merged_rows, kernel.merged)
+
+
+@pytest.mark.parametrize("requests", ["1x8192", "64x1000", "200x3000", "7x2:513"])
+def test_programs_are_those_of_the_generated_launch(requests: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tilecast.kernels.generated import triton_serve_decode_d128 as module
+
+    lengths, machine = parse_requests(requests), load_machine("h200-sxm")
+    batch = Batch(lengths, HEADS, page=64)
+    pair = shipped_pair(batch, machine)
+    queries, longest = lengths[0][0], max(keys for _, keys in lengths)
+
+    def meta(*shape: int, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k = meta(len(lengths), queries, 32, 128), meta(4, 64, 8, 128)
+    lists = (None, None, meta(len(lengths), dtype=torch.int32), meta(len(lengths), 4, dtype=torch.int32), *[None] * 4)
+    grid, _, _ = module.plan(q, k, k, q, None, lists, queries, longest, (-1, 0), False, (1, 16), (None,) * 2, 132)
+    assert pair[0] == shipped_pair(Batch(((1, 8),), HEADS), machine)[0]
+    assert evaluate_step(batch, machine, pair, "short").launches[0].programs == grid[0]

@@ -1,0 +1,256 @@
+"""Forecasts of serving steps against steps timed on a GPU (`tools/time_batches.py`): errors by kind of batch, and splits by rank.
+
+A measured time is that of a graph's replay between two events.  What those add is what a replay of a kernel that does nothing takes
+beyond the forecast of its launch; it is the only number taken from the table.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from tilecast.base.words import did_you_mean
+from tilecast.model.kernel.variants.serving import ServingVariant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.serving import parse_serving
+from tilecast.model.step.batch import Batch, parse_requests, shortened
+from tilecast.model.step.evaluate import evaluate_step
+from tilecast.validation.statistics import ErrorSummary, grouped, summarise
+
+TABLE = Path(__file__).parents[2] / "data" / "measured" / "h200_serving.csv"
+COLUMNS = ("point", "requests", "heads_q", "heads_kv", "page", "decode", "prefill", "evicted_by", "us")
+#: The row of the kernel that does nothing, and rows that a forecast is not for: a cache full of written data.
+_NOTHING, _READING = "nothing", "reading"
+#: Names of GPUs, as drivers give them, by machine.
+_MACHINES = {"NVIDIA H200": "h200-sxm"}
+#: Keys of one sequence from which merging dominates: rows of a single such sequence were looked at to infer what merging costs.
+_LOOKED_AT_KEYS = 32768
+#: Measured times within this share of each other are equal.
+_TIE = 0.02
+
+
+_DECODE, _PREFILL = ServingVariant(), ServingVariant(tile_m=128, warps=8, programs=1)
+
+
+class ServingTableError(ValueError):
+    """A table that cannot be compared: file, row, column, expected, got."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One measured step and its forecast, in microseconds."""
+
+    point: str
+    requests: str
+    heads: tuple[int, int]
+    page: int
+    #: Keys of a split of the kernel that decodes.
+    split_keys: int
+    measured_us: float
+    predicted_us: float
+    #: Whether the row was looked at to infer a constant.
+    looked_at: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_us / self.measured_us - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SplitChoice:
+    """One batch under several lengths of splits."""
+
+    requests: str
+    heads: tuple[int, int]
+    #: (keys of a split, measured, predicted), by keys.
+    times: tuple[tuple[int, float, float], ...]
+
+    @property
+    def measured_best(self) -> int:
+        """Keys of the fastest split."""
+        return min(self.times, key=lambda one: one[1])[0]
+
+    @property
+    def predicted_best(self) -> int:
+        """Keys of the split that the forecast would take."""
+        return min(self.times, key=lambda one: one[2])[0]
+
+    @property
+    def regret(self) -> float:
+        """How much longer the forecast's choice takes than the fastest."""
+        taken = next(us for keys, us, _ in self.times if keys == self.predicted_best)
+        return taken / min(us for _, us, _ in self.times) - 1.0
+
+    @property
+    def tau(self) -> float:
+        """Rank correlation of the predicted order with the measured one, over pairs that differ by more than measuring does."""
+        signs = [
+            _sign(a[1] - b[1]) * _sign(a[2] - b[2])
+            for a, b in combinations(self.times, 2)
+            if abs(a[1] - b[1]) > _TIE * min(a[1], b[1])
+        ]
+        return sum(signs) / len(signs) if signs else 1.0
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingReport:
+    """All rows of a table."""
+
+    table: str
+    machine: str
+    #: What events and replay add to every row, in microseconds.
+    added_us: float
+    rows: tuple[ServingRow, ...]
+    splits: tuple[SplitChoice, ...]
+
+    def by_point(self) -> dict[str, ErrorSummary]:
+        """Errors of each kind of batch."""
+        return grouped(self.rows, lambda row: row.point, lambda row: row.error)
+
+    def held_out(self) -> ErrorSummary:
+        """Errors of rows that no constant was inferred from."""
+        return summarise(row.error for row in self.rows if not row.looked_at)
+
+    def everything(self) -> ErrorSummary:
+        """Errors of all rows."""
+        return summarise(row.error for row in self.rows)
+
+
+def run_serving(
+    table: Path = TABLE, machine: str | None = None, progress: Callable[[str, int, int], None] | None = None
+) -> ServingReport:
+    """Forecast every row of ``table``; ServingTableError for what cannot be read."""
+    raw = _read(table)
+    gpu = raw[0].get("gpu", "")
+    if machine is None and gpu not in _MACHINES:
+        raise ServingTableError(f"{table.name}: no machine is known for GPU '{gpu}': name one with --machine")
+    chip = load_machine(machine or _MACHINES[gpu])
+    nothing = [float(row["us"]) for row in raw if row["point"] == _NOTHING]
+    added = (min(nothing) - _nothing_us(chip)) if nothing else 0.0
+    rows = []
+    steps = [row for row in raw if row["point"] != _NOTHING and row["evicted_by"] == _READING]
+    for done, row in enumerate(steps):
+        if progress is not None:
+            progress("forecast", done, len(steps))
+        rows.append(_row(row, chip, added))
+    return ServingReport(table.name, chip.name, added, tuple(rows), _choices(rows))
+
+
+def _nothing_us(machine: Machine) -> float:
+    """Forecast of a launch of one program that writes a number."""
+    cycles = machine["launch.cta_start_cycles"] + machine["l2.latency_cycles"]
+    return machine["launch.kernel_us"] + cycles / machine["chip.clock_max_mhz"]
+
+
+def _row(row: dict[str, str], machine: Machine, added: float) -> ServingRow:
+    heads_q, heads_kv, page = (int(row[name]) for name in ("heads_q", "heads_kv", "page"))
+    lengths = parse_requests(row["requests"])
+    heads = Workload(heads_q=heads_q, heads_kv=heads_kv, seqlen_q=1, head_dim_qk=128, mask="causal")
+    batch = Batch(lengths, heads, page)
+    # The kernels that were timed, whatever ships by now; rows that time one kernel have no sequence for the other.
+    decode, prefill = (parse_serving(row[name], base) for name, base in (("decode", _DECODE), ("prefill", _PREFILL)))
+    seconds = evaluate_step(batch, machine, (decode, prefill), "short").seconds
+    looked_at = len(lengths) == 1 and lengths[0][1] >= _LOOKED_AT_KEYS
+    return ServingRow(
+        row["point"],
+        row["requests"],
+        (heads_q, heads_kv),
+        page,
+        decode.split_keys,
+        float(row["us"]),
+        float(seconds) * 1e6 + added,
+        looked_at,
+    )
+
+
+def _choices(rows: Sequence[ServingRow]) -> tuple[SplitChoice, ...]:
+    found: dict[tuple[str, tuple[int, int]], list[tuple[int, float, float]]] = {}
+    for row in rows:
+        if row.point == "split":
+            keys = row.split_keys
+            found.setdefault((row.requests, row.heads), []).append((keys, row.measured_us, row.predicted_us))
+    return tuple(SplitChoice(requests, heads, tuple(sorted(times))) for (requests, heads), times in found.items())
+
+
+def _read(table: Path) -> list[dict[str, str]]:
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as handle:
+            reader = csv.DictReader(handle)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                near = did_you_mean(missing[0], reader.fieldnames or ())
+                raise ServingTableError(f"{table.name}: row 1: expected a column '{missing[0]}', got none{near}")
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ServingTableError(
+            f"{table}: cannot read the table: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not rows:
+        raise ServingTableError(f"{table.name}: expected at least one row, got none")
+    return rows
+
+
+def as_dict(report: ServingReport) -> dict[str, object]:
+    """Keys documented in docs/json.md."""
+
+    def summary(s: ErrorSummary) -> dict[str, float]:
+        return {name: getattr(s, name) for name in ("count", "mean", "median", "p90", "worst", "bias")}
+
+    return {
+        "table": report.table, "machine": report.machine, "added_us": report.added_us,
+        "all": summary(report.everything()), "held_out": summary(report.held_out()),
+        "by_point": {name: summary(s) for name, s in report.by_point().items()},
+        "splits": [
+            {"requests": c.requests, "heads": c.heads[0], "heads_kv": c.heads[1], "measured_best": c.measured_best,
+             "predicted_best": c.predicted_best, "regret": c.regret, "tau": c.tau}
+            for c in report.splits
+        ],
+        "rows": [
+            {"point": r.point, "requests": r.requests, "heads": r.heads[0], "heads_kv": r.heads[1], "page": r.page,
+             "split_keys": r.split_keys, "measured_us": r.measured_us, "predicted_us": r.predicted_us, "error": r.error}
+            for r in report.rows
+        ],
+    }  # fmt: skip
+
+
+def as_text(report: ServingReport, rows: bool = False) -> str:
+    """The report `tilecast validate serving` prints."""
+    lines = [
+        f"{report.table} on {report.machine}: serving steps, forecast against measured (a replay and its events add {report.added_us:.1f} us)",
+        "",
+        f"{'':<34}{'rows':>6}{'mean':>8}{'median':>8}{'p90':>8}{'worst':>8}{'bias':>8}",
+        *[_summary_line(name, s) for name, s in report.by_point().items()],
+        _summary_line("all", report.everything()),
+        _summary_line("no constant was inferred from", report.held_out()),
+        "",
+        f"{'Keys of a split: the fastest':<34}{'measured':>10}{'forecast':>10}{'slower by':>11}{'tau':>7}",
+    ]
+    for c in report.splits:
+        name = f"{c.requests}, {c.heads[0]}/{c.heads[1]} heads"
+        lines.append(f"{name:<34}{c.measured_best:>10}{c.predicted_best:>10}{c.regret:>11.1%}{c.tau:>7.2f}")
+    if report.splits:
+        worst, tau = max(c.regret for c in report.splits), sum(c.tau for c in report.splits) / len(report.splits)
+        lines.append(f"{'worst, mean tau':<34}{'':>20}{worst:>11.1%}{tau:>7.2f}")
+    if rows:
+        lines += [
+            "",
+            f"{'requests':<48}{'heads':>7}{'page':>6}{'split':>7}{'measured':>10}{'forecast':>10}{'error':>8}",
+        ]
+        for r in sorted(report.rows, key=lambda row: -abs(row.error)):
+            head = f"{shortened(r.requests, 30):<48}{r.heads[0]:>4}/{r.heads[1]:<2}{r.page:>6}{r.split_keys:>7}"
+            lines.append(f"{head}{r.measured_us:>10.1f}{r.predicted_us:>10.1f}{r.error:>8.1%}")
+    return "\n".join(lines)
+
+
+def _summary_line(name: str, s: ErrorSummary) -> str:
+    shares = "".join(f"{value:>8.1%}" for value in (s.mean, s.median, s.p90, s.worst, s.bias))
+    return f"{name:<34}{s.count:>6}{shares}"
