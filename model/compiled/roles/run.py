@@ -138,6 +138,11 @@ def _pieces(role: RoleCode, iterations: int | None) -> list[tuple[Sequence[RoleI
     return [(role.begin, 1), (role.loop, iterations), (role.end, 1)]
 
 
+def _threads(one: RoleInstruction) -> int:
+    """Threads that come to a named barrier with one role; where a file of loops does not say, all roles count alike."""
+    return one.shape[0] or 1
+
+
 class _State:
     """Everything that changes during a run."""
 
@@ -169,7 +174,7 @@ class _State:
             brought: dict[int, int] = {}
             for one in (*role.begin, *role.loop, *role.end):
                 if one.kind in ("named_wait", "named_arrive") and one.barrier >= 0:
-                    brought[one.barrier] = max(one.shape[0], brought.get(one.barrier, 0))
+                    brought[one.barrier] = max(_threads(one), brought.get(one.barrier, 0))
             for barrier, threads in brought.items():
                 self.everybody[barrier] += threads
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
@@ -221,7 +226,7 @@ class _State:
             meetings.append(_Meeting([], 0, False))
         meeting = meetings[-1]
         meeting.arrivals.append((at, warp.index))
-        meeting.threads += one.shape[0]
+        meeting.threads += _threads(one)
         meeting.complete = meeting.threads >= (one.amount if one.amount > 0 else self.everybody[one.barrier])
         return len(meetings) - 1
 

@@ -119,3 +119,14 @@ def test_changed_facts_change_the_loop() -> None:
     loop = (product(), *(one("mufu"),) * 30)
     faster = role_costs(change_machine(B200, {"mufu.ex2_per_clk": 32.0}, {})[0])
     assert run_roles(kernel(RoleCode("both", 0, (), loop)), faster).cycles == pytest.approx(120.0, abs=1.0)
+
+
+def test_a_named_barrier_of_unknown_threads_waits_for_all_its_roles() -> None:
+    slow = RoleCode("slow", 0, (), (*(product(),) * 4, *(one("mufu"),) * 64, one("shared", "named_arrive", 0)))
+    quick = RoleCode("quick", 4, (), (one("shared", "named_wait", 0), *wait(1)))
+    meeting = Barrier("#1", 1, True, ((0, "named_arrive", 1), (1, "named_wait", 1)))
+    told = [tuple(r._replace(shape=(32, 0, 0)) if r.kind.startswith("named") else r for r in role.loop) for role in (slow, quick)]  # fmt: skip
+    barriers = (meeting, Barrier("free", 1, False, ()))
+    unknown = run_roles(kernel(slow, quick, barriers=barriers), COSTS)
+    known = run_roles(kernel(replace(slow, loop=told[0]), replace(quick, loop=told[1]), barriers=barriers), COSTS)
+    assert unknown.waits == known.waits and unknown.busy == known.busy
