@@ -2,7 +2,7 @@
 
 The scheduler the kernel really uses is played through: ``grid`` and ``longest-first`` hand the next tile to the
 first free slot (the hardware does), ``persistent`` deals tiles round robin once, ``work-stealing`` is the hand-out
-without a new CTA for each tile.  Above some fifteen hundred tiles the remainder is estimated instead of played.
+without a new CTA for each tile.  What is handed out is estimated above some fifteen hundred tiles, what is dealt is not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,27 +178,46 @@ def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int,
     low, high = float(per_tile.min()), float(per_tile.max())
     if high - low < 1e-9 * max(1.0, high):
         return -(-count // slots) * high
+    if scheduler in ("persistent", "paired") and tiles.weight <= 1:
+        return _round_robin(_paired(per_tile) if scheduler == "paired" else per_tile, heads, slots)
     if count > _MOST_PLAYED or tiles.weight > 1:
         # Hand-out in order leaves the last tile's length on average half unfilled; longest-first leaves the shortest.
         last = low if scheduler == "longest-first" else high
         return max(high, total / slots + 0.5 * last)
-    if scheduler == "paired":
-        # Persistent over pairs of a long and a short tile of one head; the middle one of an odd count is alone.
-        half = len(per_tile) // 2
-        pairs = np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
-        per_tile, scheduler = pairs, "persistent"
     order = np.sort(per_tile)[::-1] if scheduler == "longest-first" else per_tile
     sequence = np.repeat(order, heads) if scheduler == "longest-first" else np.tile(order, heads)
-    if scheduler == "persistent":
-        lanes = np.zeros(slots)
-        for first in range(0, len(sequence), slots):
-            part = sequence[first : first + slots]
-            lanes[: len(part)] += part
-        return float(lanes.max())
     free = [0.0] * slots
     for cycles in sequence.tolist():
         heapq.heapreplace(free, free[0] + cycles)
     return max(free)
+
+
+def _paired(per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Pairs of a long and a short tile of one head; the middle one of an odd count is alone."""
+    half = len(per_tile) // 2
+    return np.append(per_tile[:half] + per_tile[::-1][:half], per_tile[half : len(per_tile) - half])
+
+
+def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> float:
+    """Cycles of the longest slot when tiles of ``heads`` equal heads are dealt one after the other, all of them.
+
+    A slot's tiles step through the head ``slots`` at a time, and so come again after head / gcd(head, slots) of them:
+    where the gcd is large some slots get nothing but long tiles.
+    """
+    head, count = len(per_tile), len(per_tile) * heads
+    if count <= slots:
+        return float(per_tile.max())
+    classes = gcd(head, slots)
+    period = head // classes
+    # cycle[c, t]: the t-th tile of a slot that begins at tile c; two rounds, so that any stretch of one is a difference.
+    cycle = per_tile[(np.arange(classes)[:, None] + slots * np.arange(period)) % head]
+    sums = np.concatenate((np.zeros((classes, 1)), np.cumsum(np.tile(cycle, 2), axis=1)), axis=1)
+    place = np.empty(head, dtype=np.int64)
+    place[(np.arange(classes)[:, None] + slots * np.arange(period)) % head] = np.arange(period)
+    slot = np.arange(slots)
+    begins, own = place[slot % head], slot % classes
+    rounds, rest = np.divmod(-(-(count - slot) // slots), period)
+    return float((rounds * sums[own, period] + sums[own, begins + rest] - sums[own, begins]).max())
 
 
 def traffic(

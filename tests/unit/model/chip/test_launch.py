@@ -58,6 +58,15 @@ def test_many_tiles_are_estimated_to_within_a_tile(scheduler: str) -> None:
     assert found >= sum(lengths) * heads / slots
 
 
+@pytest.mark.parametrize(("heads", "slots"), [(512, 152), (128, 152), (300, 148), (77, 74)])
+@pytest.mark.parametrize("scheduler", ["persistent", "paired"])
+def test_dealt_tiles_are_counted_however_many(scheduler: str, heads: int, slots: int) -> None:
+    """Causal tiles dealt to 152 SMs, 4 of a head: the same place of the head falls to an SM every time."""
+    lengths = [2.0, 4.0, 6.0, 8.0]
+    found = makespan_cycles(np.array(lengths), listed(4), heads, slots, scheduler)
+    assert found == pytest.approx(replay(lengths, heads, slots, scheduler), rel=1e-12)
+
+
 def test_traffic_of_full_attention() -> None:
     """Everything once from memory where L2 holds K and V; K and V once per query tile from L2."""
     machine = load_machine("b200")
