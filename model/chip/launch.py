@@ -1,8 +1,7 @@
 """From one SM to the chip: tiles onto SMs, memory ceilings, and the length of the kernel in cycles.
 
-The scheduler the kernel really uses is played through: ``grid`` and ``longest-first`` hand the next tile to the
-first free slot (the hardware does), ``persistent`` deals tiles round robin once, ``work-stealing`` is the hand-out
-without a new CTA for each tile.  What is handed out is estimated above some fifteen hundred tiles, what is dealt is not.
+Tiles are dealt as the kernel's scheduler does (`dealing`).  What goes to the slot that is free first is estimated above
+some fifteen hundred tiles instead of played; what is dealt in turns is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.model.chip.dealing import Dealing, dealing
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -22,12 +22,10 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 
-_MOST_PLAYED = 1536
+_MOST_PLAYED, _MOST_DEALT = 1536, 1 << 16
 #: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy
 #: (B2MEM: "data read by all SMs effectively ~63 MB" of 126.5).
 _SHARED_L2 = 0.5
-#: Schedulers under which CTAs live on from tile to tile, as against one CTA a tile.
-PERSISTENT_SCHEDULERS = ("persistent", "work-stealing", "paired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,8 @@ def play(
     if extra:
         trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
     loop = tile_cycles(trace, masked_trace, tiles)
-    persistent = variant.scheduler in PERSISTENT_SCHEDULERS
+    deal = dealing(variant.family, variant.scheduler)
+    persistent = deal.stays
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
@@ -96,14 +95,15 @@ def play(
     if persistent:
         # However well tiles overlap, each takes the time its busiest unit needs for it.
         least = tiles.iterations * max(pipeline.demand().values(), default=0.0)
-        per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least)
+        late = _late_query(pipeline, machine, trace, min(slots, tiles.count * heads))
+        per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least) + late
     else:
         per_tile = loop + start + finish
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if persistent else 0.0
     count = tiles.count * heads
-    edges = once + edge_memory_cycles(pipeline, machine, count, slots)
-    makespan = makespan_cycles(per_tile, tiles, heads, slots, variant.scheduler) + edges
+    edges = once + edge_memory_cycles(pipeline, machine, count, slots, stays=persistent)
+    makespan = makespan_cycles(per_tile, tiles, heads, slots, deal) + edges
     share = tiles.weight * heads / slots
     # Slots that get no tile start none.
     started = edges * min(1.0, count / slots)
@@ -113,7 +113,7 @@ def play(
     steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
     mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
-    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
+    l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots, deal.order)
     port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     return ChipRun(
         makespan_cycles=makespan,
@@ -138,26 +138,38 @@ def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
     return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
 
 
-def edge_memory_cycles(pipeline: Pipeline, machine: Machine, count: int, slots: int) -> float:
+def edge_memory_cycles(pipeline: Pipeline, machine: Machine, count: int, slots: int, *, stays: bool) -> float:
     """Cycles the launch takes longer because its ``count`` tiles read Q and write O with nothing to hide it under.
 
     All tiles share the memory's bandwidth, whatever the number of SMs: twice the SMs move the same bytes in half as many
     turns, each twice as long.  A few tiles are held by the copy engines of their own SMs instead.
     """
-    shared, alone = edge_memory_rates(pipeline, machine)
-    return max(count * shared, -(-count // slots) * alone)
+    read, write, read_alone, write_alone = edge_memory_rates(pipeline, machine)
+    reads, writes = (int(n) for n in exposed_tiles(count, slots, stays, pipeline.tiles_overlap))
+    return max(reads * read + writes * write, -(-reads // slots) * read_alone + -(-writes // slots) * write_alone)
 
 
-def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
-    """Cycles for Q and O of a tile: of the chip's memory, which all tiles share, and of the copy engine of one SM."""
-    if not pipeline.edge_read_bytes:
-        return 0.0, 0.0
+def exposed_tiles(
+    count: int, slots: int, stays: bool | NDArray[np.bool_], overlap: bool | NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of ``count`` tiles, those whose reads of Q and those whose writes of O no loop hides.
+
+    A program that ``stays`` fetches its next Q under the tile before; it writes O under the next tile where tiles ``overlap``.
+    """
+    once = min(count, slots)
+    return np.where(stays, once, count), np.where(stays & overlap, once, count)
+
+
+def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, float, float, float]:
+    """Cycles to read Q and to write O of a tile at the rate of the chip's memory, which all tiles share; the same two at the
+    rate of one SM's copy engine."""
     read, write = pipeline.edge_read_bytes, pipeline.edge_write_bytes
     mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
     memory = machine["hbm.tbps_achieved"]
-    shared = (read / memory + write / machine.get("l2.store_tbps", memory)) * mhz / 1e6
     # Of the CTAs on an SM one moves its bytes under the loops of the others.
-    return shared / pipeline.ctas_per_sm, (read + write) / machine["tma.bytes_per_clk"]
+    shared = pipeline.cta_group * mhz / 1e6 / pipeline.ctas_per_sm
+    engine = machine["tma.bytes_per_clk"]
+    return read / memory * shared, write / machine.get("l2.store_tbps", memory) * shared, read / engine, write / engine
 
 
 def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> float:
@@ -171,25 +183,57 @@ def _tile_turnaround(pipeline: Pipeline, machine: Machine, trace: SmTrace) -> fl
     return max(0.0, fill - trace.ii_cycles) - fill
 
 
-def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, scheduler: str) -> float:
+def _late_query(pipeline: Pipeline, machine: Machine, trace: SmTrace, slots: int) -> float:
+    """Cycles a tile waits for its Q where that may be fetched only after the last product with the Q of the tile before.
+
+    What is left of that tile then, about an iteration, hides the fetch; ``slots`` programs fetch at about the same time.
+    """
+    if pipeline.query_ahead or not pipeline.edge_read_bytes:
+        return 0.0
+    shared, _, alone, _ = edge_memory_rates(pipeline, machine)
+    fetch = machine["tma.latency_hbm_cycles"] + max(slots * shared, alone)
+    ending = 0.0 if pipeline.tiles_overlap else pipeline.epilogue_cycles
+    return max(0.0, fetch - trace.ii_cycles - ending)
+
+
+def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, deal: Dealing) -> float:
     """Length of the longest SM (cycles) when the listed ``tiles`` of each head take ``per_tile`` cycles."""
     total = float(per_tile.sum()) * tiles.weight * heads
     count = tiles.count * heads
     low, high = float(per_tile.min()), float(per_tile.max())
     if high - low < 1e-9 * max(1.0, high):
         return -(-count // slots) * high
-    if scheduler in ("persistent", "paired") and tiles.weight <= 1:
-        return _round_robin(_paired(per_tile) if scheduler == "paired" else per_tile, heads, slots)
-    if count > _MOST_PLAYED or tiles.weight > 1:
+    listed = tiles.weight <= 1
+    if deal.hand == "turns" and deal.order == "rows" and listed:
+        return _round_robin(per_tile, heads, slots)
+    if not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
         # Hand-out in order leaves the last tile's length on average half unfilled; longest-first leaves the shortest.
-        last = low if scheduler == "longest-first" else high
+        last = low if deal.order.startswith("longest") else high
         return max(high, total / slots + 0.5 * last)
-    order = np.sort(per_tile)[::-1] if scheduler == "longest-first" else per_tile
-    sequence = np.repeat(order, heads) if scheduler == "longest-first" else np.tile(order, heads)
+    sequence = _in_order(per_tile, heads, deal.order)
+    if deal.hand != "free":
+        return _in_turns(sequence, slots, zigzag=deal.hand == "zigzag")
     free = [0.0] * slots
     for cycles in sequence.tolist():
         heapq.heapreplace(free, free[0] + cycles)
     return max(free)
+
+
+def _in_order(per_tile: NDArray[np.float64], heads: int, order: str) -> NDArray[np.float64]:
+    """Tiles of all heads, or their pairs, as they are dealt."""
+    if order.startswith("longest"):
+        return np.repeat(np.sort(per_tile)[::-1], heads)
+    one_head = {"rows": per_tile, "last rows": per_tile[::-1]}.get(order)
+    return np.tile(_paired(per_tile) if one_head is None else one_head, heads)
+
+
+def _in_turns(sequence: NDArray[np.float64], slots: int, *, zigzag: bool) -> float:
+    """Cycles of the longest slot when all take one after the other, every second turn backwards where ``zigzag``."""
+    turns = np.zeros((-(-len(sequence) // slots), slots))
+    turns.flat[: len(sequence)] = sequence
+    if zigzag:
+        turns[1::2] = turns[1::2, ::-1].copy()
+    return float(turns.sum(axis=0).max())
 
 
 def _paired(per_tile: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -221,19 +265,27 @@ def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> float
 
 
 def traffic(
-    workload: Workload, pipeline: Pipeline, machine: Machine, tiles: HeadTiles, heads: int, pair: int, slots: int
-) -> tuple[float, float]:
-    """(L2 bytes, HBM bytes) of the launch: K/V tiles through L2 for every query tile, HBM once where L2 holds them."""
+    workload: Workload, pipeline: Pipeline, machine: Machine, tiles: HeadTiles, heads: int, pair: int, slots: int,
+    order: str = "rows",
+) -> tuple[float, float]:  # fmt: skip
+    """(L2 bytes, HBM bytes) of the launch: K/V tiles through L2 for every query tile, HBM once where L2 holds them.
+
+    ``order`` is `Dealing.order`: where the longest tiles of all heads go first, the K/V of all heads come up in turn.
+    """
     size = workload.dtype_bytes
     row = (workload.head_dim_qk + workload.head_dim_v) * size
     queries = heads * workload.seqlen_q * (workload.head_dim_qk * size + workload.head_dim_v * 2)
     blocks = tiles.total_iterations * heads
     l2 = blocks * pipeline.keys_per_iteration * row + queries
-    kv = workload.batch * workload.heads_kv * workload.seqlen_k * row
+    kv_heads = workload.batch * workload.heads_kv
+    kv = kv_heads * workload.seqlen_k * row
     share = min(1.0, tiles.total_iterations * pipeline.keys_per_iteration / (tiles.count * workload.seqlen_k))
     sharers = tiles.count * workload.group_size
-    resident = min(slots, sharers)
-    heads_alive = max(1.0, slots / max(1, sharers))
+    if order == "longest":
+        heads_alive: float = kv_heads
+        resident: float = min(max(workload.group_size, slots / kv_heads), sharers)
+    else:
+        heads_alive, resident = max(1.0, slots / max(1, sharers)), min(slots, sharers)
     working_set = heads_alive * workload.seqlen_k * row
     # K/V that do not stay in L2 come again for every group of query tiles that runs together.
     passes = 1.0 if working_set <= _SHARED_L2 * machine["l2.bytes"] else max(1.0, share * sharers / resident)

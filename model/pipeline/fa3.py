@@ -76,7 +76,7 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         prologue_cycles=_prologue_cycles(variant, machine),
         epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"],
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
-        tiles_overlap=False,
+        tiles_overlap=False, query_ahead=variant.q_stages > 1,
         mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip

@@ -44,12 +44,15 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
         edges=tuple(edges),
         roles=roles,
         buffers=parts.buffers(),
-        rows_per_cta=variant.tile_m * (variant.softmax_tiles if by_q else 1),
+        rows_per_cta=parts.query_rows,
         keys_per_iteration=variant.tile_n * (1 if by_q else variant.softmax_tiles),
         ctas_per_sm=1,
         cta_group=variant.cta_group,
         prologue_cycles=machine["launch.cta_start_cycles"],
         epilogue_cycles=parts.epilogue_cycles(),
+        edge_read_bytes=parts.query_rows * workload.head_dim_qk * workload.dtype_bytes,
+        edge_write_bytes=parts.query_rows * workload.head_dim_v * 2.0,
+        query_ahead=False,
         mask_demand=tuple((f"max{s}", common.mask_work(machine, parts.elements)) for s in tiles),
         facts_used=(
             "tmem.load_latency_cycles",
@@ -80,6 +83,8 @@ class _Parts:
     def __init__(self, workload: Workload, variant: Fa4Variant, machine: Machine) -> None:
         self.w, self.v, self.m = workload, variant, machine
         self.elements = float(variant.tile_m * variant.tile_n)
+        #: Rows of a CTA.
+        self.query_rows = variant.tile_m * (variant.softmax_tiles if variant.split == "q" else 1)
         self.pair = variant.cta_group
         self.arrive = machine["sync.mbarrier_roundtrip_cycles"]
         if self.pair == 2:
@@ -277,12 +282,11 @@ class _Parts:
         return tuple(out)
 
     def epilogue_cycles(self) -> float:
-        """Read O, divide by the row sum, convert, write to shared memory, and let the copy engine store it."""
-        m, rows = self.m, self.v.tile_m * (self.v.softmax_tiles if self.v.split == "q" else 1)
-        o = rows * self.w.head_dim_v
+        """Read O, divide by the row sum, convert, write to shared memory, and hand it to the copy engine."""
+        m = self.m
+        o = self.query_rows * self.w.head_dim_v
         wait = mma_completion_latency_cycles(
             m, self.v.tile_m * self.pair, self.w.head_dim_v, self.w.dtype, "tmem", self.pair
         )
         compute = o * 4 / m["tmem.read_bytes_per_clk"] + o / m["fma.lanes"] + o * 2 / m["smem.bytes_per_clk"]
-        store = common.load_cycles(m, o * 2) + m["l2.latency_cycles"]
-        return wait + m["tmem.load_latency_cycles"] + compute + store
+        return wait + m["tmem.load_latency_cycles"] + compute + m["l2.latency_cycles"]

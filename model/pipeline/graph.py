@@ -143,6 +143,8 @@ class Pipeline:
     #: Whether a persistent CTA's other roles finish a tile under the next one's loop; False where the warps that multiply
     #: also write the output.
     tiles_overlap: bool = True
+    #: Whether a CTA that lives on has room to fetch the next tile's Q before it has multiplied by this one's for the last time.
+    query_ahead: bool = True
     #: Whether its products run on mma.sync, below the rate of a machine that has wgmma or tcgen05.
     legacy_matrix_path: bool = False
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.model.chip.dealing import dealing
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import PERSISTENT_SCHEDULERS, makespan_cycles, traffic
+from tilecast.model.chip.launch import exposed_tiles, makespan_cycles, traffic
 from tilecast.model.chip.power import Activity, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
@@ -104,6 +105,7 @@ class Floors:
     def __init__(self, variants: tuple[Variant, ...], workload: Workload, machine: Machine, clock: str | float) -> None:
         self.machine, self.clock = machine, clock
         self._played: dict[tuple[int, str, bytes], float] = {}
+        self.family = variants[0].family if variants else ""
         self.fused = not variants or family_of(variants[0]).fused
         if self.fused:
             self.groups = groups_of(variants, loop_shape(workload), machine)
@@ -161,9 +163,15 @@ class Floors:
 
     def _sm_cycles(self, tiling: _Tiling, costs: Costs, schedulers: list[str], dealt: bool) -> NDArray[np.float64]:
         """Cycles of all tiles on the machine's SMs if their loops take what ``costs`` say, for each variant."""
-        persistent = np.array([scheduler in PERSISTENT_SCHEDULERS for scheduler in schedulers])
+        deals = [dealing(self.family, scheduler) for scheduler in schedulers]
+        persistent = np.array([deal.stays for deal in deals])
         both = costs.start + costs.finish
-        memory = np.maximum(tiling.count * costs.edge_shared, tiling.turns * costs.edge_alone)
+        reads, writes = exposed_tiles(tiling.count, tiling.slots, persistent, costs.overlap)
+        turns_read, turns_written = -(-reads // tiling.slots), -(-writes // tiling.slots)
+        memory = np.maximum(
+            reads * costs.read_shared + writes * costs.write_shared,
+            turns_read * costs.read_alone + turns_written * costs.write_alone,
+        )
         # Around the loop of every tile, and of the launch: what no loop hides.
         turn = np.where(costs.overlap, 0.0, costs.finish - self.machine["tma.latency_l2_cycles"])
         edge = np.where(persistent, turn, both)[:, None]
@@ -188,7 +196,7 @@ class Floors:
             alike = (id(tiling), schedulers[i], per_tile[i].tobytes())
             if alike not in self._played:
                 listed = per_tile[i, tiling.kind]
-                self._played[alike] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, schedulers[i])
+                self._played[alike] = makespan_cycles(listed, tiling.tiles, tiling.heads, tiling.slots, deals[i])
             floors[i] = self._played[alike]
         total: NDArray[np.float64] = floors + once
         return total

@@ -39,8 +39,10 @@ class Costs:
     start: Column
     finish: Column
     #: See `edge_memory_rates`.
-    edge_shared: Column
-    edge_alone: Column
+    read_shared: Column
+    write_shared: Column
+    read_alone: Column
+    write_alone: Column
     #: Whether neighbouring tiles of one CTA overlap.
     overlap: NDArray[np.bool_]
 

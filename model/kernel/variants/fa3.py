@@ -175,7 +175,7 @@ def published(workload: Workload, machine: Machine) -> Fa3Variant:
     """The variant that FlashAttention-3 ships for this shape (FA4C)."""
     del machine
     wide = max(workload.head_dim_qk, workload.head_dim_v)
-    scheduler = "grid" if workload.mask == "none" else "longest-first"
+    scheduler = "grid" if workload.mask == "none" else "work-stealing"
     if wide <= 64:
         return Fa3Variant(warpgroups=3, tile_n=128, ping_pong=True, scheduler=scheduler)
     if wide <= 96:
