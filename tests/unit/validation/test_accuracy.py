@@ -75,7 +75,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.104, 0.041, 0.5), (TUNER, 954, 0.136, 0.099, 0.59)]
+    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.111, 0.067, 0.59), (TUNER, 954, 0.13, 0.101, 0.64)]
 )
 def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float, bias: float, tau: float) -> None:
     rows = forecast_rows(generated_runs(read(table)), {}, None, silent)
@@ -106,10 +106,10 @@ def test_what_one_knob_is_worth_holds(level: str, signs: float, points: float, w
 
 def test_what_published_changes_are_worth_holds() -> None:
     effects = [case.effect for case in forecast_cases(load()[0])]
-    for level, within in ((FREE, 5), (ONE_CLOCK, 9)):
+    for level, right, within in ((FREE, 8, 6), (ONE_CLOCK, 10, 9)):
         found = score(effects, level, beyond=0.0)
         assert (found.effects, found.clear) == (15, 15)
-        assert found.signs_right >= 9, level
+        assert found.signs_right >= right, level
         assert found.within * found.effects >= within - 1e-9, level
 
 
@@ -120,8 +120,8 @@ _HOPPER = "H100 and H200, best of peers per shape"
 @pytest.mark.parametrize(
     ("regime", "limits", "tau"),
     [
-        ("short", {_BLACKWELL: (0.077, 0.182), _HOPPER: (0.0995, 0.165)}, 0.84),
-        ("sustained", {_BLACKWELL: (0.112, 0.188), _HOPPER: (0.101, 0.174)}, 0.84),
+        ("short", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.114, 0.189)}, 0.84),
+        ("sustained", {_BLACKWELL: (0.121, 0.197), _HOPPER: (0.101, 0.183)}, 0.84),
     ],
 )
 def test_the_published_headline_holds(regime: str, limits: dict[str, tuple[float, float]], tau: float) -> None:
