@@ -15,6 +15,7 @@ from tilecast.emulator.language import packed, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.hostside import Config, Jitted, first_config
 from tilecast.emulator.language.language import Language
+from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.session import ANY_RELEASE, Session
 from tilecast.emulator.values import dtypes, layouts
 from tilecast.emulator.values.tensors import Int, Tensor, constexpr
@@ -129,6 +130,13 @@ def _language(session: Session, gl: Language) -> Module:
         "float8e5": dtypes.FP8E5, "int1": dtypes.BOOL, "int8": dtypes.INT8, "uint8": dtypes.UINT8,
         "uint16": dtypes.UINT16, "uint32": dtypes.UINT32, "uint64": dtypes.UINT64, "float64": dtypes.FP64, "int16": dtypes.INT16, "int32": dtypes.INT32, "int64": dtypes.INT64,
     }  # fmt: skip
+    moving = {
+        **{name: reducing(session, getattr(gl, name)) for name in ("max", "min", "sum", "reduce")},
+        "convert_layout": converting(session, gl.convert_layout),
+        **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in _ATOMICS.items()},
+    }
+    more = wider.names(session)
+    scattering = ("gather", "histogram", "associative_scan", "dot_fma")
     places = {
         "DistributedLinearLayout": layouts.DistributedLinearLayout,
         "SliceLayout": layouts.SliceLayout,
@@ -146,10 +154,9 @@ def _language(session: Session, gl: Language) -> Module:
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
             "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "constexpr_function": lambda fn: fn,
             **gl.mathematics(),
-            **wider.names(session),
+            **more, **{name: meeting(session, more[name]) for name in scattering}, **moving,
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
-            **{f"atomic_{name}": gl.atomic(ufunc) for name, ufunc in _ATOMICS.items()},
         },
     )  # fmt: skip
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from tilecast.codegen.compiler.compile import TARGETS, CompileError, compile_kernels
 from tilecast.codegen.compiler.sass import resources
+from tilecast.codegen.compiler.steady_forecast import MACHINES
 from tilecast.model.kernel.header import read_header
+from tilecast.model.machine.machine import load_machine
 
 #: The kernel cannot run; it runs, but not as it should; the compiler could not be asked.
 REFUSED, WARNING, NOT_ASKED = "refused", "warning", "not asked"
@@ -84,11 +86,22 @@ def complaints(path: str, target: str, dtype: str) -> list[Complaint]:
         stacks = [(kernel.name, resources(kernel.cubin, kernel.name).stack_bytes) for kernel in compiled]
     except CompileError as error:
         return [Complaint(NOT_ASKED if str(error).startswith(_INSTALL) else REFUSED, str(error))]
-    return [
+    found = _too_large(path, target, max(kernel.shared_bytes for kernel in compiled))
+    return found + [
         Complaint(WARNING, f"{path}: {name} spills {size} bytes a thread for {target}: fewer registers are granted than it needs")
         for name, size in stacks
         if size
     ]  # fmt: skip
+
+
+def _too_large(path: str, target: str, used: int) -> list[Complaint]:
+    """A complaint where the compiler allocates more shared memory, its own included, than a CTA of the target's machine has."""
+    if target not in MACHINES:
+        return []
+    limit = int(load_machine(MACHINES[target])["smem.per_cta_bytes"])
+    if used <= limit:
+        return []
+    return [Complaint(REFUSED, f"{path}: the compiler allocates {used} bytes of shared memory for {target}, a CTA has {limit}")]  # fmt: skip
 
 
 def answer() -> None:

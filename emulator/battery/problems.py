@@ -109,6 +109,8 @@ def _inputs(shape: Shape, base: Problem) -> Iterator[Problem]:
     yield replace(wide, name="rising scores", kind="rising", heads=(6, 2))
     yield replace(wide, name="rising scores", kind="rising", heads=(2, 1), dtype="bf16", mode="random", seed=4)
     yield replace(wide, name="falling scores", kind="falling", keys=2 * n + 7)
+    # From one block to the next by more than the exponent of a float32: a reference must not follow them down.
+    yield replace(wide, name="falling scores", kind="falling far", keys=2 * n + 7)
     # Rows done over go through keys from the first to the last, and their maxima grow too.
     yield replace(wide, name="scores rise and fall", kind="rising and falling")
     for kind in ("NaN and infinity first", "NaN and infinity last"):
@@ -179,12 +181,12 @@ def inputs(problem: Problem, head_dim_qk: int, head_dim_v: int, seed: int = 0) -
         q *= 0.1
     elif problem.kind == "steep":
         q[:, :, : rows // 2] *= 4
-    elif problem.kind in ("rising", "falling", "rising and falling"):
+    elif problem.kind in ("rising", "falling", "falling far", "rising and falling"):
         slope = np.linspace(6, 0.1, keys, dtype=np.float32)
         slope = slope if problem.kind == "rising" else slope[::-1]
         if problem.kind == "rising and falling":
             slope = np.minimum(slope, slope[::-1]) * 2
-        q, k = np.abs(q), np.abs(k) * slope[None, None, :, None]
+        q, k = np.abs(q) * (8 if problem.kind == "falling far" else 1), np.abs(k) * slope[None, None, :, None]
     elif problem.kind == "zero queries":
         q *= 0
     elif problem.kind == "minus infinity":

@@ -66,12 +66,14 @@ class Knowledge:
 class Agent:
     """One role in one CTA."""
 
-    __slots__ = ("cta", "epoch", "index", "knowledge")
+    __slots__ = ("cta", "epoch", "index", "knowledge", "met")
 
     def __init__(self, role: int, cta: int) -> None:
         self.index, self.cta, self.epoch = 2 * role + cta, cta, 1
         self.knowledge = Knowledge()
         self.knowledge.epochs[self.index] = 1
+        #: Epoch since which the warps of the role have not met.
+        self.met = 1
 
     @property
     def code(self) -> int:
@@ -84,6 +86,11 @@ class Agent:
         self.epoch += 1
         self.knowledge.epochs[self.index] = self.epoch
         return known
+
+    def meet(self) -> None:
+        """The warps of the role wait for one another: each knows what the others have done."""
+        self.epoch += 1
+        self.knowledge.epochs[self.index] = self.met = self.epoch
 
     def fence(self) -> None:
         """Everything known becomes visible to the asynchronous proxy."""

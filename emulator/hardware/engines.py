@@ -55,6 +55,7 @@ class Issuer(Protocol):
     """The role that issues."""
 
     name: str
+    warps: int
     agents: list[Agent]
 
     @property
@@ -146,10 +147,16 @@ class Product:
     """tcgen05.mma: acc = a b (+ acc), both CTAs' memory in a pair."""
 
     def __init__(self, role: Issuer, a: Shared | Tmem, b: Shared, acc: Tmem, use_acc: bool, number: int) -> None:
-        program = role.program
-        self.program, self.a, self.b, self.acc, self.use_acc, self.number = program, a, b, acc, use_acc, number
+        program = self.program = role.program
+        self.role, self.a, self.b, self.acc, self.use_acc, self.number = role, a, b, acc, use_acc, number
         self.line, self.actor = program.line(), f"the matrix product that {role.name} issues"
         self.known, self.calls = role.agents[0].release(), program.session.calls()
+        #: What the warp that issues it knows of accesses to tensor memory: Triton 3.9 has the warps meet before, 3.6 does not.
+        self.known_to_warp = self.known
+        if role.warps > 1 and program.session.release != "3.9":
+            self.known_to_warp = self.known.copy()
+            for agent in role.agents:
+                self.known_to_warp.epochs[agent.index] = min(self.known.epochs[agent.index], agent.met - 1)
 
     def wakes(self) -> list[Instance]:
         """Only commits tell anybody."""
@@ -158,8 +165,11 @@ class Product:
     def take_effect(self) -> None:
         """Read the operands as they are now, and write the accumulator."""
         program, code = self.program, code_of(MATRIX_ENGINE, self.number)
-        self.known.epochs[MATRIX_ENGINE] = self.number - 1
+        self.known.epochs[MATRIX_ENGINE] = self.known_to_warp.epochs[MATRIX_ENGINE] = self.number - 1
         access = Access(code, MATRIX_ENGINE, self.known, self.line, self.actor, True)
+        by_warp = Access(
+            code, MATRIX_ENGINE, self.known_to_warp, self.line, self.actor, True, self.role.agents[0].index
+        )
         _read_operand(program, self.a, access)
         _read_operand(program, self.b, access)
         with np.errstate(all="ignore"):
@@ -167,7 +177,7 @@ class Product:
             for cta in range(program.ctas):
                 if self.use_acc:
                     program.tmem.read(self.acc.cells_of(cta), access, 32)
-                program.tmem.write(self.acc.cells_of(cta), access, 32)
+                program.tmem.write(self.acc.cells_of(cta), by_warp, 32)
             self.acc.view[...] = self.acc.view + product if self.use_acc else product
             if program.session.watcher is not None:
                 program.session.watcher.multiplied(self, self.a, self.acc.view)

@@ -47,8 +47,8 @@ class Memories(Context, Protocol):
     def new_barrier(self, name: str, shared: bool) -> Barrier:
         """A barrier with a number of its own."""
 
-    def reserve_smem(self, size: int, name: str) -> None:
-        """AllocationError beyond what a CTA may have."""
+    def reserve_smem(self, size: int, name: str, lasting: bool = False) -> None:
+        """Account for the next cells of shared memory; ``lasting``: barriers, which have no cells and live to the end."""
 
     def take_columns(self, columns: int, name: str) -> int:
         """The first of so many columns of tensor memory; AllocationError when they run out."""
@@ -64,6 +64,9 @@ class Memories(Context, Protocol):
 
     def fits(self, layout: Any) -> Any:
         """A register layout; LayoutError where it is made for another number of warps than the running role has."""
+
+    def meet(self, certain: bool = True) -> None:
+        """The warps of the running role wait for one another here, or (``certain=False``) may, as the compiler decides."""
 
 
 class Shared:
@@ -141,6 +144,7 @@ class Shared:
         program = self.program
         program.step()
         program.fits(layout)
+        program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access in program.accesses():
             program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits)
@@ -154,6 +158,7 @@ class Shared:
                 f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
             )
         program.step()
+        program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         changes = self.a.tobytes() != value.a.tobytes()
         for access in program.accesses():
@@ -168,7 +173,7 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         barriers = [
             program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, shared) for i in range(extents[0])
         ]
-        program.reserve_smem(_BARRIER_BYTES * len(barriers), name)
+        program.reserve_smem(_BARRIER_BYTES * len(barriers), name, lasting=True)
         return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
     split = layout.split_dim(len(extents)) if isinstance(layout, SharedLayout) and program.ctas == 2 else None
     _refuse(program, name, legal.wrong_swizzle(layout, extents, dtype))
@@ -325,6 +330,8 @@ class Tmem:
         for cta, access in program.accesses():
             program.tmem.write(self.cells_of(cta), access, self.dtype.bits)
         self.view[...] = value.a
+        # The wait for the store is followed by a barrier of the role, in Triton 3.6 always.
+        program.meet(certain=False)
 
 
 def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:

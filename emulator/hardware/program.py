@@ -32,11 +32,13 @@ from tilecast.emulator.hardware.clocks import (
     Agent,
 )
 from tilecast.emulator.hardware.engines import Commit, Copy, Product
+from tilecast.emulator.hardware.liveness import Liveness
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.hardware.transfers import Transfer
 from tilecast.emulator.session import Session
-from tilecast.emulator.trace import Event, Fork, Join, ProgramTrace, Wait, Work
+from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Wait, Work
+from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import legal
 
 #: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
@@ -62,11 +64,9 @@ class Program:
         self.issued_copies: list[dict[int, tuple[int, int]]] = [{} for _ in range(ctas)]
         self._copy_number = 0
         self._barriers = 0
-        self._smem_used = 0
-        #: Bytes by what was running when they were allocated: role, calls and unrolled loops.
-        self._smem_at: dict[tuple[int, ...], int] = {}
+        self.live = Liveness()
         self._columns = 0
-        self.smem = Shadow(self, "shared memory", has_proxies=True)
+        self.smem = Shadow(self, "shared memory", has_proxies=True, used=self.live.use)
         self.tmem = Shadow(self, "tensor memory", has_proxies=False)
         self.tmem.grow(session.tmem_columns * ctas)
         self.tmem_bytes = np.full((128 * ctas, 4 * session.tmem_columns), 0xFF, np.uint8)
@@ -145,15 +145,10 @@ class Program:
         self._barriers += 1
         return Barrier(self, name, self._barriers, shared)
 
-    def reserve_smem(self, size: int, name: str) -> None:
-        """AllocationError beyond what a CTA may have; what a loop allocates again takes the place of the last time."""
+    def reserve_smem(self, size: int, name: str, lasting: bool = False) -> None:
+        """Account for the next cells of shared memory; ``lasting``: barriers, which have no cells and live to the end."""
         place = (self.current.index if self.current else 0, *self.session.source.calls(), *self.session.unrolled)
-        self._smem_used += size - self._smem_at.get(place, 0)
-        self._smem_at[place] = size
-        if self._smem_used > self.session.smem_limit:
-            raise AllocationError(
-                f"{self.here()}: {name} brings shared memory to {self._smem_used} bytes, a CTA has {self.session.smem_limit}"
-            )
+        self.live.allocate(size, name, self.here(), place, None if lasting else self.smem.cells)
 
     def take_columns(self, columns: int, name: str) -> int:
         """The first of so many columns of tensor memory; AllocationError when they run out."""
@@ -181,6 +176,38 @@ class Program:
         self._copy_number += 1
         return self._copy_number
 
+    # -- the warps of a role ------------------------------------------------------------------------------------------
+
+    def meet(self, certain: bool = True) -> None:
+        """The warps of the running role wait for one another here, or (``certain=False``) may, as the compiler decides."""
+        role = self.role()
+        if role.warps == 1:
+            return
+        if certain:
+            self.all_come()
+        role.unmet.meet()
+        for agent in role.agents:
+            agent.meet()
+
+    def all_come(self) -> None:
+        """BarrierError where the running statement, which takes all warps of the role, is reached by some of them only."""
+        role, source = self.role(), self.session.source
+        if role.unmet.alone:
+            above = [condition for place in source.calls() for condition in source.conditions(place)]
+            role.unmet.all_come(self.here(), above, source.quote, role.name)
+
+    def decides_alone(self) -> None:
+        """The running line branches on what each warp found out for itself."""
+        role = self.role()
+        if role.warps > 1:
+            role.unmet.alone.add(self.line())
+
+    def touch_global(self, memory: Any, places: Any, warps: Any, stores: bool) -> None:
+        """The running role loads or stores elements, each by one of its ``warps`` (None: not known)."""
+        role = self.role()
+        if role.warps > 1 and warps is not None and places.size:
+            role.unmet.access(memory, places, warps, self.line(), stores, self.session.source.quote)
+
     # -- trace -------------------------------------------------------------------------------------------------------
 
     def charge(self, pipe: str, count: float, chain: bool = False) -> None:
@@ -200,7 +227,9 @@ class Program:
     def record(self, event: Event) -> None:
         """Append to the trace of the running role."""
         self._segment = None
-        self.role().trace.events.append(event)
+        role = self.role()
+        role.trace.events.append(event)
+        role.unmet.signalled |= isinstance(event, (Arrive, CommitEvent, CopyIssue))
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
@@ -228,6 +257,9 @@ class Program:
         instances = bar.instances
         line = self.line()
         self.step()
+        if role.unmet.signalled:
+            # The compiler has the warps meet between an arrival and a wait that may be for the same barrier.
+            self.meet(certain=False)
         for instance in instances:
             instance.require(role.agents[instance.cta].knowledge, instance.cta, line)
         targets = [instance.target(parity) for instance in instances]
@@ -267,6 +299,7 @@ class Program:
                     agent.knowledge.join(other)
         indices = tuple(role.index for role in workers)
         self.record(Fork(line, indices))
+        self.live.partitions(run=True)
         name, parent.name = parent.name, labels[0]
         parent.trace.name = labels[0]
         fn, args = parts[0]
@@ -278,6 +311,7 @@ class Program:
                 for other_agent in role.agents:
                     agent.knowledge.join(other_agent.knowledge)
         self.record(Join(line, indices))
+        self.live.partitions(run=False)
 
     def run(self, kernel: Callable[[], Any], name: str) -> ProgramTrace:
         """Run the kernel to its end; DeadlockError when nobody can go on."""
@@ -304,7 +338,14 @@ class Program:
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles))
 
     def _check_end(self) -> None:
-        """RaceError when a copy or product may still be in flight as the program ends and gives up its memory."""
+        """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError
+        when it needs more shared memory than a CTA has.
+        """
+        over = self.live.over(self.session.smem_limit)
+        if over is not None:
+            raise AllocationError(
+                f"{over[2]}: {over[1]} brings shared memory to {over[0]} bytes, a CTA has {self.session.smem_limit}"
+            )
         for agent in self.roles[0].agents:
             known, quote = agent.knowledge, self.session.source.quote
             for number, (line, cell) in self.issued_copies[agent.cta].items():

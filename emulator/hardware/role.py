@@ -11,6 +11,7 @@ import greenlet
 from tilecast.emulator.hardware.barriers import Instance
 from tilecast.emulator.hardware.clocks import FIRST_WGMMA, Agent
 from tilecast.emulator.hardware.engines import Engines, Wgmma
+from tilecast.emulator.hardware.parting import Unmet
 from tilecast.emulator.hardware.transfers import Groups
 from tilecast.emulator.trace import RoleTrace
 
@@ -41,6 +42,7 @@ class Role:
         self.registers: dict[str, Any] = {}
         #: Tiles stored by the copy engine, and cp.async.
         self.stores, self.gathers = Groups(), Groups()
+        self.unmet = Unmet()
         self.trace = RoleTrace(name, index)
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilecast.emulator.errors import RaceError, UninitializedError
-from tilecast.emulator.hardware.clocks import STREAMS, Knowledge
+from tilecast.emulator.hardware.clocks import STREAM_SHIFT, STREAMS, Knowledge
 from tilecast.emulator.hardware.context import Context
 
 
@@ -22,19 +23,30 @@ class Access:
     line: int
     actor: str
     through_async_proxy: bool = False
+    #: Of what one warp of a role issues, the stream of the role: its other warps need not have come this far.
+    issuer: int = -1
 
 
 class Shadow:
     """Last writer and last readers of every cell of one memory."""
 
-    def __init__(self, program: Context, what: str, has_proxies: bool) -> None:
+    def __init__(
+        self, program: Context, what: str, has_proxies: bool, used: Callable[[int], None] = lambda cell: None
+    ) -> None:
         self._program, self._what, self._has_proxies = program, what, has_proxies
+        #: Told the first cell of every access.
+        self._used = used
         self._writer = np.zeros(0, np.int64)
         self._writer_line = np.zeros(0, np.int32)
         self._bits = np.zeros(0, np.int16)
         self._readers = np.zeros((STREAMS, 0), np.int64)
         self._reader_lines = np.zeros((STREAMS, 0), np.int32)
         self._places: list[tuple[int, int, int, str]] = []
+
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return len(self._writer)
 
     def grow(self, cells: int) -> int:
         """Add cells; returns the number of the first."""
@@ -64,6 +76,7 @@ class Shadow:
 
     def read(self, cells: Any, who: Access, bits: int) -> None:
         """``who`` reads; RaceError or UninitializedError when it should not."""
+        self._used(int(cells[0]))
         writers = self._writer[cells]
         for code in _distinct(writers):
             if code == 0:
@@ -82,6 +95,7 @@ class Shadow:
 
     def write(self, cells: Any, who: Access, bits: int, changes: bool = True) -> None:
         """``who`` writes (``changes``: something else than what is there); RaceError when an access is not ordered before."""
+        self._used(int(cells[0]))
         if changes:
             writers = self._writer[cells]
             for code in _distinct(writers):
@@ -120,11 +134,18 @@ class Shadow:
         raise RaceError(
             f"race on {self.place(cell)}: {who.actor} {verb} at {self._quote(who.line)}; the {other} by "
             f"{self._program.actor(code)} at {self._quote(line)} is not ordered before it by any barrier"
-            f"{self._program.too_weak(code)}"
+            f"{self._program.too_weak(code)}{_one_warp(code, who)}"
         )
 
     def _quote(self, line: int) -> str:
         return self._program.session.source.quote(line)
+
+
+def _one_warp(code: int, who: Access) -> str:
+    """For a message about an access of the role that issues: its warps are not in step."""
+    if code >> STREAM_SHIFT != who.issuer:
+        return ""
+    return "; one warp issues it, when the others may not have come this far (Triton 3.6 does not make them meet): gl.barrier()"
 
 
 def _distinct(codes: Any) -> list[int]:

@@ -17,6 +17,7 @@ from tilecast.emulator.language.arrays import Array, array_of, ordered, put
 from tilecast.emulator.session import Planned, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import is_tensor
+from tilecast.emulator.values.owners import SEVERAL, warps_of
 from tilecast.emulator.values.tensors import Float, Int, Int64, Pointer, Several, Tensor
 
 
@@ -45,6 +46,16 @@ def _halves(program: Program, shape: Sequence[int]) -> list[tuple[int, Any]]:
     return out
 
 
+def _owners(program: Program, pointer: Pointer, offsets: Any, stores: bool) -> Any:
+    """The warp of each element of a load or store; None where nobody asks, or it is not known."""
+    if program.warps() == 1 or program.ctas > 1:
+        return None
+    if isinstance(pointer.offset, Tensor):
+        return warps_of(pointer.offset.layout, offsets.shape)
+    # All threads load a scalar, the first one stores it.
+    return np.full((), 0 if stores else SEVERAL, np.int8)
+
+
 def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> None:
     """gl.store: checks bounds and that no other unordered store goes to the same element."""
     program = running(session)
@@ -59,9 +70,11 @@ def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> N
         values = values if value.dtype is dtypes.of(memory.flat) else dtypes.cast(values, dtypes.of(memory.flat))
     else:
         values = values.astype(memory.flat.dtype)
+    owners = _owners(program, pointer, offsets, stores=True)
     for cta, half in _halves(program, offsets.shape):
         mine = asked & half
         places, new = offsets[mine], values[mine]
+        program.touch_global(memory, places, None if owners is None else owners[mine], stores=True)
         agent = program.role().agents[cta]
         put(program, memory, places, new, agent.code, agent.knowledge, line)
 
@@ -72,8 +85,10 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     offsets, asked = wanted(program, pointer, mask, "load")
     memory = pointer.memory
     program.charge("global", int(asked.sum()) * memory.flat.itemsize, True)
+    owners = _owners(program, pointer, offsets, stores=False)
     for cta, half in _halves(program, offsets.shape):
         places = offsets[asked & half]
+        program.touch_global(memory, places, None if owners is None else owners[asked & half], stores=False)
         known = program.role().agents[cta].knowledge
         ordered(program, memory, places, known, program.line(), "a load", np.ones(places.shape, bool))
     out = np.empty(offsets.shape, memory.flat.dtype)

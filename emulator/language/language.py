@@ -16,6 +16,7 @@ from tilecast.emulator.hardware.operands import check_memories, check_product
 from tilecast.emulator.hardware.transfers import gather, store_tile
 from tilecast.emulator.language import hostside, ptx
 from tilecast.emulator.language.everyday import Everyday
+from tilecast.emulator.language.parting import OneWarps
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import dtypes
@@ -137,7 +138,10 @@ class Language(Everyday):
                     f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid"
                 )
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
+            own = bool(lasting) and ptx.reads_lasting(text, lasting)
             out = ptx.run(text, registers, outputs, number, lasting)[0].view(dtype.numpy)[0]
+            if own and isinstance(dtype.numpy(0), np.integer):
+                return OneWarps(out).found_by(self.program)
             return (
                 Int(out).sampled(copied(text, args[0], self.session.sampled))
                 if isinstance(dtype.numpy(0), np.integer)
@@ -191,6 +195,7 @@ class Language(Everyday):
         if multicast:
             raise UnsupportedError(f"{self.session.here()}: a multicast copy is not emulated: run it without multicast")
         if pred:
+            self.program.meet(certain=False)
             issue_copy(self.program.role(), tensor_desc, coord, barrier, result)
 
     def async_store(self, tensor_desc: Any, coord: Any, src: Shared, cache_policy: Any = None) -> None:
@@ -253,8 +258,9 @@ class Language(Everyday):
         return Int(grid[int(axis)] if int(axis) < len(grid) else 1).sampled(far)
 
     def barrier(self) -> None:
-        """The warps of a role meet; here they never part."""
+        """The warps of a role meet."""
         self.program.step()
+        self.program.meet()
 
     def warp_specialize(self, parts: Any, warps: Any, registers: Any = None) -> None:
         """Each part a role of its own."""
@@ -293,6 +299,8 @@ class Language(Everyday):
         program.step()
         if not pred:
             return
+        # One thread arrives, when all warps have come this far.
+        program.meet()
         keys = []
         for agent in program.role().agents:
             keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line(), agent.cta))
@@ -304,6 +312,7 @@ class Language(Everyday):
         program.step()
         if not pred:
             return
+        program.meet()
         keys = []
         for agent in program.role().agents:
             instance = bar.of_cta(agent.cta)
@@ -324,6 +333,7 @@ class Language(Everyday):
             raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast is not emulated")
         if not pred:
             return
+        program.all_come()
         check_product(program, a, b, acc.shape)
         check_memories(program, a, b, acc)
         program.products += 1
@@ -348,6 +358,7 @@ class Language(Everyday):
             raise UnsupportedError(f"{self.session.here()}: tcgen05_commit with descs (multicast copies)")
         if not pred:
             return
+        program.meet(certain=False)
         event = CommitEvent(program.line(), [], program.products, bar.name)
         program.record(event)
         for instance in bar.instances:
@@ -367,6 +378,7 @@ class Language(Everyday):
                 f"{self.session.here()}: warpgroup_mma on a machine whose tensor cores are {self.session.tensor_kind}: pass a "
                 "Hopper machine"
             )
+        program.all_come()
         check_product(program, a, b, acc.shape)
         check_memories(program, a, b)
         if isinstance(a, Tensor) and (not isinstance(a.layout, DotOperandLayout) or a.layout.parent != acc.layout):

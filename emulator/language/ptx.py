@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -165,6 +165,12 @@ def own_names(text: str) -> frozenset[str]:
             stem, _, count = name.rstrip(">").partition("<")
             found |= {f"{stem}{i}" for i in range(int(count))} if count else {name}
     return frozenset(found)
+
+
+def reads_lasting(text: str, lasting: Mapping[str, Any]) -> bool:
+    """Whether a block reads a register that an earlier one left: what a warp found out for itself."""
+    read = {name for statement in parsed(text) for group in statement.sources for name in group}
+    return not read.isdisjoint(lasting.keys() - own_names(text))
 
 
 @lru_cache(maxsize=512)

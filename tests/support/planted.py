@@ -66,6 +66,7 @@ PLANTED = (
     _p("consumer phase never flips", HF, S, "mbarrier.wait(ring.full.index(n % slots), n // slots & 1)", "mbarrier.wait(ring.full.index(n % slots), 0)", 0, "full"),
     _p("passed blocks of the other warpgroup forgotten", HC, S, "            n = pass_blocks(n, cta_end - end, k, v)\n", "", 0, "k v"),
     _p("expects half of the bytes", HL, S, "mbarrier.expect(full, desc.block_type.nbytes)", "mbarrier.expect(full, desc.block_type.nbytes // 2)", 0, "full"),
+    _p("all warps asked where one has decided", HF, S, "    vote(sums, LOST)\n    if some_above():\n", "    if gl.max(largest, 0) > LOST:\n"),
     _p("O used before its last product", HL, S, "            o = warpgroup_mma_wait(0, deps=[o])\n            release(v, n)\n", "            release(v, n)\n", 0, "v"),
     # -- synchronisation, Blackwell
     _p("S complete is not waited for", BF, S, "            mbarrier.wait(softmax.s_full, s_phase)\n", "", 0, "s"),
@@ -162,7 +163,7 @@ LATER = (
     _p("second half of the queries reads the first half's Q", BF, A, "q_at = load(q, q_at, q_desc, batch, head, row + ROWS)", "q_at = load(q, q_at, q_desc, batch, head, row)"),
     _p("a pair of blocks in the wrong turn", HC, A, "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)", "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - pid)"),
     _p("the logarithm of another base", BC, N, "LN2 = gl.constexpr(0.6931471805599453)", "LN2 = gl.constexpr(0.6931)"),
-    _p("a fresh maximum forgets the old one", HF, N, "row_max = gl.maximum(before.row_max, gl.max(s, 1))", "row_max = gl.max(s, 1)"),
+    _p("a fresh maximum forgets the old one", HC, N, "row_max = gl.maximum(before.row_max, gl.max(s, 1))", "row_max = gl.max(s, 1)"),
     _p("first block's factor applied", BF, N, "correct(softmax0, n, step != 0, softmax1)", "correct(softmax0, n, step >= 0, softmax1)"),
     _p("half of the sums", HC, N, "row_sum = gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)", "row_sum = gl.convert_layout(gl.max(statistics.row_sums, 1), SCORE_ROWS)"),
     _p("window of the launch ignored", HW, H, "    window_left = no_limit if window_left < 0 else min(window_left, no_limit)\n", "    window_left = no_limit\n"),

@@ -42,6 +42,13 @@ def test_spills_are_a_warning(tmp_path: Path) -> None:
     assert "spills" in found.text and "bytes a thread for sm_90a" in found.text
 
 
+@NEEDS_TRITON
+def test_more_shared_memory_than_a_cta_has_is_refused(tmp_path: Path) -> None:
+    found, *_ = checked_by_compiler(changed(tmp_path, "KV_STAGES = gl.constexpr(2)", "KV_STAGES = gl.constexpr(5)"))
+    assert found.severity == REFUSED
+    assert "bytes of shared memory for sm_90a, a CTA has 232448" in found.text
+
+
 def test_what_cannot_be_asked_is_no_complaint_about_the_kernel(tmp_path: Path) -> None:
     path = tmp_path / "foreign.py"
     path.write_text("x = 1\n")
