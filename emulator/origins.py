@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 #: How often an assignment is followed to those that it reads; statements of a function that is called for a value, at most.
-_DEPTH, _FAR, _STATEMENTS = 2, 4, 14
+_DEPTH, _STATEMENTS = 2, 14
 #: Lines before the constants that all of them read.
 _FIRST = 5
 
@@ -24,8 +24,6 @@ def origins(tree: ast.Module, line: int, what: str = "around") -> list[int]:
         return []
     if what == "values":
         heads: list[Any] = [node for node in ast.walk(inside) if _is_simple(node) and line in _lines(node)]
-    elif what == "stores":
-        heads = [n for n in ast.walk(inside) if isinstance(n, ast.Expr) and ".store(" in ast.unparse(n)]
     else:
         heads = [n for n in ast.walk(inside) if isinstance(n, (ast.If, ast.For, ast.While))]
         heads = [n for n in heads if what == "function" or _holds(n, line)]
@@ -33,10 +31,10 @@ def origins(tree: ast.Module, line: int, what: str = "around") -> list[int]:
     found: dict[int, None] = {}
     # One after the other, each with all that it reads: the nearest says most.
     for node in heads:
-        whole = what in ("values", "stores")
+        whole = what == "values"
         found.update(dict.fromkeys(_lines(node) if whole else [node.lineno]))
         read = node if whole else node.iter if isinstance(node, ast.For) else node.test
-        _follow(read, inside, functions, found, _FAR if what == "stores" else _DEPTH)
+        _follow(read, inside, functions, found)
     numbers = [number for number in _numbers(tree, found) if number not in found]
     return [*list(found)[:_FIRST], *numbers, *list(found)[_FIRST:]]
 
@@ -54,13 +52,13 @@ def _numbers(tree: ast.Module, lines: Container[int]) -> list[int]:
 
 
 def _follow(
-    read: ast.AST, inside: ast.FunctionDef, functions: dict[str, ast.FunctionDef], found: dict[int, None], depth: int
+    read: ast.AST, inside: ast.FunctionDef, functions: dict[str, ast.FunctionDef], found: dict[int, None]
 ) -> None:
     """Add the lines of short functions that ``read`` calls, and of the assignments that it reads."""
     for called in _called(read):
         found.update(dict.fromkeys(_body(functions.get(called))))
     wanted = set(_read(read))
-    for _ in range(depth):
+    for _ in range(_DEPTH):
         more: set[str] = set()
         for node in _assignments(inside):
             if wanted & {one.id for target in _targets(node) for one in ast.walk(target) if isinstance(one, ast.Name)}:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
+import itertools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.text_file import read_text
+from tilecast.emulator.dataflow import Dataflow
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
@@ -129,6 +132,16 @@ class Source:
         number = line >> FILE_SHIFT
         found = origins(self._files[number].tree, line & ((1 << FILE_SHIFT) - 1), what)
         return [number << FILE_SHIFT | one for one in found]
+
+    def values(self, chain: Sequence[int], limit: int, argument: int = 0, **stops: Any) -> list[int]:
+        """Places that an argument of the call at ``chain[0]`` gets its value from (`Dataflow.lines`); none outside the first file."""
+        own = list(itertools.takewhile(lambda place: not place >> FILE_SHIFT, chain))
+        return self.dataflow.lines(own, limit, argument, **stops)
+
+    @functools.cached_property
+    def dataflow(self) -> Dataflow:
+        """Where values of the first file come from."""
+        return Dataflow(self._files[0].tree)
 
     def quote(self, line: int) -> str:
         """A place for an error message; the first file goes without its name."""

@@ -75,10 +75,14 @@ class Steps:
         #: Last Q (and its product) of S: by bytes of tensor memory, by role.
         self._s_of: dict[Any, _Tile] = {}
         self._o_of: dict[Any, _Accumulated] = {}
+        #: Tensor memory of S, by the last part of its name.
+        self._s_memories: set[str] = set()
         self._weighed = np.zeros(self._s.shape, bool)
         #: Where products were called for, and results stored.
         self._products: dict[tuple[int, ...], None] = {}
         self._p_lines: dict[int, None] = {}
+        #: Where copies of Q were called for.
+        self._q_copies: dict[tuple[int, ...], None] = {}
         self._stores: dict[str, dict[tuple[int, ...], None]] = {}
         #: First departure of a tile of queries (batch, head, first row), and which copy of Q it is about.
         self._found: dict[tuple[int, int, int], tuple[int, Departure]] = {}
@@ -91,6 +95,8 @@ class Steps:
         desc: Any = copy.desc
         rows = int(desc.block_shape[2])
         tile = _Tile(desc.base.name, batch, head, row, rows, copy.number - copy.cta, copy.calls)
+        if tile.tensor == "q":
+            self._q_copies[copy.calls[:3]] = None
         cells = copy.target.cells.reshape(rows, -1)
         for number in range(rows):
             for cell in cells[number]:
@@ -127,6 +133,8 @@ class Steps:
     def _scored(self, product: Product | Wgmma, q: _Tile, k: _Tile) -> None:
         self._s_of[self._place(product)] = q
         self._products[product.calls[:3]] = None
+        if isinstance(product, Product):
+            self._s_memories.add(product.acc.name.rpartition(".")[2])
         # Rows that are done over start again.
         if self._found.get(_of(q), (q.number,))[0] != q.number:
             del self._found[_of(q)]
@@ -190,12 +198,20 @@ class Steps:
         self._check_o(product, state, reference, result)
 
     def _of_p(self, product: Product | Wgmma, a: Any) -> tuple[int, ...]:
-        """Where P was stored, or where its product was called for; then what it is computed from."""
-        if isinstance(a, Tmem):
-            places: Sequence[int] = product.program.tmem.written_at(a.cells_of(0))
-        else:
-            places = product.calls[:2]
-        return (*places, *self._sources(places, what="values"))
+        """Where P was stored, or where its product was called for; and what it is computed from."""
+        if not isinstance(a, Tmem):
+            return (*product.calls[:2], *self._behind(product.calls))
+        # The last quarter, as a rule: the others are alike.
+        return self._stored_p(product.program.tmem.written_at(a.cells_of(0)))
+
+    def _behind(self, chain: Sequence[int], argument: int = 0, products: bool = False) -> list[int]:
+        """What an argument of a call is computed from, S aside: it was right."""
+        return self._source.values(chain, _BEHIND, argument, right=self._s_memories, products=products)
+
+    def _stored_p(self, places: Sequence[int]) -> tuple[int, ...]:
+        """Where P was stored, the last places first, and what it is computed from."""
+        each = [self._behind((place,)) for place in reversed(places)]
+        return (*(lines[0] for lines in each if lines), *(line for lines in each for line in lines))
 
     def _check_p(self, product: Product | Wgmma, a: Any, p: Any, q: _Tile, v: _Tile) -> Any:
         """Binary logarithm of what each row's exponentials were divided by; None when P departs."""
@@ -265,8 +281,15 @@ class Steps:
             self._depart(
                 q, "O", f"O of {self._row(q, row)} is off by {float(share[row].max()):.2g} of its size after the keys from "
                 f"{min(keys.start for keys in state.keys)}: what was added before is not on the scale of this P, or another O",
-                product.calls,
+                self._of_o(product),
             )  # fmt: skip
+
+    def _of_o(self, product: Product | Wgmma) -> tuple[int, ...]:
+        """Where the product was called for, and what is done with its accumulator before."""
+        if isinstance(product, Wgmma):
+            return (*product.calls[:2], *self._behind(product.calls, 2, products=True))
+        stores = self._source.dataflow.stores(product.acc.name.rpartition(".")[2])
+        return (*product.calls, *(line for place in stores for line in self._behind((place,))))
 
     # -- what is left ------------------------------------------------------------------------------------------------
 
@@ -286,11 +309,7 @@ class Steps:
                     *self._sources(mask_lines),
                     *self._sources(calls, what="function"),
                 )
-            # A kernel may let exponentials overflow, and do those rows again: who says which?
-            again = self._sources(self._callers("lse"), what="values") if departure.step == "row maximum" else ()
-            return Departure(
-                departure.step, departure.what, (*departure.lines[:8], *again[:12], *departure.lines[8:], *masks)
-            )
+            return Departure(departure.step, departure.what, (*departure.lines, *masks))
         for batch, head, row in verdict.wrong_rows:
             found = self._odd_row(batch, head, row)
             if found is not None:
@@ -299,22 +318,12 @@ class Steps:
             (False, True): "the division or the store of the output",
             (True, False): "the row sums, their logarithm or its store",
         }.get((verdict.out_right, verdict.lse_right), "the row sums, the division or the stores")
-        # The sums, which both need, first; and who asked for a store says more about its values than the store.
+        # The sums, which both need, first.
         names = [name for name, right in (("lse", verdict.lse_right), ("out", verdict.out_right)) if not right]
-        chains = [chain for name in names for chain in self._stores.get(name, {})]
-        # Also where only the output is wrong: kernels mark rows in the sums.
-        callers = tuple(dict.fromkeys(place for name in (*names, "lse") for place in self._callers(name)))
-        stores = tuple(dict.fromkeys(place for chain in chains for place in chain[:1]))
-        sums = self._sources(tuple(self._p_lines), what="stores") if not verdict.lse_right else ()
-        return Departure(
-            "after",
-            f"S, P and O of every block are right: {what} is wrong",
-            (*stores, *self._sources(stores, what="values")[:6], *self._sources(callers, what="values")[:18], *sums),
-        )
-
-    def _callers(self, name: str) -> tuple[int, ...]:
-        """Who asked for stores to a tensor."""
-        return tuple(dict.fromkeys(place for chain in self._stores.get(name, {}) for place in chain[1:2]))
+        chains = {chain[0]: chain for name in names for chain in self._stores.get(name, {})}
+        behind = [self._behind(chain, 1) for chain in chains.values()]
+        lines = (line for lines in behind for line in lines)
+        return Departure("after", f"S, P and O of every block are right: {what} is wrong", tuple(lines))
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
         """Blocks of keys that nobody weighed for a row, or scores that are not finite."""
@@ -324,14 +333,14 @@ class Steps:
             places = tuple(dict.fromkeys(place for calls in self._products for place in calls))
             return Departure(
                 "keys", f"no product with V is about batch {batch}, head {head}, row {row} and keys {missing[0]} to {missing[-1]}, which "
-                "it sees: blocks are left out", self._sources(places, what="function"),
+                "it sees: blocks are left out", (*self._sources(places, what="function")[:14], *(p for c in self._q_copies for p in c[1:])),
             )  # fmt: skip
         s = self._s[batch, head, row]
         odd = np.flatnonzero(seen & (np.isnan(s) | np.isposinf(s)))
         if len(odd):
             return Departure(
                 "P", f"the score of batch {batch}, head {head}, row {row}, key {odd[0]} is {s[odd[0]]}, and does not make the row NaN",
-                (*self._sources(tuple(self._p_lines)[-1:], what="values")[:14], *self._sources(tuple(self._p_lines), what="stores")),
+                self._stored_p(tuple(self._p_lines)[-1:]),
             )  # fmt: skip
         return None
 
@@ -360,9 +369,10 @@ def _of(q: _Tile) -> tuple[int, int, int]:
 
 
 #: Places of the first thing that a departure is about.
-_SHOWN = 12
-#: Lines that a message quotes, and characters of each.
-_QUOTED, _WIDTH = 24, 100
+_SHOWN = 22
+#: Lines that a message quotes, and characters of each; lines that a value is followed back to.
+_QUOTED, _WIDTH = 22, 100
+_BEHIND = 20
 
 
 def explained(verdict: Verdict, steps: Steps, source: Source, mask_lines: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from tilecast.emulator.battery.coverage import Coverage
+from tilecast.emulator.battery.host import about, handed_on
 from tilecast.emulator.battery.problems import Problem, Shape, inputs
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.run import Emulation, Kernel
@@ -99,25 +100,9 @@ class Bench:
         if verdict.wrong:
             steps = Steps(q, k, v, scale, problem.window, self.kernel.source)
             launched(steps)
-            host = self._handed_on(problem, seed, planned)
-            raise WrongResultError(explained(verdict, steps, self.kernel.source, done.mask_lines) + host)
+            said = explained(verdict, steps, self.kernel.source, done.mask_lines)
+            masked, only_sums = "does not see key" in said or "but the row sees it" in said, verdict.out_right
+            reason = about(problem, bool(seed), planned, masked, only_sums)
+            raise WrongResultError(said + (handed_on(self.kernel.source, *reason) if reason else ""))
         self.out_error = max(self.out_error, verdict.out_error / verdict.out_tolerance)
         self.lse_error = max(self.lse_error, verdict.lse_error / verdict.lse_tolerance)
-
-    def _handed_on(self, problem: Problem, seed: int, planned: bool) -> str:
-        """Of a second launch, an unusual scale or a window: the host's lines that hand these on, as text to append."""
-        said = (
-            ("the first launch of the shape was right", ("scale", "attention["))
-            if seed and not planned
-            else ("an ordinary scale was right", ("scale",))
-            if problem.scale is not None
-            else None
-        )
-        if said is None:
-            return ""
-        quoted, inside = [], False
-        for number, line in enumerate(self.kernel.source.text.splitlines(), 1):
-            inside = line.startswith("def launch(") or (inside and (not line or line.startswith((" ", ")"))))
-            if inside and any(word in line for word in said[1]) and not line.lstrip().startswith(('"""', "def ")):
-                quoted.append(f"\n               {self.kernel.source.quote(number)[:100]}")
-        return f"\n             {said[0]}; launch hands on{''.join(quoted)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,15 @@ from tilecast.base.progress import Progress, silent
 from tilecast.emulator.battery.bench import Bench
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.exponential import check_exponentials
+from tilecast.emulator.battery.host import handed_on
 from tilecast.emulator.battery.problems import Problem, problems
 from tilecast.emulator.battery.refusals import check_refusals
-from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
+from tilecast.emulator.errors import BoundsError, EmulationError, RequestError, UnsupportedError
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message about a place outside a tensor quotes.
-_BEHIND = 12
+_BEHIND = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def run_battery(
             failures.append(Failure(name, "crash", str(error) + _through(source, error.__cause__)))
         except EmulationError as error:
             kind = type(error).__name__.removesuffix("Error").lower()
-            failures.append(Failure(name, kind, str(error) + (_behind(source, str(error)) if kind == "bounds" else "")))
+            failures.append(Failure(name, kind, str(error) + _behind(source, error)))
         except Exception as error:
             # The file's own code: a refusal of what it must take, or a mistake of the host's.
             where = source.quote_of(error)
@@ -107,13 +107,16 @@ def _exponentials(run: Bench) -> int:
     return check_exponentials(run.kernel.session.ptx, run.kernel.header, run.kernel.source)
 
 
-def _behind(source: Source, message: str) -> str:
-    """What the statement that a message quotes first is computed from, as text to append."""
-    quoted = re.search(r"line (\d+):", message)
-    lines = source.computed(int(quoted.group(1)), "values")[1:_BEHIND] if quoted else []
-    return (
+def _behind(source: Source, error: EmulationError) -> str:
+    """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
+    twice = str(error).startswith("race on element") and "between warps" not in str(error)
+    if not twice and not isinstance(error, BoundsError):
+        return ""
+    lines = source.values(source.frames_of(error), _BEHIND)[1:]
+    text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
+    return text + (handed_on(source, "addresses depend on strides", ("stride", "attention[")) if twice else "")
 
 
 def _through(source: Source, error: BaseException) -> str:

@@ -1,0 +1,67 @@
+"""Lines of a kernel's host code that hand on what a problem is about."""
+
+from __future__ import annotations
+
+import ast
+
+from tilecast.emulator.battery.problems import Problem
+from tilecast.emulator.source import Source
+
+#: Lines that are quoted, and characters of each.
+_QUOTED, _WIDTH = 10, 100
+
+
+def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
+    """Text to append to a message: ``why``, then the lines of ``launch`` and ``plan`` that name one of ``words``, and the
+    constants with a fraction that these read.
+    """
+    tree = ast.parse(source.text)
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in ("launch", "plan")]
+    functions.sort(key=lambda function: function.name)
+    lines: dict[int, None] = {}
+    for function in functions:
+        for node in ast.walk(function):
+            if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.Raise)) and not _is_text(node):
+                # Of a compound statement its head.
+                body = getattr(node, "body", None)
+                last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+                text = source.text.splitlines()[node.lineno - 1 : max(last, node.lineno)]
+                numbers = [
+                    node.lineno + i for i, line in enumerate(text) if any(w in line.partition("#")[0] for w in words)
+                ]
+                lines.update(dict.fromkeys(numbers))
+    kept = sorted(lines)[:_QUOTED]
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.lineno in kept}
+    kept += [
+        node.lineno
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, float)
+        and any(isinstance(target, ast.Name) and target.id in read for target in node.targets)
+    ]
+    quoted = "".join(f"\n               {source.quote(line)[:_WIDTH]}" for line in kept)
+    return f"\n             {why}; the host's lines about it{quoted}" if kept else ""
+
+
+def about(
+    problem: Problem, again: bool, planned: bool, masked: bool, only_sums: bool
+) -> tuple[str, tuple[str, ...]] | None:
+    """Why the host may be wrong, and the words of its lines; None where nothing says so.
+
+    ``again``: of a second launch (``planned``: from what the first worked out); ``masked``: keys are weighed that a row does not
+    see, or the other way round; ``only_sums``: the output is right.
+    """
+    if again and not planned:
+        return "the first launch of the shape was right", ("scale", "attention[")
+    if not problem.keys:
+        return "with keys it is another path", ("numel", "zero_", "fill_", "planned")
+    if problem.scale is not None:
+        return "an ordinary scale was right", ("scale",)
+    if masked and min(problem.window) >= 0:
+        return f"with a window of {problem.window}", ("window",)
+    return ("the logarithm of sums depends on the scale", ("scale",)) if only_sums else None
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,313 @@
+"""Which lines the values of a statement come from: a backward slice through calls, fields of named tuples and memory of the chip.
+
+Nearest first.  A tuple that a function returns is followed element by element, a field of a named tuple by its name, what is
+loaded from shared or tensor memory to what is stored in memory of that name, and a parameter to the calls: those of the
+run where they are known, else all of the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import itertools
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: A function that is called from so many places is a helper: what it computes is less likely to be the cause.
+_HELPER_CALLS, _HELPER_COST = 4, 3
+#: Attributes of a tensor that say nothing of its values.
+_NO_VALUES = {"layout", "type", "shape", "dtype", "element_ty"}
+#: Methods that move values.
+_MOVES = {"load", "store", "convert_layout", "split", "join", "to", "index", "slice", "permute", "reshape"}
+#: Steps that are followed at most.
+_STEPS = 2000
+
+_Function = ast.FunctionDef
+_Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A function, and the call that it runs for: None where that is not known."""
+
+    function: _Function
+    call: ast.Call | None = None
+    caller: _Frame | None = None
+
+
+class Dataflow:
+    """The slices of one file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
+        self._constants: dict[str, ast.Assign | ast.AnnAssign] = {}
+        #: Fields of named tuples and classes, by name.
+        self._fields: dict[str, list[str]] = {}
+        for node in tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                for target in _targets(node):
+                    self._constants[target.id] = node
+                    fields = _fields_of(node.value)
+                    if fields:
+                        self._fields[target.id] = fields
+            elif isinstance(node, ast.ClassDef):
+                self._fields[node.name] = [
+                    n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+                ]
+        #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
+        self._calls: dict[str, list[tuple[_Function, list[ast.expr], ast.Call | None]]] = {}
+        self._stores: dict[str, list[tuple[_Function, ast.Call]]] = {}
+        for function in self._functions.values():
+            for part in ast.walk(function):
+                self._note(function, part)
+        #: What is left to follow, cheapest first: (cost, number, (frame, name or expression, field, statement to quote)).
+        self._queue: list[tuple[int, int, Any]] = []
+        self._number = itertools.count()
+        self._found: dict[int, None] = {}
+        self._passed: dict[int, None] = {}
+        self._seen: set[Any] = set()
+        self._right: Container[str] = ()
+        self._products = False
+
+    def _note(self, function: _Function, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                self._calls.setdefault(node.func.id, []).append((function, node.args, node))
+            elif isinstance(node.func, ast.Attribute) and node.func.attr == "store" and len(node.args) == 1:
+                name = _memory(node.func.value)
+                if name:
+                    self._stores.setdefault(name, []).append((function, node))
+        if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[0], ast.Name):
+            # A partition and its arguments.
+            role, given = node.elts
+            if isinstance(role, ast.Name) and role.id in self._functions and isinstance(given, ast.Tuple):
+                self._calls.setdefault(role.id, []).append((function, given.elts, None))
+
+    def stores(self, name: str) -> list[int]:
+        """Lines that store to memory of this name."""
+        return [call.lineno for _, call in self._stores.get(name, [])]
+
+    def lines(
+        self, chain: Sequence[int], limit: int, argument: int = 0, right: Container[str] = (), products: bool = False
+    ) -> list[int]:
+        """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
+
+        ``chain[1:]``: lines of the callers; ``right``: memories whose values are not followed further; ``products``: whether the
+        accumulators of wgmma are, and not only what comes after them.
+        """
+        self._right, self._products = right, products
+        frame = self._frame(chain)
+        if frame is None:
+            return []
+        self._queue, self._found, self._passed, self._seen = [], {}, {}, set()
+        for node in ast.walk(frame.function):
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and chain[0] in _lines(node):
+                self._found.update(dict.fromkeys(_lines(node)))
+                if node.value is not None:
+                    self._push(0, frame, _argument(node.value, argument), ())
+        for _ in range(_STEPS):
+            if not self._queue or len(self._found) >= limit:
+                break
+            cost, _, (frame, what, path, quoted) = heapq.heappop(self._queue)
+            if quoted is not None:
+                self._quote(quoted)
+            if isinstance(what, str):
+                self._name(cost, frame, what, path)
+            else:
+                self._expression(cost, frame, what, path)
+        # What only passes values on says less.
+        return [*self._found, *self._passed][:limit]
+
+    def _frame(self, chain: Sequence[int]) -> _Frame | None:
+        frame, at = None, 0
+        for line in reversed(chain):
+            inside = next((f for f in self._functions.values() if line in _lines(f)), None)
+            if inside is not None:
+                calls = [call for f, _, call in self._calls.get(inside.name, []) if frame and f is frame.function]
+                call = next((call for call in calls if call is not None and at in _lines(call)), None)
+                frame, at = _Frame(inside, call, frame if call else None), line
+        return frame
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _quote(self, node: Any) -> None:
+        (self._found if _computes(node) else self._passed).update(dict.fromkeys(_lines(node)))
+
+    def _push(self, cost: int, frame: _Frame, what: str | ast.expr, path: _Path, quoted: ast.AST | None = None) -> None:
+        """Follow a name or an expression when its turn comes, and quote the statement that it stands in."""
+        key = (frame.function.name, what if isinstance(what, str) else id(what), path)
+        if key not in self._seen:
+            self._seen.add(key)
+            heapq.heappush(self._queue, (cost, next(self._number), (frame, what, path, quoted)))
+
+    def _expression(self, cost: int, frame: _Frame, node: ast.expr, path: _Path) -> None:
+        """What an expression reads; of its value, the field ``path``."""
+        if isinstance(node, ast.Name):
+            self._push(cost, frame, node.id, path)
+        elif isinstance(node, ast.Attribute):
+            if node.attr not in _NO_VALUES:
+                self._push(cost, frame, node.value, (node.attr, *path)[:2])
+        elif isinstance(node, ast.Call):
+            self._call(cost, frame, node, path)
+        elif isinstance(node, ast.Tuple) and path and path[0].isdigit() and int(path[0]) < len(node.elts):
+            self._push(cost, frame, node.elts[int(path[0])], path[1:])
+        else:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self._push(cost, frame, child, ())
+
+    def _call(self, cost: int, frame: _Frame, node: ast.Call, path: _Path) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "warpgroup_mma":
+            for one in node.args[2:3] if self._products else ():
+                self._push(cost, frame, one, ())
+            return
+        if name in self._functions:
+            callee = self._functions[name]
+            if _hides(callee):
+                return
+            helper = len(self._calls.get(name, ())) >= _HELPER_CALLS
+            inner = _Frame(callee, node, frame)
+            for back in (n for n in ast.walk(callee) if isinstance(n, ast.Return) and n.value is not None):
+                self._push(cost + 1 + helper * _HELPER_COST, inner, back.value, path, back)  # type: ignore[arg-type]
+            if helper:
+                # It is followed for one of its calls only: what the others are given, here.
+                for one in node.args:
+                    self._push(cost + 1, frame, one, ())
+            return
+        if name in self._fields and path and path[0] in self._fields[name]:
+            place = self._fields[name].index(path[0])
+            named = [keyword.value for keyword in node.keywords if keyword.arg == path[0]]
+            for one in named or node.args[place : place + 1]:
+                self._push(cost, frame, one, path[1:])
+            return
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("load", "load_max"):
+                # Which memory it is was right.
+                name = _memory(node.func.value)
+                for function, store in self._stores.get(name, []) if name not in self._right else ():
+                    self._push(cost + 1, _Frame(function), store.args[0], (), store)
+                return
+            self._push(cost, frame, node.func.value, ())
+        for one in node.args:
+            self._push(cost, frame, one, ())
+
+    def _name(self, cost: int, frame: _Frame, name: str, path: _Path) -> None:
+        """Where a name gets its value."""
+        function = frame.function
+        assigned = False
+        for node in _nearest(function):
+            targets = _targets(node)
+            place = next((i for i, target in enumerate(targets) if target.id == name), None)
+            if place is None:
+                continue
+            assigned = True
+            helper = len(self._calls.get(function.name, ())) >= _HELPER_CALLS
+            if self._says_nothing(node, path) or (helper and isinstance(node, ast.AnnAssign)):
+                continue
+            self._quote(node if not isinstance(node, ast.For) else node.iter)
+            value = node.iter if isinstance(node, ast.For) else node.value
+            if value is not None:
+                self._push(cost + 1, frame, value, (str(place), *path)[:2] if len(targets) > 1 else path)
+        if name in [argument.arg for argument in function.args.args]:
+            self._parameter(cost, frame, name, path)
+        elif (
+            not assigned and name in self._constants and name not in self._fields and _says_value(self._constants[name])
+        ):
+            self._quote(self._constants[name])
+
+    def _says_nothing(self, node: Any, path: _Path) -> bool:
+        """Whether a statement counts, makes an object whose fields are followed where they are read, or sets up the compiler."""
+        if isinstance(node, ast.For):
+            return False
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, int):
+            return True
+        if isinstance(node, ast.AnnAssign) and "constexpr" in ast.unparse(node.annotation):
+            return not _says_value(node)
+        made = node.value
+        if (
+            not path
+            and isinstance(made, ast.Call)
+            and isinstance(made.func, ast.Name)
+            and made.func.id in self._functions
+        ):
+            last = self._functions[made.func.id].body[-1]
+            made = last.value if isinstance(last, ast.Return) else None
+        return (
+            not path and isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in self._fields
+        )
+
+    def _parameter(self, cost: int, frame: _Frame, name: str, path: _Path) -> None:
+        place = [argument.arg for argument in frame.function.args.args].index(name)
+        if frame.call is not None and frame.caller is not None:
+            calls = [(frame.caller, frame.call.args, frame.call)]
+        else:
+            calls = [(_Frame(f), args, call) for f, args, call in self._calls.get(frame.function.name, [])]  # type: ignore[misc]
+        for caller, args, call in calls:
+            named = [k.value for k in call.keywords if k.arg == name] if call is not None else []
+            for one in named or args[place : place + 1]:
+                # What every partition is given is less likely to be the cause than what one call passes on.
+                self._push(cost + (1 if call is not None else 4), caller, one, path, call)
+
+
+def _argument(value: ast.expr, number: int) -> ast.expr:
+    """An argument of a call; the whole expression where there is none."""
+    return value.args[number] if isinstance(value, ast.Call) and len(value.args) > number else value
+
+
+def _hides(function: _Function) -> bool:
+    """Whether a function hides scores, gl.where(seen, s, -inf): which ones is another question than what they weigh."""
+    last = function.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    return isinstance(value, ast.Call) and len(value.args) == 3 and "-inf" in ast.unparse(value.args[2])
+
+
+def _computes(node: ast.AST) -> bool:
+    """Whether a statement computes something, and does not only pass values on."""
+    for one in ast.walk(node):
+        if isinstance(one, (ast.BinOp, ast.Compare, ast.BoolOp)):
+            return True
+        if isinstance(one, ast.Constant) and isinstance(one.value, (float, str)):
+            return True
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in _MOVES:
+            return True
+    return False
+
+
+def _says_value(node: ast.Assign | ast.AnnAssign) -> bool:
+    """Whether a constant is a number with a fraction, or text (inline PTX): extents and layouts are checked elsewhere."""
+    found = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    return any(isinstance(one, (float, str)) for one in found)
+
+
+def _memory(node: ast.expr) -> str:
+    """Last attribute of ``softmax.rows.index(0)`` and the like that names memory: rows; empty where there is none."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _fields_of(value: ast.expr | None) -> list[str]:
+    """Fields of ``namedtuple("Name", "a b c")``; none of anything else."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "namedtuple":
+        names = ast.literal_eval(value.args[1])
+        return names.split() if isinstance(names, str) else list(names)
+    return []
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> list[ast.Name]:
+    """Names that a statement assigns to, in their order."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    flat = [one for t in targets for one in (t.elts if isinstance(t, ast.Tuple) else [t])]
+    return [one for one in flat if isinstance(one, ast.Name)]
+
+
+def _nearest(function: _Function) -> Iterator[ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For]:
+    """Assignments, the last first."""
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
+    return iter(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
+
+
+def _lines(node: Any) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -1,0 +1,74 @@
+"""Where values come from: nearest first, through calls, named tuples and memory, and not through what is right already."""
+
+from __future__ import annotations
+
+import ast
+
+from tilecast.emulator.dataflow import Dataflow
+
+TEXT = """\
+State = namedtuple("State", "top total")
+LN2 = gl.constexpr(0.69)
+ROWS = gl.constexpr(64)
+
+
+def scores(q, k):
+    return warpgroup_mma(q, k, zero)
+
+
+def hidden(s, key):
+    return gl.where(key < 3, s, float("-inf"))
+
+
+def step(s, before):
+    top = gl.maximum(before.top, gl.max(s, 1))
+    factor = gl.exp2(before.top - top)
+    return gl.exp2(s - top), State(top, before.total * factor), factor
+
+
+def role(q, k, cell, out):
+    s = hidden(scores(q, k), 0)
+    state = State(gl.max(s, 1), gl.sum(s, 1))
+    p, state, factor = step(s, state)
+    cell.rows.store(gl.log2(state.total) * LN2)
+    n = 0
+    n += 1
+    finish(cell, out, n)
+
+
+def finish(cell, out, n):
+    got = cell.rows.load()
+    gl.store(out + n * ROWS, got + 1.0, mask=got > 0)
+"""
+
+
+def lines(*chain: str, argument: int = 0, **stops: bool) -> list[str]:
+    text = TEXT.splitlines()
+    places = [next(i for i, line in enumerate(text, 1) if start in line) for start in chain]
+    return [text[n - 1].strip() for n in Dataflow(ast.parse(TEXT)).lines(places, 20, argument, **stops)]  # type: ignore[arg-type]
+
+
+def test_a_value_is_followed_through_memory_and_the_elements_of_what_calls_return() -> None:
+    found = lines("gl.store(out", "finish(cell, out, n)", argument=1)
+    assert found[:4] == [
+        "gl.store(out + n * ROWS, got + 1.0, mask=got > 0)",
+        "cell.rows.store(gl.log2(state.total) * LN2)",
+        "LN2 = gl.constexpr(0.69)",
+        "state = State(gl.max(s, 1), gl.sum(s, 1))",
+    ]
+    assert "factor = gl.exp2(before.top - top)" in found
+    # What only passes a value on comes last; counters, extents, masks of scores and products that were right do not come.
+    assert found.index("got = cell.rows.load()") > found.index("factor = gl.exp2(before.top - top)")
+    assert not {"n += 1", "ROWS = gl.constexpr(64)", "return warpgroup_mma(q, k, zero)"} & set(found)
+    assert not any("-inf" in line for line in found)
+
+
+def test_the_other_argument_is_another_question() -> None:
+    assert lines("gl.store(out", "finish(cell, out, n)") == [
+        "gl.store(out + n * ROWS, got + 1.0, mask=got > 0)",
+        "finish(cell, out, n)",
+    ]
+
+
+def test_a_place_outside_functions_comes_from_nowhere() -> None:
+    assert lines("LN2 = ") == []
