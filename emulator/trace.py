@@ -111,6 +111,7 @@ class RoleTrace:
 
     name: str
     index: int
+    warps: int
     events: list[Event] = field(default_factory=list)
 
 

@@ -43,7 +43,7 @@ class Role:
         #: Tiles stored by the copy engine, and cp.async.
         self.stores, self.gathers = Groups(), Groups()
         self.unmet = Unmet()
-        self.trace = RoleTrace(name, index)
+        self.trace = RoleTrace(name, index, warps)
 
     @property
     def wgmma_stream(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilecast.emulator.replay.timing import COPY_LATENCY, RESCALE, Timeline, replay
+from tilecast.emulator.replay.timing import COPY_LATENCY, MEETINGS, RESCALE, Timeline, replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
@@ -43,7 +43,7 @@ def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) ->
     timeline = replay(trace, machine)
     ii = timeline.ii_cycles()
     left_out = []
-    for names in ((RESCALE,), (RESCALE, COPY_LATENCY)) if ii else ():
+    for names in ((RESCALE,), (MEETINGS,), (RESCALE, MEETINGS), (RESCALE, COPY_LATENCY)) if ii else ():
         other = replay(trace, machine, names).ii_cycles()
         left_out.append((" and ".join(names), other / model - 1))
     return Comparison(timeline, ii, model, tuple(left_out))

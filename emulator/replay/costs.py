@@ -6,6 +6,7 @@ why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from tilecast.emulator.trace import CopyIssue, MatrixIssue, Work
@@ -19,14 +20,46 @@ from tilecast.model.pipeline.tensor_core import (
     mma_tile_cycles,
 )
 
-#: Barrier operations of a softmax step: what `common.STEP_INSTRUCTIONS` is spread over.
-_BARRIER_OPERATIONS = 5
 DTYPES = {"fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8"}
 
 
-def barrier_cycles(machine: Machine) -> float:
-    """Time a role spends on a wait or an arrival itself: address, poll, branch."""
-    return common.STEP_INSTRUCTIONS * 4.0 / machine["issue.warp_inst_per_clk"] / _BARRIER_OPERATIONS
+@dataclass(frozen=True, slots=True)
+class Synchronisation:
+    """What barriers cost a role, in cycles, as machines are measured for it."""
+
+    #: A wait whose phase is complete already.
+    poll: float
+    #: From an arrival until who waits for it goes on, in the CTA and across a pair.
+    handover: float
+    across: float
+    #: An arrival itself, and the barrier of all warps of the role that Triton puts before it.
+    arrive: float
+    meet: float
+
+    def arrival(self, warps: int) -> float:
+        """What an arrival takes a role of so many warps."""
+        return self.arrive + (self.meet if warps > 1 else 0.0)
+
+
+def synchronisation(machine: Machine) -> Synchronisation:
+    """From the ``sync`` facts of a machine file."""
+    m = machine
+    local = m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"])
+    return Synchronisation(
+        m["sync.wait_done_cycles"], local, max(local, m.get("sync.cluster_arrive_cycles", 0.0)),
+        m.get("sync.arrive_cycles", 0.0), m.get("sync.barrier_cycles", m["sync.named_barrier_cycles"]),
+    )  # fmt: skip
+
+
+def start_cycles(machine: Machine, barriers: int) -> float:
+    """From the start of a CTA until its roles begin; it initialises so many barriers."""
+    per_barrier = machine.get("launch.barrier_setup_cycles", 0.0)
+    return machine["launch.cta_start_cycles"] + machine.get("launch.cta_setup_cycles", 0.0) + barriers * per_barrier
+
+
+def copy_latency(machine: Machine, cold: bool) -> float:
+    """From the last byte that the copy engine has moved until who waits for it may go on; ``cold``: not from L2."""
+    return machine["tma.latency_hbm_cycles" if cold else "tma.latency_l2_cycles"]
 
 
 def uses_mufu(work: Work) -> bool:

@@ -37,7 +37,7 @@ from tilecast.model.sm.fluid import EPS_CYCLES as _EPS
 from tilecast.model.sm.fluid import advance
 
 #: What `replay` can leave out.
-RESCALE, COPY_LATENCY = "rescale", "copy latency"
+RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
 _NEVER = float("inf")
 _LAP = 4
 
@@ -85,6 +85,8 @@ class _Role:
     busy: bool = False
     #: Whether exponentials have gone since the last wait.
     pipe_is_full: bool = False
+    #: Whether it stands at a barrier.
+    stood: bool = False
     #: When each of its own products is done and may be touched.
     products: dict[int, float] = field(default_factory=dict)
 
@@ -113,6 +115,8 @@ class _Replay:
         self.queue: deque[_Running | tuple[Commit, _Role]] = deque()
         self.last_product: tuple[float, float] = (0.0, 0.0)
         self.engine_busy = False
+        #: Whether the first product has begun.
+        self.multiplied = False
         #: When each phase completes: contributions still to come, and the latest so far.
         self.missing: dict[Key, int] = {}
         self.complete: dict[Key, float] = {}
@@ -121,9 +125,7 @@ class _Replay:
                 self.missing[key] = self.missing.get(key, 0) + 1
         self.speeds: dict[tuple[int, ...], tuple[float, ...]] = {}
         self.ops: dict[object, Op] = {}
-        self.barrier = costs.barrier_cycles(machine)
-        self.local = machine["sync.mbarrier_roundtrip_cycles"]
-        self.across = max(self.local, machine.get("sync.cluster_arrive_cycles", 0.0))
+        self.sync = costs.synchronisation(machine)
 
     def contribute(self, key: Key, when: float) -> None:
         """One arrival of a phase."""
@@ -161,8 +163,8 @@ class _Replay:
                 role.busy = True
                 self.active.append(_Running(op, op.min_cycles, now, role, event))
         elif isinstance(event, Arrive):
-            self.contribute(event.key, now + (self.across if event.across else self.local))
-            role.free = now + self.barrier
+            role.free = now + self.sync.arrival(1 if MEETINGS in self.without else role.trace.warps)
+            self.contribute(event.key, role.free + (self.sync.across if event.across else self.sync.handover))
         elif isinstance(event, (CopyIssue, MatrixIssue)):
             self._issue(role, event, now)
         elif isinstance(event, Commit):
@@ -184,9 +186,11 @@ class _Replay:
         if when > now + _EPS:
             if when < _NEVER:
                 self._span(role.trace.name, "wait", now, when, event.line, "wait")
-                role.free = when
+                role.free, role.stood = when, True
             return False
-        role.free = now + (self.barrier if isinstance(event, Wait) else 0.0)
+        # Who stood at the barrier goes on when the phase is handed over.
+        role.free = now + (self.sync.poll if isinstance(event, Wait) and not role.stood else 0.0)
+        role.stood = False
         return True
 
     def _issue(self, role: _Role, event: CopyIssue | MatrixIssue, now: float) -> None:
@@ -212,7 +216,7 @@ class _Replay:
             return True
         entry.start = now
         self.active.append(entry)
-        self.engine_busy = True
+        self.engine_busy = self.multiplied = True
         return True
 
     def finish(self, entry: _Running, now: float) -> None:
@@ -229,8 +233,9 @@ class _Replay:
         elif isinstance(event, CopyIssue):
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:
-                latency = 0.0 if COPY_LATENCY in self.without else self.machine["tma.latency_l2_cycles"]
-                self.contribute(event.key, now + latency)
+                # Nobody has asked for the first tiles before: they come from memory.
+                latency = costs.copy_latency(self.machine, cold=not self.multiplied)
+                self.contribute(event.key, now + (0.0 if COPY_LATENCY in self.without else latency))
         else:
             entry.role.busy = False
             entry.role.free = now
@@ -243,7 +248,7 @@ class _Replay:
 
     def run(self) -> float:
         """From event to event until every role is done; returns the last end."""
-        now = self.machine["launch.cta_start_cycles"]
+        now = costs.start_cycles(self.machine, len({key[0] for key in self.missing}))
         first = self.roles[0]
         first.started, first.free = True, now
         while True:
@@ -283,7 +288,7 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
     """Time one program's trace on one SM of ``machine``.
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
-    the engine has moved them).
+    the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives).
     """
     state = _Replay(trace, machine, without)
     cycles = state.run()

@@ -65,6 +65,12 @@ def emulate(
         bool,
         typer.Option("--superfluous", help="After the battery, leave out every wait in turn: which are not missed?"),
     ] = False,
+    routes: Annotated[
+        bool,
+        typer.Option(
+            "--routes", help="Only time: one tile by its source, by the pipeline simulation and by its machine code."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Gluon kernel on the CPU: correctness, races, deadlocks, what was not reached.
@@ -84,6 +90,13 @@ def emulate(
         raise typer.BadParameter(
             "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
         )
+    if routes:
+        if one_problem or call is not None or main or case is not None or keep_going or superfluous:
+            raise typer.BadParameter(
+                "--routes takes a tile of its own: only --machine goes with it", param_hint="'--routes'"
+            )
+        _routes(file, machine, as_json)
+        return
     if call is not None or main:
         _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, as_json)
         return
@@ -104,6 +117,24 @@ def emulate(
     show(found.text, {"file": file, "workload": work.as_dict(), "mode": mode, "seed": seed, **figures}, as_json)
     if not found.right:
         raise typer.Exit(1)
+
+
+def _routes(file: str, machine: str | None, as_json: bool) -> None:
+    """emulate --routes: a tile by its source, by the pipeline and by its machine code."""
+    from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.kept import compiled_variant
+    from tilecast.emulator.call import need_packages
+    from tilecast.model.compiled.loops.shelf import loop_at_hand
+
+    need_packages()
+    from tilecast.emulator.routes import as_text, by_all_routes
+    from tilecast.emulator.run import kernel_path
+
+    found = by_all_routes(
+        str(kernel_path(file)), machine,
+        lambda work, chip, variant: loop_at_hand(work, chip, variant) or compiled_variant(work, chip, variant),
+    )  # fmt: skip
+    show(as_text(file, found), {"file": file, **found.as_dict()}, as_json)
 
 
 def _battery(
