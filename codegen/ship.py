@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
+from tilecast.codegen.append import generate_append
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.gemm_ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
+from tilecast.model.append import parse_append
 from tilecast.model.backward import find_backward, parse_backward
 from tilecast.model.families import find_family, parse_variant
 from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.kernel.variants.append import AppendVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
@@ -74,6 +77,11 @@ def read_backward_list(path: Path = LIST) -> tuple[Shipped, ...]:
 def read_serving_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The serving kernels of the list, in its order."""
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["serving"])
+
+
+def read_append_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The kernels of the list that append to caches, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["append"])
 
 
 def read_e4m3_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -135,6 +143,15 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         )
         serving.append(
             f"| `{kernel.module}.py` | {_purpose_of_rows(kernel)} | {_devices(kernel)} | `{kernel.variant}` |"
+        )
+    for kernel in read_append_list():
+        given_append = parse_append(kernel.variant, AppendVariant())
+        # No index has them: there is one for each kind of cache, on every device.
+        made_append = generate_append(kernel.workload, load_machine(kernel.machine), given_append, version)
+        yield Path("generated") / f"{kernel.module}.py", made_append.source
+        cache = "e4m3" if given_append.cache_bits == 8 else "16-bit"
+        serving.append(
+            f"| `{kernel.module}.py` | any head_dim, appends to a {cache} cache | {_devices(kernel)} | `{kernel.variant}` |"
         )
     yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
@@ -240,7 +257,8 @@ element of dq, which it sums in float32.  Nothing forecasts them yet ([docs/trai
 `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
 `tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
 mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split with
-a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.
+a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.  `triton_append*` writes new keys and
+values to their places in a cache, rotated where asked, and goes before them.
 
 | file | for | compute capability | variant |
 |---|---|---|---|

@@ -238,6 +238,10 @@ def compile_kernels(
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
         arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
+    elif direction == "append":
+        arguments, options = _append(
+            work, _DTYPE_NAMES[dtype], capability, "cache_bits=8" in header["variant"].split(",")
+        )
     else:
         left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
@@ -317,4 +321,26 @@ def _serving(
     scratch = [_Shape((1,), kind, 4, capability) for kind in ("torch.float32", "torch.int32")]
     return (q, k, v, out, lse, work["head_dim_qk"] ** -0.5), {
         **lists, "max_seqlen_q": rows, "max_seqlen_k": keys, "work": scratch, "sms": sms,
+    }  # fmt: skip
+
+
+def _append(
+    work: Mapping[str, Any], dtype: str, capability: int, narrow: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and options of ``launch`` of a kernel that appends: packed queries and keys, rotated, to pages."""
+    batch, heads_kv, rows, keys = work["batch"], work["heads_kv"], work["seqlen_q"], work["seqlen_k"]
+    dims = work["head_dim_qk"], work["head_dim_v"]
+    kinds = ("torch.uint8", 1) if narrow else (dtype, 2)
+
+    def whole(*shape: int) -> _Shape:
+        return _Shape(shape, "torch.int32", 4, capability)
+
+    news = [_Shape((batch * rows, heads_kv, dim), dtype, 2, capability) for dim in dims]
+    pools = [_Shape((batch * keys // _PAGE, _PAGE, heads_kv, dim), *kinds, capability) for dim in dims]
+    q, turned = (_Shape((batch * rows, work["heads_q"], dims[0]), dtype, 2, capability) for _ in range(2))
+    table = _Shape((keys, dims[0] // 2), dtype, 2, capability)
+    scales = {f"{x}_descale": _Shape((batch, heads_kv), "torch.float32", 4, capability) for x in "kv"}
+    return (*news, *pools, whole(batch), whole(batch)), {
+        "cu_seqlens_k_new": whole(batch + 1), "cu_seqlens_q": whole(batch + 1), "block_table": whole(batch, keys // _PAGE),
+        "rotary_cos": table, "rotary_sin": table, "q": q, "turned": turned, **(scales if narrow else {}),
     }  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.errors import AttentionError, check_scale, limits
-from tilecast.kernels.serving.again import find, key_of, remember
+from tilecast.kernels.errors import AttentionError, UnsupportedError, check_scale, limits
+from tilecast.kernels.serving.again import find, key_of, remember, watched
+from tilecast.kernels.serving.append import append, append_started, check_append
 from tilecast.kernels.serving.checks import (
     MOST_KEYS,
     check_length,
@@ -23,7 +24,10 @@ from tilecast.kernels.serving.checks import (
     check_values,
     factors,
 )
-from tilecast.kernels.serving.operator import serve, started
+from tilecast.kernels.serving.operator import refusal, serve, started
+
+#: Tensors of a call before those that it appends.
+_GIVEN = 11
 
 
 def attention_kvcache(
@@ -34,6 +38,12 @@ def attention_kvcache(
     block_table: torch.Tensor | None = None,
     cache_batch_idx: torch.Tensor | None = None,
     *,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    rotary_interleaved: bool = True,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
@@ -56,6 +66,12 @@ def attention_kvcache(
     cache_seqlens: keys of each sequence, int32 (batch,) or one number; all of the cache by default.
     block_table: int32 (batch, pages of a sequence); entries beyond a sequence's keys are never read.
     cache_batch_idx: int32 (batch,), the row of the cache that each sequence has, its own number by default.
+    k, v: (batch, seqlen_new, heads_kv, ...), or with cu_seqlens_k_new (total_new, heads_kv, ...), are first written to the cache behind
+    its cache_seqlens keys and count as keys from then on; cache_seqlens itself stays.  An e4m3 cache gets k / k_descale, rounded to the nearest, 448 at the
+    most.  What a cache has no room for is not written.  No two sequences may write to one row or page.
+    rotary_cos, rotary_sin: (positions, half of the columns that turn), float32 or as q; keys turn as they are written, and
+    queries, the i-th as position cache_seqlens + i, or without causal and window all as cache_seqlens.  rotary_interleaved: pairs are
+    neighbours (GPT-J), otherwise halves (GPT-NeoX, Llama in transformers).  Needs k and v; positions beyond the tables count as the last.
     max_seqlen_q: with cu_seqlens_q, the most queries of a sequence; needed.
     max_seqlen_k: the most keys of a sequence, by default what table or cache hold; a tight one saves scratch memory.
     causal, window, scale: as `tilecast.attention`: the last query sits at the last key.
@@ -69,6 +85,8 @@ def attention_kvcache(
     What is in memory beyond a sequence's keys, NaN included, never matters.  A sequence gets the same bits alone and in any
     batch, and the same bits every time.  Safe in CUDA graphs: a replay follows the lengths and tables of its time.
     """
+    new = (k, v, cu_seqlens_k_new, rotary_cos, rotary_sin)
+    appends = any(x is not None for x in new)
     given = (
         q,
         k_cache,
@@ -81,8 +99,19 @@ def attention_kvcache(
         sinks,
         k_descale,
         v_descale,
+        *(new if appends else ()),
     )
-    settings = (max_seqlen_q, max_seqlen_k, causal, causal.__class__, window, scale, softcap, return_lse)
+    settings = (
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        causal.__class__,
+        window,
+        scale,
+        softcap,
+        return_lse,
+        rotary_interleaved,
+    )
     key = None if check else key_of(given, settings)
     if key is not None and (known := find(key)) is not None:
         return known(given)
@@ -119,6 +148,8 @@ def attention_kvcache(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     elif cache_seqlens is not None:
         check_list("cache_seqlens", cache_seqlens, (batch,), q.device)
+    elif appends:
+        raise AttentionError("cache_seqlens: expected the keys before those of k and v, got None")
     scales = [
         factors(name, given, batch, k_cache.shape[-2], q.device)
         for name, given in (("k_descale", k_descale), ("v_descale", v_descale))
@@ -127,7 +158,7 @@ def attention_kvcache(
     longest_q = q.shape[1] if max_seqlen_q is None else max_seqlen_q
     return _call(
         q, k_cache, v_cache, lists, longest_q, whole if max_seqlen_k is None else max_seqlen_k,
-        causal, window, scale, softcap, return_lse, check, key,
+        causal, window, scale, softcap, return_lse, check, key, (*new, rotary_interleaved) if appends else None,
     )  # fmt: skip
 
 
@@ -218,9 +249,12 @@ def attention_varlen(
 def _call(
     q: Any, k: Any, v: Any, lists: tuple[Any, ...], seqlen_q: int, seqlen_k: int, causal: bool,
     window: tuple[int, int] | None, scale: float | None, softcap: float, return_lse: bool, check: bool,
-    key: Any,
+    key: Any, new: Any = None,
 ) -> Any:  # fmt: skip
-    """What both calls share, from checked tensors and lists on; a call with a key is remembered."""
+    """What both calls share, from checked tensors and lists on; a call with a key is remembered.
+
+    ``new``: k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved where something is appended first.
+    """
     left, right = limits(causal, window)
     sinks = lists[5]
     if sinks is not None:
@@ -241,25 +275,35 @@ def _call(
         check_values(lists, k, seqlen_q, seqlen_k, q.shape[0] if lists[0] is not None else None)
     if narrow := k.dtype == torch.float8_e4m3fn:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
-    arguments = (
-        q, k, v, *lists, seqlen_q, seqlen_k, None if scale is None else check_scale(scale), check_softcap(softcap),
-        left, right, return_lse,
-    )  # fmt: skip
+    factor, cap = None if scale is None else check_scale(scale), check_softcap(softcap)
+    appended = None
+    if new is not None:
+        check_append(q, k, v, lists, new, seqlen_k, check)
+        if not watched(q) and (refused := refusal(q, k, q.shape[-1], v.shape[-1])):
+            raise UnsupportedError(refused)  # before anything is written
+        settings = new[5], (left, right) != (-1, -1)
+        turned, lengths = append(q, k, v, lists, new, *settings)
+        if key is not None:
+            appended = append_started(q, k, v, lists, new, *settings)
+        q, lists = turned, (*lists[:2], lengths, *lists[3:])
+    arguments = (q, k, v, *lists, seqlen_q, seqlen_k, factor, cap, left, right, return_lse)
     out, lse = serve(*arguments)
     if key is not None:
-        remember(key, _known_call(started(arguments), narrow, return_lse))
+        remember(key, _known_call(started(arguments), narrow, return_lse, appended))
     return (out, lse) if return_lse else out
 
 
-def _known_call(call: Any, narrow: bool, return_lse: bool) -> Any:
-    """A call that takes tensors as users give them; None for None."""
+def _known_call(call: Any, narrow: bool, return_lse: bool, appended: Any) -> Any:
+    """A call that takes tensors as users give them, ``appended`` first where it is not None; None for None."""
     if call is None:
         return None
 
     def known(given: tuple[Any, ...]) -> Any:
-        q, k, v, *lists = given
+        q, k, v, *lists = given[:_GIVEN]
         if narrow:
             k, v = k.view(torch.uint8), v.view(torch.uint8)
+        if appended is not None:
+            q, lists[2] = appended(q, k, v, lists, given[_GIVEN:])
         out, lse = call(q, k, v, lists)
         return (out, lse) if return_lse else out
 

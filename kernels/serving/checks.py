@@ -50,6 +50,36 @@ def check_tensors(q: Any, k: Any, v: Any, queries: str, keys: str) -> None:
             )
 
 
+def check_new(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, batch: int, packed: bool) -> None:
+    """AttentionError unless new keys and values fit to checked queries and caches of ``batch`` sequences."""
+    dims = "total_new, heads_kv, head_dim" if packed else "batch, seqlen_new, heads_kv, head_dim"
+    for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        shape = getattr(tensor, "shape", None)
+        if shape is None or not hasattr(tensor, "dtype"):
+            raise AttentionError(f"{name}: expected a torch tensor to append, got {type(tensor).__name__}")
+        if len(shape) != dims.count(",") + 1:
+            raise AttentionError(f"{name}: expected dimensions ({dims}), got {len(shape)}: {tuple(shape)}")
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise AttentionError(
+                f"{name}: expected {q.dtype} on {q.device} as q has, got {tensor.dtype} on {tensor.device}"
+            )
+        if tuple(shape[-2:]) != tuple(cache.shape[-2:]):
+            raise AttentionError(
+                f"{name}: expected (..., heads_kv, head_dim) = {tuple(cache.shape[-2:])} as {name}_cache has, got {tuple(shape)}"
+            )
+        if not packed and shape[0] != batch:
+            raise AttentionError(f"{name}: expected a batch of {batch} as q has, got {shape[0]}")
+        if tensor.stride(-1) != 1 or any(n % 8 for n in tensor.stride()[:-1]):
+            raise AttentionError(
+                f"{name}: expected a last stride of 1 and others in multiples of 8, got {tensor.stride()}; "
+                "store it contiguous"
+            )
+    if k.shape[:-1] != v.shape[:-1]:
+        raise AttentionError(
+            f"v: expected as many new values as there are keys, {tuple(k.shape)}, got {tuple(v.shape)}"
+        )
+
+
 def check_list(name: str, given: Any, shape: tuple[int | None, ...], device: Any, dtype: str = "torch.int32") -> None:
     """AttentionError unless ``given`` is a contiguous int32 tensor of ``shape``, None for any extent, on ``device``."""
     if not hasattr(given, "dtype") or not hasattr(given, "shape"):
@@ -143,6 +173,42 @@ def check_values(lists: tuple[Any, ...], k: Any, seqlen_q: int, seqlen_k: int, t
                     raise AttentionError(
                         f"block_table: expected pages 0 to {k.shape[0] - 1}, got {page} for sequence {number}, entry {place}"
                     )
+
+
+def check_appended_values(k: Any, k_cache: Any, cu_new: Any, used: Any, table: Any, slots: Any, cos: Any, longest: int) -> None:  # fmt: skip
+    """AttentionError for new keys that have no place, or no angle; waits for the device."""
+    if cu_new is not None:
+        _check_starts("cu_seqlens_k_new", cu_new, k.shape[0], k.shape[0], "total_new")
+        counts = [last - first for first, last in itertools.pairwise(cu_new.tolist())]
+    else:
+        counts = [k.shape[1]] * used.shape[0]
+    lengths = used.tolist()
+    for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        if not 0 <= length <= longest - count:
+            raise AttentionError(
+                f"cache_seqlens: expected 0 to {longest - count} keys before {count} more, got {length} for sequence {number}"
+            )
+        if cos is not None and length + count > cos.shape[0]:
+            raise AttentionError(
+                f"rotary_cos: expected angles of {length + count} positions for sequence {number}, got {cos.shape[0]}"
+            )
+    owners: dict[int, int] = {}
+    if table is not None:
+        pages = [row[length // k_cache.shape[1] : -(-(length + count) // k_cache.shape[1])]
+                 for row, length, count in zip(table.tolist(), lengths, counts, strict=True)]  # fmt: skip
+    else:
+        pages = [[slot] for slot in (range(len(lengths)) if slots is None else slots.tolist())]
+    name = "cache_batch_idx" if table is None else "block_table"
+    for number, written in enumerate(pages):
+        for page in written:
+            if not 0 <= page < k_cache.shape[0]:
+                raise AttentionError(
+                    f"{name}: expected 0 to {k_cache.shape[0] - 1} for new keys, got {page} for sequence {number}"
+                )
+            if owners.setdefault(page, number) != number:
+                raise AttentionError(
+                    f"{name}: expected places of their own for new keys, got {page} for sequences {owners[page]} and {number}"
+                )
 
 
 def _check_starts(name: str, starts: Any, total: int | None, longest: int, limit: str) -> None:

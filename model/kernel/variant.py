@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from tilecast.model.kernel.variants.append import AppendVariant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -17,7 +18,7 @@ Variant = Fa4Variant | Fa3Variant | Fa2Variant | UnfusedVariant
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def variant_text(variant: Variant | Fa2BackwardVariant | Fa3BackwardVariant | ServingVariant) -> str:
+def variant_text(variant: Variant | Fa2BackwardVariant | Fa3BackwardVariant | ServingVariant | AppendVariant) -> str:
     """The variant as --variant takes it: family first, then every knob."""
     knobs = (f"{f.name}={_plain(getattr(variant, f.name))}" for f in fields(variant))
     return ",".join(knobs)

@@ -227,3 +227,150 @@ def test_parts_of_a_batch_are_written_once() -> None:
             made.lists["block_table"][number : number + 1], causal=True,
         )  # fmt: skip
         assert torch.equal(out[0], both[number][0]), alone
+
+
+# --- new keys and values -----------------------------------------------------------------------------------------
+
+
+def appended(problem, made, news, rotary=None, interleaved=True):
+    """(a problem whose last ``news`` keys of each sequence are not in its cache yet, what to append as options, the queries).
+
+    Of what the cache holds of them nothing is left; with ``rotary`` (cos, sin) the problem's own keys and queries are
+    those after turning, and what comes back is turned the other way.
+    """
+    lists, page, dtype = made.lists, problem.page, made.q.dtype
+    used, table = lists["seqused_k"].tolist(), lists["block_table"].tolist()
+    k_new, v_new = [], []
+    for number, (keys, pages) in enumerate(zip(used, table, strict=True)):
+        for place in range(keys - news, keys):
+            for pool in (made.k, made.v):
+                pool[pages[place // page], place % page] = float("nan") if pool.is_floating_point() else 0x7F
+        k_new.append(made.sequences[number][1][keys - news :])
+        v_new.append(made.sequences[number][2][keys - news :])
+    k, v, q = torch.stack(k_new).to(dtype), torch.stack(v_new).to(dtype), made.q
+    options = {"k": k, "v": v}
+    if rotary is not None:
+        cos, sin = rotary
+        at = torch.tensor(used, device="cuda")[:, None] - news + torch.arange(news, device="cuda")
+        options |= {
+            "k": turned(k, cos[at], -sin[at], interleaved),
+            "rotary_cos": cos,
+            "rotary_sin": sin,
+            "rotary_interleaved": interleaved,
+        }
+        q = turned(q, cos[at], -sin[at], interleaved)
+    return torch.tensor(used, device="cuda", dtype=torch.int32) - news, options, q
+
+
+def turned(x, cos, sin, interleaved):
+    """(batch, rows, heads, dim) rotated by (batch, rows, half) angles in float64, in x's dtype."""
+    half = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
+    y, c, s = x.double(), cos.double()[:, :, None], sin.double()[:, :, None]
+    a, b = y[..., first].clone(), y[..., second].clone()
+    y[..., first], y[..., second] = a * c - b * s, b * c + a * s
+    return y.to(x.dtype)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_appended_keys_are_the_cache_s(dims, dtype) -> None:
+    """The same bits as a cache that had them all along, twice: the second call is one met before."""
+    problem = Problem(((3, 5), (3, 700), (3, 33)), dims=dims, dtype=dtype, heads=(8, 2), page=32, packed_q=False)
+    for _ in range(2):
+        made = make(problem, "cuda")
+        want, want_lse = call(problem, made)
+        caches = made.k.clone(), made.v.clone()
+        before, options, q = appended(problem, made, 3)
+        out, lse = tilecast.attention_kvcache(
+            q, made.k, made.v, before, made.lists["block_table"], window=problem.window, return_lse=True, check=False, **options
+        )  # fmt: skip
+        assert torch.equal(out, want) and torch.equal(lse, want_lse)
+        for got, had in zip((made.k, made.v), caches, strict=True):
+            assert torch.equal(got.view(torch.int16), had.view(torch.int16))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_appended_keys_and_queries_turn(interleaved) -> None:
+    problem = Problem(((2, 50), (2, 900)), dims=(128, 128), dtype="bfloat16", heads=(8, 2), page=16, packed_q=False)
+    made = make(problem, "cuda")
+    angles = torch.arange(1000, device="cuda")[:, None] * 10000.0 ** (-torch.arange(32, device="cuda") / 32)
+    before, options, q = appended(problem, made, 2, (angles.cos(), angles.sin()), interleaved)
+    out, _ = tilecast.attention_kvcache(
+        q, made.k, made.v, before, made.lists["block_table"], causal=True, return_lse=True, check=True, **options
+    )
+    # Turned one way in float64 and back by the kernel, each rounded once.
+    want, _ = call(problem, make(problem, "cuda"))
+    torch.testing.assert_close(out.float(), want.float(), atol=0.03, rtol=0.03)
+
+
+def test_bytes_are_rounded_to_the_nearest() -> None:
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cuda").to(torch.int16)
+    for dtype in (torch.bfloat16, torch.float16):
+        new = numbers.view(dtype).view(1, 64, 8, 128)
+        new = torch.where(new.isnan(), 1.0, new)
+        cache = torch.zeros(1, 64, 8, 128, dtype=torch.uint8, device="cuda")
+        values, q = torch.zeros_like(cache), torch.zeros(1, 1, 8, 128, dtype=dtype, device="cuda")
+        factor = torch.tensor([0.3], device="cuda")
+        tilecast.attention_kvcache(q, cache, values, 0, k=new, v=new, k_descale=factor)
+        for got, wide in ((cache, new.float() / factor), (values, new.float())):
+            assert torch.equal(got, wide.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def test_a_graph_appends_where_the_lengths_of_its_replay_say() -> None:
+    problem = Problem(((1, 600), (1, 40)), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+    before, options, q = appended(problem, made, 1)
+    start = before.clone()
+
+    def step():
+        return tilecast.attention_kvcache(q, made.k, made.v, before, made.lists["block_table"], causal=True, **options)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for back in (0, 7, 30):
+        before.copy_(start - back)
+        pools = made.k.clone(), made.v.clone()
+        graph.replay()
+        got = out.clone()
+        written = made.k.clone()
+        made.k.copy_(pools[0]), made.v.copy_(pools[1])
+        assert torch.equal(step(), got) and torch.equal(made.k.view(torch.int16), written.view(torch.int16))
+
+
+def test_compiled_code_appends() -> None:
+    problem = Problem(((1, 700), (1, 90)), dims=(128, 128), heads=(8, 2), dtype="bfloat16", packed_q=False)
+    made = make(problem, "cuda")
+    before, options, q = appended(problem, made, 1)
+
+    def step(q, k_pool, v_pool, used, table, k, v):
+        return tilecast.attention_kvcache(q * 1.0, k_pool, v_pool, used, table, k=k, v=v, causal=True) + 0.0
+
+    given = (q, made.k, made.v, before, made.lists["block_table"], options["k"], options["v"])
+    plain = step(*given)
+    made.k.nan_to_num_(0.0, 0.0, 0.0)
+    assert torch.equal(torch.compile(step, fullgraph=True)(*given), plain)
+
+
+def test_rows_of_no_sequence_are_not_appended() -> None:
+    """Packed rows behind the last sequence are NaN, as an engine's padding may be; nobody reads or writes them."""
+    problem = Problem(((3, 40), (5, 600)), dims=(128, 128), heads=(8, 2), dtype="bfloat16")
+    made = make(problem, "cuda")
+    want, _ = call(problem, made)
+    pool = made.k.clone()
+    used, starts = made.lists["seqused_k"], made.lists["cu_seqlens_q"]
+    news = starts.diff()
+    nothing = [torch.full((4, 2, 128), float("nan"), dtype=torch.bfloat16, device="cuda")]
+    k, v = (
+        torch.cat([one[i][-int(n) :] for one, n in zip(made.sequences, news, strict=True)] + nothing) for i in (1, 2)
+    )
+    q = torch.cat([made.q, torch.full((4, 8, 128), float("nan"), dtype=torch.bfloat16, device="cuda")])
+    out = tilecast.attention_kvcache(
+        q, made.k, made.v, used - news.int(), made.lists["block_table"], k=k.contiguous(), v=v.contiguous(), cu_seqlens_k_new=starts,
+        cu_seqlens_q=starts, max_seqlen_q=5, causal=True,
+    )  # fmt: skip
+    assert torch.equal(out[:8], want) and torch.equal(made.k.view(torch.int16), pool.view(torch.int16))

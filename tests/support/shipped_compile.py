@@ -18,14 +18,29 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tilecast.codegen.gemm_ship import ShippedGemm, read_gemm_list
-from tilecast.codegen.ship import KERNELS, Shipped, read_backward_list, read_e4m3_list, read_list, read_serving_list
+from tilecast.codegen.ship import (
+    KERNELS,
+    Shipped,
+    read_append_list,
+    read_backward_list,
+    read_e4m3_list,
+    read_list,
+    read_serving_list,
+)
 from tilecast.model.kernel.header import without_header
 
 OLD = Path(sys.prefix) / "triton-3.6"
 RECORD = Path(__file__).parents[1] / "golden" / "shipped_compile.csv"
 SHIPPED: dict[str, Shipped | ShippedGemm] = {
     kernel.module: kernel
-    for kernel in (*read_list(), *read_backward_list(), *read_serving_list(), *read_gemm_list(), *read_e4m3_list())
+    for kernel in (
+        *read_list(),
+        *read_backward_list(),
+        *read_serving_list(),
+        *read_gemm_list(),
+        *read_e4m3_list(),
+        *read_append_list(),
+    )
 }
 #: A kernel's registry capability (or minimum) as targets of the compiler.
 TARGET = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -51,7 +66,7 @@ def portable(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "gemm"):
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "gemm"):
             print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)

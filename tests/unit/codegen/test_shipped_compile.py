@@ -91,7 +91,10 @@ def check_softmax(outcome: Outcome, case: Case) -> None:
 
 
 def check(outcome: Outcome, case: Case) -> None:
-    assert MATRIX[case.target] in outcome.matrix.split()
+    if case.module.startswith("triton_append"):
+        assert not outcome.matrix and not outcome.stack_bytes  # it moves bytes
+    else:
+        assert MATRIX[case.target] in outcome.matrix.split()
     # The simulator of compiled code follows every kernel for Hopper.
     assert outcome.unread == ""
     assert outcome.shared_bytes <= SHARED[case.target]

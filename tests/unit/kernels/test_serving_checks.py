@@ -62,6 +62,39 @@ def test_caches_that_make_no_sense(given, options, said) -> None:
         attention_kvcache(*given, **options)
 
 
+NEW = {"k": zeros(2, 3, 2, 64), "v": zeros(2, 3, 2, 64)}
+ANGLES = {"rotary_cos": zeros(33, 32), "rotary_sin": zeros(33, 32)}
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ((Q, POOL, POOL, USED, TABLE), {"k": NEW["k"]}, "v: expected a torch tensor to append, got NoneType"),
+        ((Q, POOL, POOL, USED, TABLE), ANGLES, "k: expected a torch tensor to append, got NoneType"),
+        ((Q, CACHE, CACHE), NEW, "cache_seqlens: expected the keys before those of k and v, got None"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "v": zeros(2, 2, 2, 64)}, r"v: expected as many new values as there are keys, \(2, 3, 2, 64\)"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "k": zeros(2, 3, 1, 64)}, r"k: expected \(..., heads_kv, head_dim\) = \(2, 64\) as k_cache has"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "k": zeros(1, 3, 2, 64)}, "k: expected a batch of 2 as q has, got 1"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "k": NEW["k"][0]}, r"k: expected dimensions \(batch, seqlen_new, heads_kv, head_dim\), got 3"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "k": NEW["k"].float()}, "k: expected torch.float16 on cpu as q has, got torch.float32"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "k": zeros(2, 3, 2, 68)[..., 4:]}, "k: expected a last stride of 1 and others in multiples of 8"),
+        ((Q, POOL, POOL, USED, TABLE), {"k": NEW["k"][0], "v": NEW["v"][0], "cu_seqlens_k_new": whole(0, 3)}, r"cu_seqlens_k_new: expected shape \(3\)"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "rotary_cos": zeros(33, 32)}, "rotary_sin: expected a table as well, got None"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "rotary_cos": zeros(33, 33), "rotary_sin": zeros(33, 33)}, r"rotary_cos: expected \(positions, 1 to 32 columns"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, **ANGLES, "rotary_sin": zeros(34, 32)}, "rotary_sin: expected shape, strides and dtype of rotary_cos"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, **ANGLES, "rotary_interleaved": 1}, "rotary_interleaved: expected True or False, got 1"),
+        ((Q, POOL, POOL, whole(20, 46), TABLE + whole(0, 3)[:, None] + whole(0, 1, 2)), {**NEW, "check": True}, "cache_seqlens: expected 0 to 45 keys before 3 more, got 46 for sequence 1"),
+        ((Q, POOL, POOL, USED, TABLE), {**NEW, "check": True}, "block_table: expected places of their own for new keys, got 0 for sequences 0 and 1"),
+        ((Q, POOL, POOL, whole(20, 32), TABLE + whole(0, 3)[:, None] + whole(0, 1, 2) * 3), {**NEW, "check": True}, "block_table: expected 0 to 8 for new keys, got 9 for sequence 1"),
+        ((Q, POOL, POOL, whole(20, 31), TABLE + whole(0, 3)[:, None] + whole(0, 1, 2)), {**NEW, **ANGLES, "check": True}, "rotary_cos: expected angles of 34 positions for sequence 1, got 33"),
+        ((Q, CACHE, CACHE, USED, None, whole(1, 1)), {**NEW, "check": True}, "cache_batch_idx: expected places of their own for new keys, got 1 for sequences 0 and 1"),
+    ],
+)  # fmt: skip
+def test_appends_that_make_no_sense(given, options, said) -> None:
+    with pytest.raises(AttentionError, match=said):
+        attention_kvcache(*given, **options)
+
+
 PACKED, KEYS = zeros(10, 8, 64), zeros(12, 2, 64)
 
 
@@ -114,6 +147,10 @@ def test_shapes_without_a_device() -> None:
         )
         out, lse = attention_kvcache(q, k, v, return_lse=True)
         assert (out.shape, lse.shape, lse.dtype) == ((2, 3, 8, 128), (2, 8, 3), torch.float32)
+        used = torch.empty(2, dtype=torch.int32)
+        angles = torch.empty(50, 96, dtype=torch.bfloat16)
+        out = attention_kvcache(q, k, v, used, k=k[:, :3], v=v[:, :3], rotary_cos=angles, rotary_sin=angles)
+        assert out.shape == (2, 3, 8, 128)
         starts = torch.empty(3, dtype=torch.int32)
         out, lse = attention_varlen(q[0], k[0], v[0], starts, starts, 3, 50, return_lse=True)
         assert (out.shape, lse.shape) == ((3, 8, 128), (8, 3))
