@@ -44,7 +44,7 @@ def generate(
         str,
         typer.Option(
             "--pass",
-            help="fwd; bwd: gradients of q, k, v; serve: paged and packed batches. The last two in plain Triton.",
+            help="fwd; bwd: gradients of q, k, v; serve: paged and packed batches; append: new keys into a cache. The last two in plain Triton.",
         ),
     ] = "fwd",
     as_json: AsJson = False,
@@ -57,8 +57,8 @@ def generate(
     from tilecast.codegen.generate import generate as write
     from tilecast.model.families import find_family
 
-    if direction not in ("fwd", "bwd", "serve"):
-        raise typer.BadParameter(f"expected fwd, bwd or serve, got '{direction}'", param_hint="'--pass'")
+    if direction not in ("fwd", *_UNRANKED):
+        raise typer.BadParameter(f"expected fwd, bwd, serve or append, got '{direction}'", param_hint="'--pass'")
     if output is not None:
         check_writable(output)
     if direction != "fwd":
@@ -95,23 +95,25 @@ def generate(
 
 
 #: What kernels of the passes without a forecast are called.
-_UNRANKED = {"bwd": "backward passes", "serve": "serving kernels"}
+_UNRANKED = {"bwd": "backward passes", "serve": "serving kernels", "append": "kernels that append"}
 
 
 def _generate_unranked(
     direction: str, work: Workload, machine: Machine, kernel: Kernel, output: str | None, as_json: bool
 ) -> None:
-    """Write a backward pass ("bwd") or a serving kernel ("serve"): the variant given, or the one to start from."""
+    """Write a backward pass ("bwd"), a serving kernel ("serve") or what fills its cache ("append"): the variant given, or the one to
+    start from."""
     from tilecast import __version__
     from tilecast.base.files import write_text_atomically
     from tilecast.cli.tables import show
 
-    made, targets = (_backward if direction == "bwd" else _serving)(work, machine, kernel, __version__)
+    writers = {"bwd": _backward, "serve": _serving, "append": _append}
+    made, targets = writers[direction](work, machine, kernel, __version__)
     if output is None:
         show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
         return
     write_text_atomically(output, made.source)
-    what = {"bwd": "backward pass of", "serve": "serving kernel for"}[direction]
+    what = {"bwd": "backward pass of", "serve": "serving kernel for", "append": "append to the cache of"}[direction]
     text = (
         f"{output}: {what} {work.label()} for {machine.name}\n"
         f"  variant   {made.header['variant']}\n"
@@ -145,6 +147,18 @@ def _serving(work: Workload, machine: Machine, kernel: Kernel, version: str) -> 
     if kernel.variant is not None:
         variant = parse_serving(kernel.variant, TRITON_SERVING.chosen(work, machine))
     return generate_serving(work, machine, variant, version), TARGETS
+
+
+def _append(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
+    """A generated kernel that appends to caches, and its targets."""
+    from tilecast.codegen.append import TARGETS, generate_append
+    from tilecast.model.append import check_family, parse_append
+    from tilecast.model.kernel.variants.append import AppendVariant
+
+    if kernel.family is not None:
+        check_family(kernel.family)
+    variant = AppendVariant() if kernel.variant is None else parse_append(kernel.variant, AppendVariant())
+    return generate_append(work, machine, variant, version), TARGETS
 
 
 def _list_variants(work: Workload, machine: Machine, name: str, clock: Clock, top: int, as_json: bool) -> None:

@@ -21,6 +21,7 @@ import pytest
 from tilecast.codegen.append import generate_append
 from tilecast.codegen.ship import KERNELS, read_append_list
 from tilecast.model.append import parse_append
+from tilecast.model.kernel.header import header_workload, read_header, without_header
 from tilecast.model.kernel.variants.append import AppendVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -325,8 +326,6 @@ def test_what_ships_compiles_without_spilling(release: str) -> None:
 
 
 def test_a_file_says_what_it_is() -> None:
-    from tilecast.model.kernel.header import header_workload, read_header
-
     for kernel in read_append_list():
         path = KERNELS / "generated" / f"{kernel.module}.py"
         header = read_header(path.read_text(encoding="utf-8"), path)
@@ -348,3 +347,15 @@ def test_a_file_says_what_it_is() -> None:
 def test_refuses_what_cannot_be_written(knobs: str, said: str) -> None:
     with pytest.raises(VariantError, match=said):
         generate_append(Workload(), load_machine("a100"), parse_append(knobs, AppendVariant()))
+
+
+def test_generate_writes_one(tmp_path, capsys) -> None:
+    from tilecast.cli import main
+
+    file = tmp_path / "append.py"
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", "h200", "--pass", "append", "--seqlen", "64", "--variant", "cache_bits=8", "-o", str(file)])
+    assert not stop.value.code
+    assert "no forecast: kernels that append have none yet" in capsys.readouterr().out
+    shipped = (KERNELS / "generated" / "triton_append_e4m3.py").read_text(encoding="utf-8")
+    assert without_header(file.read_text(encoding="utf-8")) == without_header(shipped)  # one file for every shape

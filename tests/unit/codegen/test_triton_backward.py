@@ -482,7 +482,7 @@ def test_generate_writes_a_backward_pass_and_says_what_it_is(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["generate", "a100", "--pass", "both"], "expected fwd, bwd or serve, got 'both'"),
+        (["generate", "a100", "--pass", "both"], "expected fwd, bwd, serve or append, got 'both'"),
         (["generate", "a100", "--pass", "bwd", "--list"], "backward passes have none yet: drop --list"),
         (["generate", "a100", "--pass", "bwd", "--family", "fa4"], "or hopper_bwd, got 'fa4'"),
         (
