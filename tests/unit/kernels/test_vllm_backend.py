@@ -20,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support import vllm_contract  # noqa: E402
+from support.paged_reference import serve as reference  # noqa: E402
 
 from tilecast.kernels.engines import vllm_plugin  # noqa: E402
 from tilecast.kernels.errors import UnsupportedError  # noqa: E402
@@ -47,30 +48,6 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # 
     found = importlib.import_module(PATH)
     yield found
     sys.modules.pop(PATH, None)
-
-
-def reference(q, k, v, cu_q, cu_k, used, table, slots, sinks, *rest):  # type: ignore[no-untyped-def]
-    """What the kernels compute, sequence by sequence, in float64."""
-    seqlen_q, seqlen_k, scale, softcap, left, right, _ = rest[-7:]
-    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    group = q.shape[1] // k.shape[2]
-    for b in range(len(used)):
-        keys = min(int(used[b]), seqlen_k)
-        rows = slice(int(cu_q[b]), int(cu_q[b + 1]))
-        queries = rows.stop - rows.start
-        assert queries <= seqlen_q
-        pages = table[b, : -(-keys // k.shape[1])].long()
-        ks, vs = (x[pages].flatten(0, 1)[:keys].double().repeat_interleave(group, 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), ks) * scale
-        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-        there = torch.arange(keys)[None] - (torch.arange(queries)[:, None] + keys - queries)
-        seen = (there <= (right if right >= 0 else keys)) & (there >= -(left if left >= 0 else keys))
-        scores = scores.masked_fill(~seen, -math.inf)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, queries, 1)], -1)
-        weights = scores.softmax(-1)[..., :keys]
-        out[rows] = torch.einsum("hqk,khd->qhd", weights, vs).to(q.dtype)
-    return out, torch.empty(0)
 
 
 LENGTHS = ((1, 37), (1, 16), (5, 40), (20, 20))
