@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 
@@ -127,3 +128,37 @@ def test_a_training_step(model, tokens) -> None:
     for key, true in exact.items():
         error, peer_error = ((x[key].float() - true).abs().max().item() for x in (ours, peer))
         assert error <= 2 * peer_error + 2**-8 * true.abs().max().item(), key
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_continuous_batching(model, graphs) -> None:
+    """`generate_batch` on pages gives the tokens of `generate` wherever float64 says that the first is clear of the second."""
+    from tilecast.kernels.engines import transformers_paged
+
+    transformers_paged.register()
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCABULARY - 1, (n,), generator=generator).tolist() for n in (7, 300, 90, 31)]
+    names = inspect.signature(transformers.ContinuousBatchingConfig).parameters
+    model.set_attn_implementation(transformers_paged.NAME)
+    config = transformers.GenerationConfig(
+        max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=VOCABULARY - 1
+    )
+    found = [
+        model.generate_batch(
+            asked, generation_config=config, continuous_batching_config=transformers.ContinuousBatchingConfig(
+                **{"page_size" if "page_size" in names else "block_size": 64}, num_blocks=256, max_batch_tokens=512, use_cuda_graph=graphs
+            ),
+        ) for asked in (prompts, prompts[1:2])
+    ]  # fmt: skip
+    together, alone = ({tuple(a.prompt_ids): a.generated_tokens for a in answers.values()} for answers in found)
+    exact = copy.deepcopy(model).double()
+    exact.set_attn_implementation("eager")
+    for prompt in prompts:
+        made = together[tuple(prompt)]
+        assert len(made) == 12
+        with torch.no_grad():
+            scores = exact(torch.tensor([[*prompt, *made]], device="cuda")).logits[0, len(prompt) - 1 : -1]
+        best = scores.topk(2).values
+        for token, (first, second), row in zip(made, best.tolist(), scores, strict=True):
+            assert token == int(row.argmax()) or first - second < 0.05
+    assert alone[tuple(prompts[1])] == together[tuple(prompts[1])]

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.paged_reference import serve as reference  # noqa: E402
+
 from tilecast.kernels.engines import padded  # noqa: E402
 from tilecast.kernels.errors import UnsupportedError  # noqa: E402
 from tilecast.kernels.serving import calls  # noqa: E402
@@ -29,20 +31,6 @@ def one(q, k, v, scale, softcap, sinks, left, right):  # type: ignore[no-untyped
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], -1)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], wide_v).to(q.dtype)
-
-
-def reference(q, k, v, cu_q, cu_k, used, table, slots, sinks, *rest):  # type: ignore[no-untyped-def]
-    """What the kernels compute, for packed sequences and for caches."""
-    seqlen_q, seqlen_k, scale, softcap, left, right, _ = rest[-7:]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if cu_q is None:
-        return torch.stack([one(*rows, scale, softcap, sinks, left, right) for rows in zip(q, k, v, strict=True)]), None
-    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    for b in range(len(cu_q) - 1):
-        rows, keys = slice(int(cu_q[b]), int(cu_q[b + 1])), slice(int(cu_k[b]), int(cu_k[b + 1]))
-        assert rows.stop - rows.start <= seqlen_q and keys.stop - keys.start <= seqlen_k
-        out[rows] = one(q[rows], k[keys], v[keys], scale, softcap, sinks, left, right)
-    return out, None
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +94,9 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # t
 
     def attention(q, k, v, causal, scale, window, fallback):  # type: ignore[no-untyped-def]
         rows = [x.transpose(1, 2) for x in (q, k, v)]
-        return reference(*rows, *[None] * 6, 0, 0, scale, 0.0, *(window or (-1, 0 if causal else -1)), False)[
-            0
-        ].transpose(1, 2)
+        lengths = q.shape[2], k.shape[2]
+        made, _ = reference(*rows, *[None] * 8, *lengths, scale, 0.0, *(window or (-1, 0 if causal else -1)), False)
+        return made.transpose(1, 2)
 
     monkeypatch.setattr(operator, "attention", attention)
     transformers_adapter.register("tilecast")
