@@ -11,6 +11,7 @@ masks) is refused rather than computed wrongly.  Padding, soft caps and attentio
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +58,8 @@ def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, 
         s_aux: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, None]:
-        if attention_mask is not None and attention_mask.dim() != 2:
+        static = is_lengths(attention_mask)
+        if attention_mask is not None and attention_mask.dim() != 2 and not static:
             raise UnsupportedError(
                 f"attention_mask: expected None, got a tensor of shape {tuple(attention_mask.shape)}; tilecast computes "
                 "causal and sliding-window masks itself and takes no other but padding: use attn_implementation='sdpa' for those"
@@ -82,6 +84,15 @@ def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, 
                 window = (sliding_window - 1, 0)
             elif sliding_window < max(query.shape[2], key.shape[2]):
                 raise UnsupportedError(_bidirectional_window(sliding_window))
+        if static:
+            from tilecast.kernels.engines.padded import attend_static
+
+            if not causal or window is not None:
+                raise UnsupportedError(
+                    "static cache: expected causal attention without a window, got another; use a DynamicCache (the default)"
+                )
+            lengths = attention_mask.flatten()
+            return attend_static(query, key, value, lengths, scaling, softcap or 0.0, s_aux), None
         if attention_mask is not None or softcap or s_aux is not None:
             from tilecast.kernels.engines.padded import attend
 
@@ -105,13 +116,24 @@ def no_mask(
     allow_is_causal_skip: bool = False,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
-    **_: Any,
+    **more: Any,
 ) -> Any:
-    """The mask of a forward pass as transformers asks for it: None, or which keys are no padding (batch, kv_length).
+    """The mask of a forward pass as transformers asks for it: None, which keys are no padding (batch, kv_length), or with a static cache
+    how many keys there are (`lengths_of`).
 
     UnsupportedError where that is not all there is to the mask.  ``attention_mask`` is the 2-D padding mask (batch, tokens so far), True for real tokens.  transformers sets one of the
     ``allow_..._skip`` flags exactly when nothing but causality, a window or padding is in ``mask_function``.
     """
+    reach = int(kv_offset) + kv_length
+    plain = mask_function is not None and mask_function is _plain_causal()
+    if plain and not (isinstance(q_offset, int) and q_offset + q_length == reach):
+        # A static cache: how many of its keys are there is known on the device, and never asked for.
+        if attention_mask is not None and not bool(attention_mask[:, :reach].all()):
+            raise UnsupportedError(
+                "attention_mask: expected no padding together with a static cache, got some; use a DynamicCache (the default)"
+            )
+        device = next((x.device for x in (q_offset, attention_mask) if hasattr(x, "device")), more.get("device"))
+        return lengths_of(batch_size, q_offset + q_length, device)
     if not allow_is_causal_skip and not allow_is_bidirectional_skip:
         raise UnsupportedError(
             "attention mask: expected plain causal, sliding-window or full attention with a growing cache, got a mask that "
@@ -123,7 +145,6 @@ def no_mask(
         begin = int(kv_offset)
         real = attention_mask[:, begin : begin + kv_length].bool()
         padding = None if bool(real.all()) else real
-    reach = int(kv_offset) + kv_length
     if allow_is_bidirectional_skip:
         if local_size is not None and kv_length > local_size:
             raise UnsupportedError(_bidirectional_window(local_size))
@@ -139,6 +160,27 @@ def no_mask(
             f"attention mask: chunks of {local_size} are not supported beyond one chunk, got {reach}"
         )
     return padding
+
+
+def lengths_of(batch: int, keys: Any, device: Any) -> Any:
+    """The "mask" of a static cache whose first ``keys`` (a number, or a tensor of one) are there: int32 (batch, 1, 1, 1), for transformers
+    passes tensors of four dimensions on as they are."""
+    import torch
+
+    return torch.as_tensor(keys, device=device).to(torch.int32).reshape(1, 1, 1, 1).expand(batch, 1, 1, 1).contiguous()
+
+
+def is_lengths(mask: Any) -> bool:
+    """Whether a mask is one of `lengths_of`."""
+    import torch
+
+    return mask is not None and mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 1)
+
+
+@functools.cache
+def _plain_causal() -> Any:
+    """transformers' mask function of causal attention and nothing else; None where it has another name."""
+    return getattr(importlib.import_module("transformers.masking_utils"), "causal_mask_function", None)
 
 
 def _bidirectional_window(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Attention of a padded batch, with soft caps and sinks, by the serving kernels: what `transformers_adapter` hands over to them.
+"""Attention of padded batches and static caches, with soft caps and sinks, by the serving kernels: what `transformers_adapter` hands over to them.
 
 Padding is packed away: kernels see the real tokens alone.  Inference only, for serving kernels have no backward pass.
 """
@@ -36,6 +36,21 @@ def attend(
         q[real_q], k[real], v[real], starts_q, starts_k, int(lengths_q.max()), int(lengths_k.max()), **rest
     )
     return out
+
+
+def attend_static(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: torch.Tensor, scale: float | None,
+    softcap: float, sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Causal attention to the first ``lengths`` keys (int32 (batch,), on the device) of a cache that has room for more.
+
+    Tensors and result as in `attend`; the last query sits at the last of those keys.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if sinks is not None and sinks.dtype not in (q.dtype, torch.float32):
+        sinks = sinks.float()
+    made: Any = attention_kvcache(q, k, v, lengths, causal=True, scale=scale, softcap=softcap, sinks=sinks)
+    return made
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:

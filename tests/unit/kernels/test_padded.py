@@ -131,3 +131,29 @@ def test_a_batch_of_prompts_of_different_lengths(model) -> None:  # type: ignore
         answers[how] = [first.logits[real.bool()], then.logits]
     for ours, theirs in zip(answers["tilecast"], answers["eager"], strict=True):
         assert torch.allclose(ours, theirs, atol=0.02)
+
+
+@pytest.mark.skipif(not HERE, reason="transformers is not installed")
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_static_cache(model) -> None:  # type: ignore[no-untyped-def]
+    """Tokens of `generate` with keys in a cache that has room for more; a batch of equal prompts, for padding is refused."""
+    tokens = torch.randint(1, 97, (3, 20), generator=torch.Generator().manual_seed(1))
+    model = model.float()
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    model.set_attn_implementation("eager")
+    want = model.generate(tokens, **settings)
+    model.set_attn_implementation("tilecast")
+    got = model.generate(tokens, cache_implementation="static", disable_compile=True, **settings)
+    assert torch.equal(got, want)
+    padding = torch.ones_like(tokens)
+    padding[0, :3] = 0
+    with pytest.raises(UnsupportedError, match="expected no padding together with a static cache"):
+        model.generate(tokens, attention_mask=padding, cache_implementation="static", **settings)
+
+
+@pytest.mark.skipif(not HERE, reason="transformers is not installed")
+@pytest.mark.parametrize("model", ["gemma2"], indirect=True)
+def test_static_caches_with_windows_are_refused(model) -> None:  # type: ignore[no-untyped-def]
+    model.set_attn_implementation("tilecast")
+    with pytest.raises(UnsupportedError, match=r"use a DynamicCache|needs a tensor"):
+        model.generate(torch.ones(1, 20, dtype=torch.long), max_new_tokens=4, cache_implementation="static")
