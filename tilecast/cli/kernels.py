@@ -387,14 +387,22 @@ def variants(machine: Machine, as_json: AsJson = False) -> None:
 @app.command(hidden=True, epilog="Example: tilecast ship")
 def ship(
     loops: Annotated[bool, typer.Option("--loops", help="Compile the loops of data/loops again instead: a quarter of an hour.")] = False,
+    hub: Annotated[str | None, typer.Option("--hub", metavar="FOLDER", help="Write them as a kernel of the Hugging Face Hub instead.")] = None,
 ) -> None:  # fmt: skip
-    """Regenerate the kernels that ship from codegen/shipped.toml, or the loops that ship (in a source tree)."""
+    """Regenerate the kernels that ship from codegen/shipped.toml, or the loops that ship (in a source tree), or a folder for the Hub."""
+    from pathlib import Path
+
     from tilecast import __version__
     from tilecast.base.data import LOOPS
     from tilecast.cli.progress import Screen
     from tilecast.codegen.loops import write as write_loops
     from tilecast.codegen.ship import KERNELS, write
 
+    if hub is not None:
+        from tilecast.codegen.hub import write_hub
+
+        typer.echo(f"{hub}: wrote {write_hub(Path(hub), __version__)} files")
+        return
     if loops:
         with Screen() as screen:
             typer.echo(f"{LOOPS}: wrote {write_loops(progress=screen)} loops")
