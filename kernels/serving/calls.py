@@ -145,6 +145,8 @@ def attention_kvcache(
     elif k_cache.shape[0] < batch:
         raise AttentionError(f"k_cache: expected a row for each of {batch} sequences, got {k_cache.shape[0]}")
     if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
+        if not 0 <= cache_seqlens <= whole:
+            raise AttentionError(f"cache_seqlens: expected 0 to {whole} keys, got {cache_seqlens}")
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     elif cache_seqlens is not None:
         check_list("cache_seqlens", cache_seqlens, (batch,), q.device)

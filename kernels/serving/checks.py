@@ -88,6 +88,8 @@ def check_list(name: str, given: Any, shape: tuple[int | None, ...], device: Any
         raise AttentionError(f"{name}: expected dtype {dtype}, got {given.dtype}")
     if given.device != device:
         raise AttentionError(f"{name}: expected device {device} as q has, got {given.device}")
+    if name.startswith("cu_seqlens") and given.shape and not given.shape[0]:
+        raise AttentionError(f"{name}: expected where each sequence begins, and the end, got no number")
     want = ", ".join("any" if n is None else str(n) for n in shape)
     if len(given.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, given.shape, strict=True)):
         raise AttentionError(f"{name}: expected shape ({want}), got {tuple(given.shape)}")
@@ -151,15 +153,28 @@ def check_no_gradients(*tensors: Any) -> None:
 
 def check_values(lists: tuple[Any, ...], k: Any, seqlen_q: int, seqlen_k: int, total_q: int | None) -> None:
     """AttentionError for numbers on the device that make no sense; waits for the device."""
+    import torch
+
+    if k.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise AttentionError(
+            "check: expected False while a CUDA graph is captured, for numbers cannot be looked at there"
+        )
     cu_q, cu_k, used, table, slots = lists[:5]
     if cu_q is not None:
         _check_starts("cu_seqlens_q", cu_q, total_q, seqlen_q, "max_seqlen_q")
     if cu_k is not None:
         _check_starts("cu_seqlens_k", cu_k, k.shape[0], seqlen_k, "max_seqlen_k")
     lengths = [] if used is None else used.tolist()
-    for number, length in enumerate(lengths):
-        if not 0 <= length <= seqlen_k:
-            raise AttentionError(f"cache_seqlens: expected 0 to {seqlen_k} keys, got {length} for sequence {number}")
+    name = "cache_seqlens" if cu_k is None else "seqused_k"
+    room = [seqlen_k] * len(lengths) if cu_k is None else [min(n, seqlen_k) for n in cu_k.diff().tolist()]
+    for number, (length, most) in enumerate(zip(lengths, room, strict=True)):
+        if not 0 <= length <= most:
+            raise AttentionError(f"{name}: expected 0 to {most} keys, got {length} for sequence {number}")
+    for name, factor in (("k_descale", lists[6]), ("v_descale", lists[7])):
+        if factor is not None and not bool((factor > 0).logical_and(factor.isfinite()).all()):
+            raise AttentionError(
+                f"{name}: expected finite numbers above 0, got {factor.min().item():g} to {factor.max().item():g}"
+            )
     if slots is not None:
         for number, slot in enumerate(slots.tolist()):
             if not 0 <= slot < k.shape[0]:

@@ -213,6 +213,14 @@ def test_check_finds_numbers_that_make_no_sense(change, said) -> None:
         call(problem, made, check=True)
 
 
+def test_check_says_that_it_cannot_look_in_a_graph() -> None:
+    problem = Problem(((1, 20),), packed_q=False)
+    made = make(problem, "cuda")
+    call(problem, made)
+    with pytest.raises(AttentionError, match="check: expected False while a CUDA graph is captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):  # fmt: skip
+        call(problem, made, check=True)
+
+
 def test_parts_of_a_batch_are_written_once() -> None:
     """Decode and prefill kernels share a batch without touching each other's rows."""
     problem = Problem(CHUNKS, dims=(128, 128), heads=(8, 2), dtype="bfloat16")

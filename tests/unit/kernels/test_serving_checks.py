@@ -55,6 +55,12 @@ TABLE, USED = torch.zeros(2, 3, dtype=torch.int32), whole(20, 30)
         ((Q, POOL, POOL, USED, TABLE + 9), {"check": True}, "block_table: expected pages 0 to 8, got 9 for sequence 0, entry 0"),
         ((Q, POOL, POOL, whole(20, 49), TABLE), {"check": True}, "cache_seqlens: expected 0 to 48 keys, got 49 for sequence 1"),
         ((Q, CACHE, CACHE, None, None, whole(0, 2)), {"check": True}, "cache_batch_idx: expected 0 to 1, got 2"),
+        ((Q, CACHE, CACHE, 101), {}, "cache_seqlens: expected 0 to 100 keys, got 101"),
+        ((Q, CACHE, CACHE, -1), {}, "cache_seqlens: expected 0 to 100 keys, got -1"),
+        ((Q, POOL, POOL, whole(-1, 2), TABLE), {"check": True}, "cache_seqlens: expected 0 to 48 keys, got -1 for sequence 0"),
+        ((Q, CACHE, CACHE), {"k_descale": torch.tensor([-1.0]), "check": True}, "k_descale: expected finite numbers above 0, got -1 to -1"),
+        ((Q, CACHE, CACHE), {"v_descale": torch.tensor([float("inf")]), "check": True}, "v_descale: expected finite numbers above 0, got inf to inf"),
+        ((Q[0], CACHE, CACHE), {"cu_seqlens_q": torch.empty(0, dtype=torch.int32), "max_seqlen_q": 1}, "cu_seqlens_q: expected where each sequence begins, and the end"),
     ],
 )  # fmt: skip
 def test_caches_that_make_no_sense(given, options, said) -> None:
@@ -109,6 +115,7 @@ PACKED, KEYS = zeros(10, 8, 64), zeros(12, 2, 64)
         (whole(0, 2, 10), whole(0, 6, 12), {"check": True}, "cu_seqlens_q: expected at most max_seqlen_q = 7 in a sequence, got 8"),
         (whole(0, 4, 10), whole(0, 6, 12), {"block_table": TABLE}, "cu_seqlens_k: expected None together with block_table"),
         (whole(0, 4, 10), None, {"block_table": TABLE}, "seqused_k: expected the keys of each sequence"),
+        (whole(0, 4, 10), whole(0, 6, 12), {"seqused_k": whole(6, 7), "check": True}, "seqused_k: expected 0 to 6 keys, got 7 for sequence 1"),
     ],
 )  # fmt: skip
 def test_packed_sequences_that_make_no_sense(starts_q, starts_k, options, said) -> None:
