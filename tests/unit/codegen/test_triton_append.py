@@ -359,3 +359,31 @@ def test_generate_writes_one(tmp_path, capsys) -> None:
     assert "no forecast: kernels that append have none yet" in capsys.readouterr().out
     shipped = (KERNELS / "generated" / "triton_append_e4m3.py").read_text(encoding="utf-8")
     assert without_header(file.read_text(encoding="utf-8")) == without_header(shipped)  # one file for every shape
+
+
+@interpreted
+def test_compiled_code_appends_too(monkeypatch) -> None:
+    """The operator that writes survives functionalisation, and tells the truth about what it writes and returns."""
+    from tilecast.kernels.serving import append, operator
+    from tilecast.kernels.serving.calls import attention_kvcache
+
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (8, 0))
+    batch, (cos, sin) = make("paged", False), tables(32)
+    batch.k_cache.nan_to_num_(), batch.v_cache.nan_to_num_()
+    q = torch.randn(3, 3, 2 * HEADS, 64, generator=torch.Generator().manual_seed(3)).half()
+
+    def step(q, k_cache, v_cache, used, table, k, v):
+        out = attention_kvcache(
+            q * 1.0, k_cache, v_cache, used, table, k=k, v=v, rotary_cos=cos, rotary_sin=sin, causal=True
+        )
+        return out + 0.0
+
+    lists = (batch.used, batch.lists["block_table"], batch.k, batch.v)
+    caches = [(batch.k_cache.clone(), batch.v_cache.clone()) for _ in range(2)]
+    want = step(q, *caches[0], *lists)
+    torch._dynamo.reset()
+    got = torch.compile(step, backend="aot_eager")(q, *caches[1], *lists)
+    assert torch.equal(got, want)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*caches, strict=True))
+    given = (q, batch.k, batch.v, *caches[0], None, None, *lists[:2], None, None, None, cos, sin, True, True)
+    torch.library.opcheck(append._operator, given, test_utils=("test_schema", "test_faketensor"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import math
 import sys
 import types
 from pathlib import Path
@@ -20,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from support import sglang_contract as contract  # noqa: E402
 from support.paged_reference import serve as reference  # noqa: E402
+from support.sglang_runs import batch, dense, layer, runner  # noqa: E402
 
 from tilecast.kernels.engines import sglang_plugin  # noqa: E402
 from tilecast.kernels.errors import UnsupportedError  # noqa: E402
@@ -46,80 +46,6 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # 
     monkeypatch.delitem(sys.modules, PATH, raising=False)
     yield importlib.import_module(PATH)
     sys.modules.pop(PATH, None)
-
-
-class Pool:
-    """Keys and values of a layer by token, as sglang's MHATokenToKVPool holds and writes them."""
-
-    def __init__(self, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.k, self.v = (
-            torch.full((tokens, heads, dim), 0x7F, dtype=torch.uint8).view(dtype)
-            if dtype == torch.float8_e4m3fn
-            else torch.full((tokens, heads, dim), math.nan, dtype=dtype)
-            for _ in range(2)
-        )
-
-    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None):  # type: ignore[no-untyped-def]
-        for buffer, new, scale in ((self.k, cache_k, k_scale), (self.v, cache_v, v_scale)):
-            if new.dtype != self.dtype:
-                new = (new / scale if scale is not None else new).to(self.dtype)
-            buffer.view(torch.uint8)[loc_info] = new.contiguous().view(torch.uint8)
-
-    def get_key_buffer(self, layer_id: int):  # type: ignore[no-untyped-def]
-        return self.k
-
-    def get_value_buffer(self, layer_id: int):  # type: ignore[no-untyped-def]
-        return self.v
-
-
-def runner(page: int = 16, context: int = 64, dtype: torch.dtype = torch.float16, **more: Any) -> Any:
-    """A model runner of four requests, whose pages are shuffled."""
-    pages = torch.randperm(4 * context // page + 1, generator=torch.Generator().manual_seed(2))[: 4 * context // page]
-    tokens = (pages.view(4, -1, 1) * page + torch.arange(page)).flatten(1).to(torch.int32)
-    found = types.SimpleNamespace(
-        page_size=page, use_mla_backend=False, kv_cache_dtype=dtype, attention_chunk_size=None,
-        model_config=types.SimpleNamespace(context_len=context, is_encoder_decoder=False),
-        req_to_token_pool=types.SimpleNamespace(req_to_token=tokens), token_to_kv_pool=Pool(4 * context + page, 2, 64, dtype),
-    )  # fmt: skip
-    for name, value in more.items():
-        setattr(found, name, value)
-    return found
-
-
-def layer(**more: Any) -> Any:
-    return types.SimpleNamespace(**{
-        "tp_q_head_num": 4, "qk_head_dim": 64, "v_head_dim": 64, "layer_id": 0, "scaling": 0.1, "logit_cap": 0.0, "logit_capping_method": "tanh",
-        "sliding_window_size": -1, "is_cross_attention": False, "attn_type": types.SimpleNamespace(value="decoder"), "k_scale": None, "v_scale": None,
-        "xai_temperature_len": -1, **more,
-    })  # fmt: skip
-
-
-def batch(run: Any, mode: Mode, lengths: list[tuple[int, int]], **more: Any) -> Any:
-    """Requests 2, 0, 3 ... with (new tokens, keys together)."""
-    requests = torch.tensor([2, 0, 3, 1][: len(lengths)])
-    places = torch.cat([
-        run.req_to_token_pool.req_to_token[r, keys - new : keys] for r, (new, keys) in zip(requests, lengths, strict=True)
-    ])  # fmt: skip
-    news, keys = (torch.tensor([pair[i] for pair in lengths]) for i in (0, 1))
-    return types.SimpleNamespace(**{
-        "forward_mode": mode, "req_pool_indices": requests, "seq_lens": keys, "seq_lens_cpu": keys, "out_cache_loc": places, "spec_info": None,
-        "extend_seq_lens": news.int(), "extend_seq_lens_cpu": news.tolist(), **more,
-    })  # fmt: skip
-
-
-def dense(q: Any, k: Any, v: Any, one: Any, sinks: Any) -> Any:
-    """Attention of the last queries of one sequence, in float64."""
-    k, v = (x.double().repeat_interleave(2, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * one.scaling
-    if one.logit_cap:
-        scores = one.logit_cap * torch.tanh(scores / one.logit_cap)
-    age = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))[None]
-    hidden = (age < 0) | (age > one.sliding_window_size if one.sliding_window_size >= 0 else age < 0)
-    scores = scores.masked_fill(hidden, -math.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], -1)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
 
 
 @pytest.mark.parametrize("page", [16, 32])
