@@ -79,9 +79,8 @@ def test_what_the_regime_makes_of_power_and_clock() -> None:
     fixed = {r.fact: r for r in sensitivities(WORK, B200, PAIR, clock=1200.0, reoptimised=False)}
     assert held["chip.tdp_w"].fixed < -0.5 and abs(held["chip.clock_max_mhz"].fixed) < 1e-9
     assert fixed["chip.tdp_w"].fixed == 0 and "power.idle_w" not in fixed
-    assert (
-        -0.02 < held["hbm.tbps_achieved"].fixed < 0
-    )  # what a launch reads before its first product; the main units show however little
+    # What a launch reads before its first product; the main units show however little.
+    assert -0.02 < held["hbm.tbps_achieved"].fixed < 0
     with pytest.raises(PredictError, match="step"):
         sensitivities(WORK, B200, step=0.0)
 
