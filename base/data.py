@@ -8,8 +8,9 @@ _PACKAGE = Path(__file__).parents[1]
 DATA = _PACKAGE / "data"
 PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
-#: Loops of kernels as compiled, for forecasts without a compiler.
+#: Loops of kernels as compiled, for forecasts without a compiler; and what other kernels are generated from.
 LOOPS = DATA / "loops" / "sm_90a.txt"
+GENERATOR = _PACKAGE / "codegen"
 #: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
 MODEL_ERROR = DATA / "model_error.csv"
 SHIPPED_KERNELS = _PACKAGE / "kernels" / "generated"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from tilecast.codegen.families import template_of
 from tilecast.codegen.render import render
 from tilecast.model.families import Family, writable
+from tilecast.model.forecast.level import Compiler, search_of
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.best import best
 
 #: Significant digits of kept forecasts: more would differ between platforms' floating point.
 _DIGITS = 3
@@ -39,21 +39,22 @@ def generate(
     extra: Mapping[str, object] | None = None,
     *,
     clock: str | float = "sustained",
+    compiler: Compiler | None = None,
 ) -> Generated:
-    """The kernel of ``variant`` (default: the best by forecast); ``extra`` goes into its header.
+    """The kernel of ``variant`` (default: the best by forecast at the level of ``compiler``); ``extra`` goes into its header.
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written,
     and PredictError when none can.
     """
     template = template_of(family)
     workload = workload.reduced()
-    chosen = variant if variant is not None else best(workload, machine, family.name, clock).variant
+    chosen = variant if variant is not None else search_of(compiler)(workload, machine, family.name, clock).variant
     if chosen.family != family.name:
         raise VariantError(f"--variant: expected a variant of family {family.name}, got one of {chosen.family}")
     verdict = writable(chosen, workload, machine)
     if not verdict.legal:
         raise VariantError(f"{family.name} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
-    prediction = predict(workload, machine, chosen, clock=clock, interval=False)
+    prediction = predict(workload, machine, chosen, clock=clock, interval=False, compiler=compiler)
     header = {**header_of(family, prediction, version), **(extra or {})}
     kernel = template.context(chosen, workload, machine)
     values = kernel if isinstance(kernel, dict) else {"k": kernel}

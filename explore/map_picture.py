@@ -98,7 +98,7 @@ def draw(found: AsymmetryMap) -> Any:
     axes.set_xlabel(f"{found.x_fact}  ({found.x_unit})")
     axes.set_ylabel(f"{found.y_fact}  ({found.y_unit})")
     axes.set_title(
-        f"What binds as two rates scale: {found.workload.label()}\nall else as {found.machine}, {found.clock_mhz:.0f} MHz; "
+        f"What binds as two rates scale: {found.workload.label()}\nall else as {found.machine}, {found.clock_mhz:.0f} MHz{found.level_note}; "
         f"lines: equal TFLOP/s (thick: {found.base_tflops:.0f}, as {found.machine})", fontsize=10,
     )  # fmt: skip
     for axis, ticks in ((axes.xaxis, found.x), (axes.yaxis, found.y)):

@@ -25,6 +25,7 @@ _HOME = {
     "predict": "tilecast.model.forecast.predict",
     "best": "tilecast.model.search.best",
     "compiled_variant": "tilecast.codegen.compiler.kept",
+    "kept_loop": "tilecast.model.compiled.loops.shelf",
     "loop_at_hand": "tilecast.model.compiled.loops.shelf",
     "Prediction": "tilecast.model.forecast.predict",
     "PredictError": "tilecast.model.chip.evaluate",
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from tilecast.kernels.pytorch import register_flash_attention
     from tilecast.kernels.serving.calls import attention_kvcache, attention_mla, attention_varlen
     from tilecast.model.chip.evaluate import PredictError
-    from tilecast.model.compiled.loops.shelf import loop_at_hand
+    from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand
     from tilecast.model.families import parse_variant
     from tilecast.model.forecast.predict import Prediction, predict
     from tilecast.model.gemm.forecast import forecast_gemm

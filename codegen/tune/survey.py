@@ -15,6 +15,8 @@ from tilecast.codegen.tune.structure import structure, tile
 from tilecast.codegen.tune.trail import FATES, Candidate, by_guess
 from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.loops.choose import looked_at
+from tilecast.model.compiled.loops.shelf import kept_loop
 from tilecast.model.families import Family, family_of, knob_space, legality, writable
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -92,6 +94,32 @@ def survey(
         out.append(known(entry, "floor", f"{text}, and the last that could be kept is faster"))
     found = Tuning(workload, machine, family.name, clock, 0, "forecast", _in_order([*out, *shallower]))
     return choose(_with_chosen(found, chosen), [_order_of(found, chosen.variant)])
+
+
+def by_kept_loops(tuning: Tuning, fixed: Mapping[str, object] | None = None) -> Tuning:
+    """The candidates that the search by machine code looks at (`loops.choose`), compared by the loops at hand.
+
+    Nothing is compiled.  Candidates whose loops are not at hand fall out; ``fixed`` as in `survey`.  Raises PredictError
+    where no candidate's loop is at hand.
+    """
+    found = looked_at(tuning.workload, tuning.machine, tuning.family, tuning.clock)
+    times = {v: s for v, s in found if all(getattr(v, knob) == value for knob, value in (fixed or {}).items())}
+    if not times:
+        raise PredictError(
+            f"no loop of these candidates for {tuning.workload.label()} on {tuning.machine.name} is at hand: use --level auto "
+            "or fluid, or compile some with tilecast loops"
+        )
+    pairs = []
+    for c in tuning.candidates:
+        if c.variant in times:
+            made = kept_loop(tuning.workload.reduced(), tuning.machine, c.variant)
+            facts = CompiledCandidate("", "", times[c.variant], made.registers, made.stack_bytes)
+            pairs.append((c, facts))
+        elif c.kept:
+            pairs.append(
+                (c, CompiledCandidate(unread="its loop is not at hand, or further behind than those looked at"))
+            )
+    return with_machine_code(tuning, pairs)
 
 
 def _order_of(tuning: Tuning, variant: Variant) -> int:

@@ -26,6 +26,7 @@ from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
 from tilecast.explore.review.review import Review
 from tilecast.model.families import native_family
+from tilecast.model.forecast.level import Compiler, settled
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
@@ -56,6 +57,7 @@ def report(
     date: str = "",
     machine_name: str = "",
     map_grid: int = 9,
+    compiler: Compiler | None = None,
     progress: Progress = silent,
 ) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
@@ -63,7 +65,7 @@ def report(
     ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
     ``scales`` add a before and after; ``measured`` is a table of `tilecast measure`; ``date`` is printed as it is;
     ``machine_name`` is how the command in the report names the machine (a file's path; default: its name);
-    ``map_grid`` is the cells of the map each way.
+    ``map_grid`` is the cells of the map each way; ``compiler`` the level of every forecast, as in `predict`.
     Raises PredictError, VariantError, MachineError, WorkloadError or RecordError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -74,38 +76,41 @@ def report(
     changed: WhatIf | None = None
     progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:
-        changed = what_if(workload, chip, changes, scales, variant=variant, family=family, clock=clock)
+        changed = what_if(
+            workload, chip, changes, scales, variant=variant, family=family, clock=clock, compiler=compiler
+        )
     progress("review", 1, _STAGES, "sensitivities")
-    p = predict(workload, chip, variant, family=family, clock=clock)
+    p = predict(workload, chip, variant, family=family, clock=clock, compiler=compiler)
+    level = settled(compiler, p.workload, chip, p.variant)
     change = _change(changed) if changed is not None else None
-    tornado = _tornado(p, clock)
+    tornado = _tornado(p, clock, level)
     progress("review", 2, _STAGES, "alternatives")
-    others = considered(p, clock)
+    others = considered(p, clock, level)
     progress("review", 3, _STAGES, "assumptions and accuracy")
     found = Evidence(p, ceilings(p), assumptions(p), others, regions(p, table), tornado, change)
     bound = binding_name(p)
     progress("review", 4, _STAGES, "the map")
-    drawn = _map(p, machine_name, clock, map_grid)
+    drawn = _map(p, machine_name, clock, map_grid, level)
     progress("review", _STAGES, _STAGES)
     return Review(
         title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
-        question=question(p, change), verdict=verdict(found), regimes=_regimes(p), kernel=p.pipeline.name,
+        question=question(p, change), verdict=verdict(found), regimes=_regimes(p, level), kernel=p.pipeline.name,
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
         ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
         map=drawn, variants=found.variants,
         regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
         change=change,
         provenance=Provenance(
-            _command(p, machine_name, variant, clock, changes, scales, measured, date), _version(), source_digest(), date, machine_digest(chip)
+            _command(p, machine_name, variant, clock, changes, scales, measured, date, level), _version(), source_digest(), date, machine_digest(chip)
         ),
     )  # fmt: skip
 
 
-def _regimes(p: Prediction) -> tuple[Regime, ...]:
+def _regimes(p: Prediction, level: Compiler | None) -> tuple[Regime, ...]:
     """The clock asked for first, then the others, each with its own interval."""
     out = [_regime(p)]
     for name, _, _, _ in p.other_regimes:
-        out.append(_regime(predict(p.workload, p.machine, p.variant, clock=name)))
+        out.append(_regime(predict(p.workload, p.machine, p.variant, clock=name, compiler=level)))
     return tuple(out)
 
 
@@ -123,19 +128,21 @@ def _waterfall(p: Prediction) -> tuple[Step, ...]:
     return tuple(Step(w.cause, w.cycles, w.share) for w in p.waterfall)
 
 
-def _tornado(p: Prediction, clock: str | float) -> Tornado:
-    rows = sensitivities(p.workload, p.machine, p.variant, clock=clock, step=_STEP)
-    points = break_evens(p.workload, p.machine, p.variant, clock=clock)
+def _tornado(p: Prediction, clock: str | float, level: Compiler | None) -> Tornado:
+    rows = sensitivities(p.workload, p.machine, p.variant, clock=clock, step=_STEP, compiler=level)
+    points = break_evens(p.workload, p.machine, p.variant, clock=clock, compiler=level)
     drawn = tuple(r for r in rows if max(abs(r.fixed), abs(r.reoptimised)) >= LEAST)
     return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), points)
 
 
-def _map(p: Prediction, machine_name: str, clock: str | float, grid: int) -> AsymmetryMap:
+def _map(p: Prediction, machine_name: str, clock: str | float, grid: int, level: Compiler | None) -> AsymmetryMap:
     """The map around the machine, with the machine itself on it where it can be loaded by its name."""
     known = machine_name in machine_names() or machine_name.endswith(".toml")
     shown = dict.fromkeys((*SHOWN, machine_name)) if known else SHOWN
     held = None if clock == "sustained" else p.clock_mhz
-    return asymmetry_map(p.workload, p.machine, variant=p.variant, grid=grid, clock=held, shown=tuple(shown))
+    return asymmetry_map(
+        p.workload, p.machine, variant=p.variant, grid=grid, clock=held, shown=tuple(shown), compiler=level
+    )
 
 
 def _change(w: WhatIf) -> Change:
@@ -164,15 +171,28 @@ def _conditions(p: Prediction) -> tuple[str, ...]:
     }.get(p.regime, "The SM clock is fixed by the user; power is reported, not limited.")
     return (
         regime,
+        *_level(p),
         "The GPU runs this kernel alone; inputs are random as in benchmarks (data values move power, and so the clock).",
         "TFLOP/s count 2 Sq Sk (Dqk + Dv) a head, half of it under a square causal mask, as the FlashAttention papers do.",
         "The interval moves every fact with a range to its ends in turn and adds the changes in quadrature; it holds no model error.",
     )
 
 
+def _level(p: Prediction) -> tuple[str, ...]:
+    """What the forecasts stand on, where that is machine code."""
+    if p.compiled is None:
+        return ()
+    made = p.compiled.made
+    return (
+        f"Every time of a kernel is from machine code ({made.target}, {made.compiler}; {made.followed}); before compilation this kernel's forecast "
+        f"is {p.compiled.before_ms:.4g} ms.  Alternatives whose machine code is not at hand are not compared.",
+    )
+
+
 def _command(
     p: Prediction, name: str, variant: Variant | None, clock: str | float, changes: Mapping[str, float] | None,
     scales: Mapping[str, float] | None, measured: str | Path | None, date: str,
+    level: Compiler | None,
 ) -> str:  # fmt: skip
     """The command line that makes this report again, with the kernel spelt out."""
     words = [
@@ -195,6 +215,8 @@ def _command(
             words += [option, f"{fact}={value:g}"]
     if measured is not None:
         words += ["--measured", str(measured)]
+    if level is not None:
+        words += ["--level", "kept"]
     if date:
         words += ["--date", date]
     return shlex.join([*words, "-o", "review.html"])

@@ -17,7 +17,16 @@ from tilecast.explore.sweep.run.gpus import GpuEngine, GpuLocks, Host, compile_r
 from tilecast.explore.sweep.run.lanes import Engine, LocalEngine
 from tilecast.explore.sweep.run.store import Store
 from tilecast.explore.sweep.spec.items import machine_document, machine_hash, source_hash
-from tilecast.explore.sweep.spec.spec import Bench, Plan, Spec, WorkItem, load_spec, plan_forecasts, plan_measurements
+from tilecast.explore.sweep.spec.spec import (
+    Bench,
+    Plan,
+    Spec,
+    WorkItem,
+    at_level,
+    load_spec,
+    plan_forecasts,
+    plan_measurements,
+)
 from tilecast.explore.sweep.table import SweepTable, rows_of
 from tilecast.model.machine.machine import Machine, load_machine
 
@@ -35,6 +44,7 @@ def sweep(
     ray_address: str | None = None,
     run: bool = True,
     retry_failed: bool = False,
+    level: str | None = None,
     progress: Progress = silent,
     command: str = "",
 ) -> SweepTable:
@@ -42,7 +52,7 @@ def sweep(
 
     ``store`` is a file (None: kept in memory for this call).  ``engine`` is "local" (``workers`` processes, default one a
     core), "ray" (``ray_address`` or a cluster on this host) or an `Engine`.  With ``run`` false nothing is computed: the
-    table shows what the store has.  Failed items stay failed unless ``retry_failed``.
+    table shows what the store has.  ``level`` ("fluid", "auto", "kept") goes before that of the specification.  Failed items stay failed unless ``retry_failed``.
     Raises SweepError (a ValueError) in one sentence, before anything is written where the input is wrong.
     """
     if isinstance(engine, str) and engine not in ENGINES:
@@ -51,7 +61,7 @@ def sweep(
         raise SweepError("ray_address: only goes with engine ray")
     if workers < 0 or workers > 4096:
         raise SweepError(f"workers: expected 1 to 4096 (0: one a core), got {workers}")
-    parsed = load_spec(spec)
+    parsed = at_level(load_spec(spec), level)
     host: Host | None = None
     if parsed.do == "measure":
         if engine != "local":

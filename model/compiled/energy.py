@@ -26,6 +26,12 @@ def activity(code: KernelCode, work: Workload, machine: Machine, seen: CompiledF
     return Activity(done.flop, work.dtype, cycles, seen.l2_bytes, seen.memory_bytes)
 
 
+def clock_of(code: KernelCode, work: Workload, machine: Machine, seen: CompiledForecast, regime: str) -> Clock:
+    """The clock of ``regime`` at which launches settle that take the cycles of ``seen``, whatever clock that was made at."""
+    drawn = activity(code, work, machine, seen)
+    return settle_clock(machine, drawn, seen.cycles, seen.memory_bytes / (machine["hbm.tbps_achieved"] * 1e12), regime)
+
+
 def settled_clock(
     code: KernelCode, work: Workload, machine: Machine, regime: str = "sustained", cycles: float | None = None
 ) -> Clock:

@@ -44,6 +44,8 @@ class MachineCodeLevel:
     before_tflops: float
     before_mhz: float
     before_ii_cycles: float
+    #: The variant that the search before compilation chose, and its time in ms then; None for a variant that was given.
+    fluid: tuple[Variant, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

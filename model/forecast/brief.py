@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilecast.model.chip.evaluate import evaluate
-from tilecast.model.forecast.binding import binding, critical_unit
+from tilecast.model.forecast.binding import critical_unit
+from tilecast.model.forecast.level import Compiler, evaluated
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -29,10 +29,12 @@ class Brief:
 
 
 @lru_cache(maxsize=65536)
-def brief(workload: Workload, machine: Machine, variant: Variant, clock: str | float) -> Brief:
-    """Forecast of a legal ``variant``; the numbers are those of `predict`."""
-    answer = evaluate(workload, machine, variant, clock)
-    bound = binding(workload, machine, answer)
+def brief(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, compiler: Compiler | None = None
+) -> Brief:
+    """Forecast of a legal ``variant`` at a level (`forecast.level`); the numbers are those of `predict`."""
+    made = compiler(workload, machine, variant) if compiler is not None else None
+    answer, bound = evaluated(workload, machine, variant, clock, made)
     return Brief(
         answer.seconds, answer.tflops, answer.clock.mhz, answer.trace.ii_cycles, bound.name, critical_unit(answer.trace)
     )

@@ -6,34 +6,34 @@ its pipeline, simulate one SM, play the chip, settle the clock), and account for
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, evaluate, refuse_unknown
 from tilecast.model.families import family_of, find_family, legality, native_family
 from tilecast.model.forecast.answer import Forecast, MachineCodeLevel
-from tilecast.model.forecast.binding import binding
 from tilecast.model.forecast.checked_range import left_out, model_error, outside_checked_range
 from tilecast.model.forecast.interval import FactEffect, fact_effects
 from tilecast.model.forecast.interval import interval as fact_interval
+from tilecast.model.forecast.level import Compiler, Search, evaluated, search_of
 from tilecast.model.forecast.render import as_dict, as_html, as_text
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.search.best import Best, best
+from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
 if TYPE_CHECKING:
     from tilecast.model.compiled.evaluate import CompiledVariant
 
-#: From a variant, for a workload on a machine, to its machine code (`codegen.compiler.kept.compiled_variant`); None where it
-#: is not at hand (`compiled.loops.shelf.loop_at_hand`).
-Compiler = Callable[[Workload, Machine, Variant], "CompiledVariant | None"]
-Search = Callable[[Workload, Machine, str, str | float], Best]
+#: How a variant was found that no search chose.
+_GIVEN, _SHIPPED = "as given", "as its authors ship it"
+_NOT_SEARCHED = (_GIVEN, _SHIPPED)
+#: Where machine code was asked for and there is none.
+_NO_LOOP = "before compilation: no machine code of this kernel's loop is at hand (tilecast loops, docs/machine-code.md)"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,8 +80,9 @@ def predict(
     ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short", how long launches go on from a rest ("300ms", "2s") or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Without ``interval`` the ranges of the machine's facts are left out, which is faster.
-    With a ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code; with
-    `loop_at_hand` it is chosen by machine code among the loops that ship, and forecast before compilation where none does.
+    With `compiled_variant` as ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code.
+    With `loop_at_hand` it is chosen by machine code among the loops at hand, and forecast before compilation where there is
+    none; with `kept_loop` that is refused.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -91,17 +92,12 @@ def predict(
     answer = evaluate(work, chip, variant, clock)
     effects = fact_effects(work, chip, variant, clock, answer) if interval else ()
     made = compiler(work, chip, variant) if compiler is not None else None
-    return _explain(work, chip, variant, origin, clock, answer, effects, made)
-
-
-def search_of(compiler: Compiler | None) -> Search:
-    """The search that says "best" at the level of ``compiler``."""
-    if compiler is None:
-        return best
-    from tilecast.model.compiled.loops.choose import best_at_hand
-    from tilecast.model.compiled.loops.shelf import loop_at_hand
-
-    return best_at_hand if compiler is loop_at_hand else best
+    fluid = None
+    if made is not None and origin not in _NOT_SEARCHED:
+        first = best(work, chip, variant.family, clock)
+        fluid = (first.variant, first.seconds * 1e3)
+    notes = (_NO_LOOP,) if compiler is not None and made is None else ()
+    return _explain(work, chip, variant, origin, clock, answer, effects, made, fluid, notes)
 
 
 def choose(
@@ -116,11 +112,11 @@ def choose(
     """The variant that `predict` forecasts for a reduced ``workload``, and how it was found.  Arguments and errors as there."""
     check_clock(clock, machine)
     refuse_unknown(workload, machine)
-    origin = "as given"
+    origin = _GIVEN
     if variant is None:
         record = find_family(family) if family else native_family(machine)
         if published:
-            variant, origin = record.published(workload, machine), "as its authors ship it"
+            variant, origin = record.published(workload, machine), _SHIPPED
         else:
             found = search(workload, machine, record.name, clock)
             variant, origin = found.variant, found.scope
@@ -139,26 +135,21 @@ def _explain(
     answer: Evaluation,
     effects: tuple[FactEffect, ...],
     made: CompiledVariant | None,
+    fluid: tuple[Variant, float] | None,
+    notes: tuple[str, ...],
 ) -> Prediction:
-    def at(regime: str | float) -> Evaluation:
-        if made is None:
-            return evaluate(workload, machine, variant, regime)
-        # Most forecasts need none of the simulators of machine code.
-        from tilecast.model.compiled.evaluate import evaluate_compiled
-
-        return evaluate_compiled(made, workload, machine, variant, regime)
-
-    level, bound = None, binding(workload, machine, answer)
+    level, before = None, answer
+    answer, bound = evaluated(workload, machine, variant, clock, made)
     if made is not None:
         # Facts move both levels alike; to follow machine code once a fact and end would take minutes.
-        before, answer = answer, at(clock)
-        bound = binding(workload, machine, answer).of_loop(bound)
         effects = tuple(effect.scaled(answer.tflops / before.tflops) for effect in effects)
-        level = MachineCodeLevel(made, before.seconds * 1e3, before.tflops, before.clock.mhz, before.trace.ii_cycles)
+        level = MachineCodeLevel(
+            made, before.seconds * 1e3, before.tflops, before.clock.mhz, before.trace.ii_cycles, fluid
+        )
     others = []
     for regime in REGIMES:
         if regime != clock:
-            other = at(regime)
+            other, _ = evaluated(workload, machine, variant, regime, made)
             others.append((regime, other.seconds * 1e3, other.tflops, other.clock.mhz))
     return Prediction(
         workload=workload, machine=machine, variant=variant, variant_origin=origin, pipeline=answer.pipeline,
@@ -167,5 +158,5 @@ def _explain(
         bounds=bounds(answer.pipeline), binding=bound, critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
         outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, made is not None),
-        notes=left_out(workload), compiled=level,
+        notes=(*left_out(workload), *notes), compiled=level,
     )  # fmt: skip

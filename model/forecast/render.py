@@ -94,6 +94,7 @@ def _compiled(p: Forecast) -> dict[str, object] | None:
             "clock_mhz": level.before_mhz,
             "ii_cycles": level.before_ii_cycles,
         },
+        "fluid": None if level.fluid is None else {"variant": variant_text(level.fluid[0]), "time_ms": level.fluid[1]},
     }
 
 
@@ -139,6 +140,17 @@ def _level(p: Forecast) -> list[str]:
         f"  simulated  {made.followed}",
         f"  before     {level.before_ms:.4g} ms   {_speed(level.before_tflops)} TFLOP/s at {level.before_mhz:.0f} MHz before compilation, "
         f"{level.before_ii_cycles:.0f} cycles per iteration",
+        *_fluid(p),
+    ]
+
+
+def _fluid(p: Forecast) -> list[str]:
+    """What the search before compilation would have answered, where it chose another kernel."""
+    if p.compiled is None or p.compiled.fluid is None or p.compiled.fluid[0] == p.variant:
+        return []
+    variant, ms = p.compiled.fluid
+    return [
+        f"  fluid pick {ms:.4g} ms   {_speed(p.workload.flops / ms / 1e9)} TFLOP/s before compilation: {short_text(variant)}"
     ]
 
 

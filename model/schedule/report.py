@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilecast.base.progress import Progress, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
+from tilecast.model.forecast.level import Compiler, search_of
 from tilecast.model.kernel.variant import Variant, short_text, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -21,7 +22,6 @@ from tilecast.model.schedule.patterns import (
     with_discovered_order,
 )
 from tilecast.model.schedule.solve import Schedule, Storage, optimal_schedule, storage_of
-from tilecast.model.search.best import best
 from tilecast.model.sm.bounds import RecMii, bounds, rec_mii
 
 
@@ -67,14 +67,15 @@ class ScheduledKernel:
 
 def schedule_kernel(
     workload: Workload, machine: Machine, variant: Variant | None = None, family: str | None = None,
-    clock: str | float = "sustained", time_limit_s: float = 10.0, progress: Progress = silent,
+    clock: str | float = "sustained", time_limit_s: float = 10.0, compiler: Compiler | None = None,
+    progress: Progress = silent,
 ) -> ScheduledKernel:  # fmt: skip
-    """The schedules of a kernel's loop: of ``variant``, or of the best of ``family`` as `predict` finds it at ``clock``.
+    """The schedules of a kernel's loop: of ``variant``, or of the best of ``family`` as `predict` finds it at ``clock`` and the level of ``compiler``.
 
     ``time_limit_s`` is for each of the two.  Raises PredictError for a kernel that cannot run.
     """
     work = workload.reduced()
-    chosen, origin = _kernel(work, machine, variant, family, clock)
+    chosen, origin = _kernel(work, machine, variant, family, clock, compiler)
     pipeline = build_pipeline(loop_shape(work), chosen, machine)
     return ScheduledKernel(
         work, machine, chosen, origin, pipeline, *solve_both(pipeline, storage_of(machine), time_limit_s, progress)
@@ -82,11 +83,16 @@ def schedule_kernel(
 
 
 def _kernel(
-    work: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+    work: Workload,
+    machine: Machine,
+    variant: Variant | None,
+    family: str | None,
+    clock: str | float,
+    compiler: Compiler | None = None,
 ) -> tuple[Variant, str]:
     """The kernel whose loop is scheduled, and how it was found."""
     if variant is None:
-        found = best(work, machine, family or native_family(machine).name, clock)
+        found = search_of(compiler)(work, machine, family or native_family(machine).name, clock)
         return found.variant, found.scope
     verdict = legality(variant, work, machine)
     if not verdict.legal:

@@ -24,7 +24,7 @@ from tilecast.model.search.rank import DIGITS, rank
 
 _SHARE_STEPS = (0.0625, 0.03125, 0.015625)
 #: Runners-up that `Best.near` names.
-_NEAR = 3
+NEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +160,4 @@ def _near(chosen: Variant, times: dict[Variant, float]) -> tuple[Variant, ...]:
         if different:
             fastest = min(different, key=lambda v: times[v])
             others[fastest] = times[fastest]
-    return tuple(sorted(others, key=lambda v: others[v])[:_NEAR])
+    return tuple(sorted(others, key=lambda v: others[v])[:NEAR])

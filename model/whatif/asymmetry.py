@@ -18,13 +18,14 @@ from typing import Any
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
+from tilecast.model.forecast.answer import BEFORE
 from tilecast.model.forecast.brief import Brief, brief
+from tilecast.model.forecast.level import Compiler, follows, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant, emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine.schema import KEYS, KINDS
-from tilecast.model.search.best import best
 from tilecast.model.search.floor import floor_seconds
 
 #: Machines a map shows unless told: the data-centre line the question is about.
@@ -75,6 +76,13 @@ class AsymmetryMap:
     variant: str
     levels: tuple[float, ...]
     points: tuple[MapPoint, ...]
+    #: What every cell was made from (`forecast.level`).
+    level: str = BEFORE
+
+    @property
+    def level_note(self) -> str:
+        """For headlines: the level where it is not before compilation."""
+        return "" if self.level == BEFORE else f", {self.level}"
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as documented in docs/json.md."""
@@ -95,6 +103,7 @@ def asymmetry_map(
     variant: Variant | None = None,
     family: str | None = None,
     shown: Sequence[str] = SHOWN,
+    compiler: Compiler | None = None,
     progress: Progress = silent,
 ) -> AsymmetryMap:
     """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.
@@ -102,7 +111,8 @@ def asymmetry_map(
     ``grid`` cells each way (odd, so that the machine itself has one), ``clock`` None (that of the machine's own
     sustained forecast), MHz, or a regime, which settles in each cell.  ``shown`` are machine names, machine files or
     entries of map_points.toml; those without both facts, or off the map, are left out.
-    Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
+    ``compiler`` as in `predict`: one level for all cells, so that of machine code only kernels are chosen whose loops are at
+    hand.  Raises MachineError, PredictError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     workload = workload.reduced()
@@ -114,26 +124,27 @@ def asymmetry_map(
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
-    base = _base(workload, chip, variant, family, start)
-    own = brief(workload, chip, base, start)
+    level = settled(compiler, workload, chip, variant, family, start)
+    base = _base(workload, chip, variant, family, start, level)
+    own = brief(workload, chip, base, start, level)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
-        base = best(workload, chip, base.family, held).variant
+        base = search_of(level)(workload, chip, base.family, held).variant
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
-    kernels = (with_emulated_share(base, 0.0),) if variant is not None else _kernels(workload, base, corners, held)
+    kernels = _kernels(workload, chip, base, () if variant is not None else corners, held, level)
     cells: list[list[tuple[Brief, Variant]]] = []
     for y in reported(ys, "rows", len(ys), progress):
         row: list[tuple[Brief, Variant]] = []
         for i, x in enumerate(xs):
             hint = _on_the_steps(cells[-1][i][1] if cells else row[-1][1] if row else kernels[0])
-            cell = _cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint)
+            cell = _cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint, level)
             if x == chip[x_fact] and y == chip[y_fact]:
                 # The machine itself: the kernel as the search or the caller chose it, its share of emulation included.
-                cell = brief(workload, chip, base, held), base
+                cell = brief(workload, chip, base, held, level), base
             row.append(cell)
         cells.append(row)
-    reached = brief(workload, chip, base, held).tflops
+    reached = brief(workload, chip, base, held, level).tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
@@ -142,15 +153,16 @@ def asymmetry_map(
         tuple(tuple(emulated_share(kernel) or 0.0 for _, kernel in row) for row in cells),
         tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
-        tuple(reached * level for level in _LEVELS), points,
+        tuple(reached * multiple for multiple in _LEVELS), points, level_words(level),
     )  # fmt: skip
 
 
 def _base(
-    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
-) -> Variant:
+    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float,
+    level: Compiler | None,
+) -> Variant:  # fmt: skip
     if variant is None:
-        return best(workload, machine, family or native_family(machine).name, clock).variant
+        return search_of(level)(workload, machine, family or native_family(machine).name, clock).variant
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
@@ -180,23 +192,35 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
     return tuple(tick for tick in ticks if rule.low <= tick <= rule.high)
 
 
-def _kernels(workload: Workload, base: Variant, corners: Sequence[Machine], clock: str | float) -> tuple[Variant, ...]:
-    """The machine's own kernel and those that are best in the corners, shares of emulation apart."""
-    found = [best(workload, machine, base.family, clock).variant for machine in corners]
-    return tuple(dict.fromkeys(with_emulated_share(variant, 0.0) for variant in (base, *found)))
+def _kernels(
+    workload: Workload, machine: Machine, base: Variant, corners: Sequence[Machine], clock: str | float,
+    level: Compiler | None,
+) -> tuple[Variant, ...]:  # fmt: skip
+    """The machine's own kernel and those that are best in the corners, shares of emulation apart where the level allows."""
+    found = [search_of(level)(workload, corner, base.family, clock).variant for corner in corners]
+    plain = ((with_emulated_share(variant, 0.0), variant) for variant in (base, *found))
+    return tuple(dict.fromkeys(p if follows(level, workload, machine, p) else variant for p, variant in plain))
 
 
 def _cell(
-    workload: Workload, machine: Machine, kernels: tuple[Variant, ...], clock: str | float, hint: Variant
+    workload: Workload,
+    machine: Machine,
+    kernels: tuple[Variant, ...],
+    clock: str | float,
+    hint: Variant,
+    level: Compiler | None,
 ) -> tuple[Brief, Variant]:
     """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
     then the other kernels; what its floor shows cannot win is not simulated."""
-    found, best = brief(workload, machine, hint, clock), hint
+    found, best = brief(workload, machine, hint, clock, level), hint
 
     def better(variant: Variant, margin: float) -> Brief | None:
-        if floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
+        # The floor is one of forecasts before compilation.
+        if level is None and floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
             return None
-        tried = brief(workload, machine, variant, clock)
+        if not follows(level, workload, machine, variant):
+            return None
+        tried = brief(workload, machine, variant, clock, level)
         return tried if tried.seconds < found.seconds * margin else None
 
     # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.

@@ -20,14 +20,14 @@ from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.chip.launch import run_chip
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
 from tilecast.model.forecast.binding import loop_bound
-from tilecast.model.forecast.brief import brief
+from tilecast.model.forecast.brief import Brief, brief
+from tilecast.model.forecast.level import Compiler, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.search.best import best
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.whatif.answers import BreakEven, Crossing, Solved
 from tilecast.model.whatif.rows import BreakEvens
@@ -66,11 +66,13 @@ def break_evens(
     facts: tuple[str, ...] | None = None,
     family: str | None = None,
     clock: str | float = "sustained",
+    compiler: Compiler | None = None,
     progress: Progress = silent,
 ) -> BreakEvens:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
 
-    ``variant`` is the kernel (default: the best of ``family``, or of the machine's own) and stays.  Raises MachineError for unknown
+    ``variant`` is the kernel (default: the best of ``family``, or of the machine's own) and stays; ``compiler`` as in
+    `predict`: what is solved is the same at every level, what is simulated and what is of use is not.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -84,19 +86,24 @@ def break_evens(
         if not (is_rate(key) or is_latency(key)):
             raise MachineError(f"break-even: {key} is neither a rate nor a latency, it has unit {KEYS[key].unit}")
     if variant is None:
-        variant = best(workload, chip, family or native_family(chip).name, clock).variant
+        variant = search_of(compiler)(workload, chip, family or native_family(chip).name, clock).variant
     verdict = legality(variant, workload, chip)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {chip.name}: {verdict.sentence()}")
-    asked = (_Asked(workload, chip, variant, key, clock) for key in names)
-    return BreakEvens(map(_one, reported(asked, "facts", len(names), progress)), chip, workload, variant, clock)
+    level = settled(compiler, workload, chip, variant)
+    asked = (_Asked(workload, chip, variant, key, clock, level) for key in names)
+    rows = map(_one, reported(asked, "facts", len(names), progress))
+    return BreakEvens(rows, chip, workload, variant, clock, level_words(level))
 
 
 class _Asked:
     """One fact of one kernel on one machine as a function of its value."""
 
-    def __init__(self, workload: Workload, machine: Machine, variant: Variant, key: str, clock: str | float) -> None:
+    def __init__(
+        self, workload: Workload, machine: Machine, variant: Variant, key: str, clock: str | float, level: Compiler | None
+    ) -> None:  # fmt: skip
         self.workload, self.machine, self.variant, self.key, self.clock = workload, machine, variant, key, clock
+        self.level = level
         self.value = machine[key]
         rule = KEYS[key]
         # Slopes are taken a millionth to the right of a value, which must be a legal one too.
@@ -114,12 +121,16 @@ class _Asked:
     def bound(self, x: float) -> str:
         """What holds the kernel at ``x``: a unit, the recurrence, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
-            return brief(self.workload, self.at(x), self.variant, self.clock).bound_by
+            return self._brief(x).bound_by
         pipeline = self.pipeline(x)
-        return loop_bound(pipeline, steady_state(pipeline).ii_cycles, self.workload, self.at(x))
+        cycles = steady_state(pipeline).ii_cycles if self.level is None else self._brief(x).ii_cycles
+        return loop_bound(pipeline, cycles, self.workload, self.at(x))
 
     def seconds(self, x: float) -> float:
-        return brief(self.workload, self.at(x), self.variant, self.clock).seconds
+        return self._brief(x).seconds
+
+    def _brief(self, x: float) -> Brief:
+        return brief(self.workload, self.at(x), self.variant, self.clock, self.level)
 
 
 def _one(asked: _Asked) -> BreakEven:

@@ -56,6 +56,10 @@ def _headline(w: Comparison) -> list[str]:
     gain = w.speedup - 1.0
     how = "faster" if gain >= 0 else "slower"
     lines.append(f"  {abs(gain):.1%} {how}, the kernel chosen again" + _kept_share(w))
+    if w.before.compiled is not None:
+        lines.append(
+            f"  all forecasts {w.before.level} ({w.before.compiled.made.compiler}), timed again under the changed facts"
+        )
     return lines
 
 

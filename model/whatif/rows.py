@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tilecast.base.html_table import html_table
+from tilecast.model.forecast.answer import BEFORE
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -22,21 +23,33 @@ class Rows(tuple[_Row, ...]):
     workload: Workload
     variant: Variant
     clock: str | float
+    #: What every row was made from (`forecast.level`).
+    level: str
 
     def __new__(
-        cls, rows: Iterable[_Row], machine: Machine, workload: Workload, variant: Variant, clock: str | float
+        cls,
+        rows: Iterable[_Row],
+        machine: Machine,
+        workload: Workload,
+        variant: Variant,
+        clock: str | float,
+        level: str = BEFORE,
     ) -> Rows[_Row]:
         """A tuple of ``rows``."""
         made = super().__new__(cls, rows)
-        made.machine, made.workload, made.variant, made.clock = machine, workload, variant, clock
+        made.machine, made.workload, made.variant, made.clock, made.level = machine, workload, variant, clock, level
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return (tuple(self), self.machine, self.workload, self.variant, self.clock)
+        return (tuple(self), self.machine, self.workload, self.variant, self.clock, self.level)
 
     def clock_words(self) -> str:
         """The clock for headlines."""
         return self.clock if isinstance(self.clock, str) else f"{self.clock:g} MHz"
+
+    def _words(self) -> str:
+        """The clock, and the level where it is not before compilation, for headlines."""
+        return f"{self.clock_words()} clock" + ("" if self.level == BEFORE else f", {self.level}")
 
     def text(self, width: int = 120) -> str:
         """The rows for people, in lines of at most ``width`` characters where that is possible."""
@@ -51,7 +64,7 @@ class Rows(tuple[_Row, ...]):
         rows = [row.to_dict() for row in self]  # type: ignore[attr-defined]
         return {
             "machine": self.machine.name, "workload": self.workload.as_dict(), "variant": variant_text(self.variant),
-            "clock": self.clock, "facts": rows,
+            "clock": self.clock, "level": self.level, "facts": rows,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -70,7 +83,7 @@ class Sensitivities(Rows[Sensitivity]):
 
     def text(self, width: int = 120) -> str:
         """The table with bars, as `tilecast sensitivity` prints it."""
-        return sensitivities_text(self, self.machine, self.workload, self.clock_words(), width)
+        return sensitivities_text(self, self.machine, self.workload, self._words(), width)
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""
@@ -83,7 +96,7 @@ class BreakEvens(Rows[BreakEven]):
 
     def text(self, width: int = 120) -> str:
         """What `tilecast breakeven` prints."""
-        return break_evens_text(self, self.machine, self.workload, self.clock_words(), width)
+        return break_evens_text(self, self.machine, self.workload, self._words(), width)
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""

@@ -14,12 +14,13 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
+from tilecast.model.forecast.level import Compiler, follows, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import is_latency, is_rate
 from tilecast.model.machine.machine import Fact, Machine, load_machine
 from tilecast.model.machine.schema import KEYS
-from tilecast.model.search.best import Best, best
+from tilecast.model.search.best import Best
 from tilecast.model.search.floor import floor_seconds
 from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.rows import Sensitivities
@@ -47,47 +48,55 @@ def sensitivities(
     clock: str | float = "sustained",
     step: float = 0.05,
     reoptimised: bool = True,
+    compiler: Compiler | None = None,
     progress: Progress = silent,
 ) -> Sensitivities:
     """Every fact the forecast moves with, and the main units even where it does not, largest first.
 
     ``variant`` is the kernel kept (default: the best of ``family``, or of the machine's own).  ``reoptimised=False`` skips choosing
-    again, which then repeats the fixed value.  Raises PredictError or MachineError with one sentence.
+    again, which then repeats the fixed value.  ``compiler`` as in `predict`, for all forecasts.  Raises PredictError or MachineError with one sentence.
     """
     if not 0.0 < step <= 0.5:
         raise PredictError(f"step: expected a share above 0 and at most 0.5, got {step:g}")
     chip = load_machine(machine) if isinstance(machine, str) else machine
     check_clock(clock, chip)
     workload = workload.reduced()
-    found = _optimum(workload, chip, variant, family, clock)
-    base = brief(workload, chip, found.variant, clock).seconds
+    level = settled(compiler, workload, chip, variant, family, clock)
+    found = _optimum(workload, chip, variant, family, clock, level)
+    base = brief(workload, chip, found.variant, clock, level).seconds
     rows = []
     for key in reported(list(chip), "facts", len(chip.facts), progress):
         if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
-            row = _row(workload, chip, found, key, clock, step, base, reoptimised)
+            row = _row(workload, chip, found, key, clock, step, base, reoptimised, level)
             if row is not None:
                 rows.append(row)
     ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
-    return Sensitivities(ordered, chip, workload, found.variant, clock)
+    return Sensitivities(ordered, chip, workload, found.variant, clock, level_words(level))
 
 
 def _optimum(
-    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float
+    workload: Workload,
+    machine: Machine,
+    variant: Variant | None,
+    family: str | None,
+    clock: str | float,
+    level: Compiler | None,
 ) -> Best:
     """The kernel asked about, with the variants that could overtake it."""
     if variant is None:
-        return best(workload, machine, family or native_family(machine).name, clock)
+        found = search_of(level)(workload, machine, family or native_family(machine).name, clock)
+        return replace(found, near=tuple(v for v in found.near if follows(level, workload, machine, v)))
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
-    found = best(workload, machine, variant.family, clock)
-    near = tuple(v for v in (found.variant, *found.near) if v != variant)
-    return replace(found, variant=variant, seconds=brief(workload, machine, variant, clock).seconds, near=near)
+    found = search_of(level)(workload, machine, variant.family, clock)
+    near = tuple(v for v in (found.variant, *found.near) if v != variant and follows(level, workload, machine, v))
+    return replace(found, variant=variant, seconds=brief(workload, machine, variant, clock, level).seconds, near=near)
 
 
 def _row(
     workload: Workload, machine: Machine, found: Best, key: str, clock: str | float, step: float, base: float,
-    reoptimised: bool,
+    reoptimised: bool, level: Compiler | None,
 ) -> Sensitivity | None:  # fmt: skip
     fact = machine.fact(key)
     ends = _ends(key, fact, step)
@@ -96,13 +105,13 @@ def _row(
     machines = tuple(machine.with_facts({key: value}) for value in ends)
     if not all(legality(found.variant, workload, m).legal for m in machines):
         return None
-    fixed = tuple(brief(workload, m, found.variant, clock).seconds for m in machines)
+    fixed = tuple(brief(workload, m, found.variant, clock, level).seconds for m in machines)
     span = math.log(ends[1] / ends[0])
     slope = math.log(fixed[1] / fixed[0]) / span
     free = fixed
     if reoptimised and (abs(slope) >= _WORTH or key in _MAIN):
         free = tuple(
-            _best(workload, m, found, seconds, clock) for m, seconds in zip(machines, fixed, strict=True)
+            _best(workload, m, found, seconds, clock, level) for m, seconds in zip(machines, fixed, strict=True)
         )  # fmt: skip
     free_slope = math.log(free[1] / free[0]) / span
     if key not in _MAIN and max(abs(slope), abs(free_slope)) < _NOTHING:
@@ -123,11 +132,15 @@ def _ends(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
     return (low, high) if 0 < low < high else None
 
 
-def _best(workload: Workload, machine: Machine, found: Best, seconds: float, clock: str | float) -> float:
+def _best(
+    workload: Workload, machine: Machine, found: Best, seconds: float, clock: str | float, level: Compiler | None
+) -> float:
     """Shortest time among the kept variant and those that could overtake it."""
     for variant in found.near:
-        if legality(variant, workload, machine).legal and floor_seconds(workload, machine, variant, clock) < seconds:
-            seconds = min(seconds, brief(workload, machine, variant, clock).seconds)
+        # The floor is one of forecasts before compilation.
+        may_win = level is not None or floor_seconds(workload, machine, variant, clock) < seconds
+        if legality(variant, workload, machine).legal and may_win:
+            seconds = min(seconds, brief(workload, machine, variant, clock, level).seconds)
     return seconds
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.predict import Compiler, predict, search_of
+from tilecast.model.forecast.level import Compiler, search_of, settled
+from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import change_machine
@@ -74,18 +75,19 @@ def what_if(
     name = variant.family if variant is not None else family or native_family(chip).name
     before = predict(workload, chip, variant, family=name, clock=clock, interval=interval, compiler=compiler)
     work, old = before.workload, before.variant
-    search = search_of(compiler)
+    # What is compared stands on one level.
+    level = settled(compiler, work, chip, old)
+    search = search_of(level)
     found = search(work, changed, name, clock)
     again = found.variant
     verdict = legality(old, work, changed)
     kept = None
     if verdict.legal:
-        kept = predict(work, changed, old, clock=clock, interval=interval, compiler=compiler)
+        kept = predict(work, changed, old, clock=clock, interval=interval, compiler=level)
         # A kernel given by hand may lie outside the space that the search covers.
-        own = brief(work, changed, old, clock).seconds if search is best else kept.time_ms / 1e3
-        if own < found.seconds:
+        if brief(work, changed, old, clock, level if search is not best else None).seconds < found.seconds:
             again = old
-    after = predict(work, changed, again, clock=clock, interval=interval, compiler=compiler)
+    after = predict(work, changed, again, clock=clock, interval=interval, compiler=level)
     after = replace(after, variant_origin="as given, and faster than the search finds" if again is old != found.variant else found.scope)  # fmt: skip
     simulated, skipped = found.simulated, found.skipped
     if variant is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Level, Shapes, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Level, LevelAtHand, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -63,6 +63,7 @@ def sensitivity(
     kernel: Kernel,
     changes: Changes,
     clock: Clock,
+    level: LevelAtHand,
     step: Annotated[float, typer.Option("--step", help="How far each fact is moved, as a share.")] = 0.05,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +75,14 @@ def sensitivity(
     family, variant = kernel.on(machine)
     with Screen() as screen:
         rows = sensitivities(
-            work, changes.of(machine), variant, family=family, clock=clock.value, step=step, progress=screen
+            work,
+            changes.of(machine),
+            variant,
+            family=family,
+            clock=clock.value,
+            step=step,
+            compiler=level.compiler(),
+            progress=screen,
         )
     show(rows.text(width()), rows.to_dict(), as_json)
 
@@ -87,6 +95,7 @@ def breakeven(
     kernel: Kernel,
     changes: Changes,
     clock: Clock,
+    level: LevelAtHand,
     fact: Annotated[
         list[str] | None, typer.Option("--fact", help="A rate or latency (default: the main rates); repeat for more.")
     ] = None,
@@ -101,7 +110,14 @@ def breakeven(
     facts = tuple(fact) if fact else None
     with Screen() as screen:
         rows = break_evens(
-            work, changes.of(machine), variant, facts=facts, family=family, clock=clock.value, progress=screen
+            work,
+            changes.of(machine),
+            variant,
+            facts=facts,
+            family=family,
+            clock=clock.value,
+            compiler=level.compiler(),
+            progress=screen,
         )
     show(rows.text(width()), rows.to_dict(), as_json)
 
@@ -114,6 +130,7 @@ def asymmetry(
     kernel: Kernel,
     changes: Changes,
     clock: Clock,
+    level: LevelAtHand,
     axes: Annotated[
         str | None, typer.Option("--axes", help="Two rates, 'x,y' (default: the dtype's matrix rate and mufu.ex2).")
     ] = None,
@@ -145,7 +162,8 @@ def asymmetry(
     with Screen() as screen:
         found = asymmetry_map(
             work, changes.of(machine), axes=pair, grid=grid, span=span, clock=clock.value, variant=variant, family=family,
-            shown=SHOWN if shown is None else [part.strip() for part in shown.split(",") if part.strip()], progress=screen,
+            shown=SHOWN if shown is None else [part.strip() for part in shown.split(",") if part.strip()],
+            compiler=level.compiler(), progress=screen,
         )  # fmt: skip
         if output is not None:
             write_map(found, output)

@@ -17,6 +17,7 @@ from tilecast.cli.workload_options import (
     Clock,
     Kernel,
     Level,
+    LevelAtHand,
     Machines,
     NamedMachine,
     Shapes,
@@ -114,6 +115,7 @@ def report(
     kernel: Kernel,
     changes: Changes,
     clock: Clock,
+    level: LevelAtHand,
     output: Annotated[
         str, typer.Option("-o", "--output", help="FILE.html, or FILE.md with its charts beside it.")
     ] = "review.html",
@@ -140,7 +142,7 @@ def report(
     with Screen() as screen:
         content = review(
             work, machine.chip, variant, family=family, clock=clock.value, changes=changes.values, scales=changes.factors,
-            measured=measured, date=date, machine_name=machine.name, progress=screen,
+            measured=measured, date=date, machine_name=machine.name, compiler=level.compiler(), progress=screen,
         )  # fmt: skip
         screen("draw", 0, 1)
         files: dict[Path, str] = {target: content.page()} if target.suffix == ".html" else {}
@@ -221,6 +223,9 @@ def sweep(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Compute items again whose worker died or broke.")
     ] = False,
+    level: Annotated[
+        str | None, typer.Option("--level", help="fluid, auto or kept: in place of the specification's level.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute machines x workloads x variants, or time kernels on this host's GPUs; goes on where it stopped."""
@@ -234,7 +239,7 @@ def sweep(
         with Screen() as screen:
             table = compute(
                 spec, store=kept, engine=engine, workers=workers, ray_address=ray_address, run=run,
-                retry_failed=retry_failed, progress=screen, command=command_line(),
+                retry_failed=retry_failed, level=level, progress=screen, command=command_line(),
             )  # fmt: skip
     except KeyboardInterrupt:
         print(f"tilecast: stopped: results so far are kept in {kept}; run the same command to go on", file=sys.stderr)
@@ -297,6 +302,7 @@ def schedule(
     machine: Machine,
     kernel: Kernel,
     clock: Clock,
+    level: LevelAtHand,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
     as_json: AsJson = False,
 ) -> None:
@@ -311,5 +317,5 @@ def schedule(
         raise PredictError(f"--time-limit: expected seconds above 0, got {time_limit:g}")
     family, variant = kernel.on(machine)
     with Screen() as screen:
-        found = schedule_kernel(work, machine, variant, family, clock.value, time_limit, screen)
+        found = schedule_kernel(work, machine, variant, family, clock.value, time_limit, level.compiler(), screen)
     show("" if as_json else found.text(width()), found.to_dict() if as_json else None, as_json)

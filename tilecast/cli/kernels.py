@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Shapes, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, LevelAtHand, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -35,6 +35,7 @@ def generate(
     machine: Machine,
     kernel: Kernel,
     clock: Clock,
+    level: LevelAtHand,
     output: Annotated[str | None, typer.Option("-o", "--output", help="File to write (default: print).")] = None,
     list_variants: Annotated[
         bool, typer.Option("--list", help="List the family's variants by forecast instead of writing one.")
@@ -77,7 +78,7 @@ def generate(
         _list_variants(work, machine, name, clock, top, as_json)
         return
     family = find_family(name)
-    made = write(work, machine, family, variant, __version__, clock=clock.value)
+    made = write(work, machine, family, variant, __version__, clock=clock.value, compiler=level.compiler())
     if output is None:
         show(made.source.rstrip("\n"), {**made.header, "source": made.source}, as_json)
         return
@@ -190,6 +191,7 @@ def tune(
     machine: Machine,
     kernel: Kernel,
     clock: Clock,
+    level: LevelAtHand,
     budget: Annotated[int, typer.Option("--budget", min=0, max=1000, help="Kernels to time on the GPU here.")] = 5,
     compile: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the best candidates and read their machine code.")
@@ -233,7 +235,7 @@ def tune(
             found.append(
                 choose(w, machine, family=family, budget=budget, compile=compile, candidates=candidates,
                        clock=clock.value, table=rows, workers=workers, progress=screen, command=command_line(),
-                       version=__version__, fixed=kernel.variant)
+                       version=__version__, fixed=kernel.variant, compiler=level.compiler())
             )  # fmt: skip
     if work.listed:
         lines = [
@@ -386,7 +388,7 @@ def variants(machine: Machine, as_json: AsJson = False) -> None:
 
 @app.command(hidden=True, epilog="Example: tilecast ship")
 def ship(
-    loops: Annotated[bool, typer.Option("--loops", help="Compile the loops of data/loops again instead: a quarter of an hour.")] = False,
+    loops: Annotated[bool, typer.Option("--loops", help="Compile the loops of data/loops again instead: half an hour.")] = False,
     hub: Annotated[str | None, typer.Option("--hub", metavar="FOLDER", help="Write them as a kernel of the Hugging Face Hub instead.")] = None,
 ) -> None:  # fmt: skip
     """Regenerate the kernels that ship from codegen/shipped.toml, or the loops that ship (in a source tree), or a folder for the Hub."""
@@ -410,3 +412,43 @@ def ship(
     changed = write(__version__)
     head = f"{KERNELS}: wrote {len(changed)} files" if changed else f"{KERNELS}: up to date"
     typer.echo("\n".join([head, *(f"  {path}" for path in changed)]))
+
+
+@app.command(rich_help_panel=_PANEL, epilog="Example: tilecast loops h200 --head-dim 160 --causal --most 4")
+@takes_workload
+def loops(
+    work: Workload,
+    machine: Machine,
+    kernel: Kernel,
+    most: Annotated[int, typer.Option("--most", min=1, max=300, help="Loops, the first before compilation first.")] = 6,
+    workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compile loops for --level kept and auto beyond those that ship, once, without a GPU: seconds each.
+
+    With --variant the loop of that kernel.
+    """
+    from tilecast.cli.progress import Screen, quiet_at_exit
+    from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.compile import CompileError
+    from tilecast.codegen.loops import add
+    from tilecast.model.chip.evaluate import PredictError
+
+    quiet_at_exit()
+    family, variant = kernel.on(machine)
+    try:
+        with Screen() as screen:
+            made, known, path = add(work, machine, family, most, variant, workers, screen)
+    except CompileError as error:
+        raise PredictError(f"no loop was compiled: {error}") from None
+    lines = [f"{path}: {len(made)} loops compiled, {known} were at hand"]
+    lines += [
+        f"  {loop.code.registers:>4} registers  {loop.code.stack_bytes:>4} bytes spilled  {loop.code.variant}"
+        for loop in made
+    ]
+    data = {
+        "file": str(path), "at_hand": known,
+        "compiled": [{"variant": loop.code.variant, "registers": loop.code.registers, "spill_bytes": loop.code.stack_bytes}
+                     for loop in made],
+    }  # fmt: skip
+    show("\n".join(lines), data, as_json)

@@ -77,14 +77,18 @@ def predictions_table(answers: Sequence[Prediction | str], names: Sequence[str])
     rows = []
     for name, a in zip(names, answers, strict=True):
         if isinstance(a, str):
-            rows.append([name, "-", "-", "-", "-", "-", a])
+            rows.append([name, "-", "-", "-", "-", "-", a, "-"])
             continue
         low, high = a.tflops_interval
         rows.append(
             [name, f"{a.time_ms:.4g}", significant(a.tflops), f"{significant(low)}-{significant(high)}",
-             f"{a.clock_mhz:.0f}", a.binding.name, a.pipeline.name]
+             f"{a.clock_mhz:.0f}", a.binding.name, a.pipeline.name,
+             a.level]
         )  # fmt: skip
-    return table(["", "time ms", "TFLOP/s", "interval", "MHz", "bound by", "kernel"], rows)
+    header = ["", "time ms", "TFLOP/s", "interval", "MHz", "bound by", "kernel", "level"]
+    # Where all are before compilation, as without --level, nothing is said.
+    said = len(header) if any(not isinstance(a, str) and a.compiled is not None for a in answers) else -1
+    return table(header[:said], [row[:said] for row in rows])
 
 
 def machine_row(m: Machine) -> dict[str, Any]:

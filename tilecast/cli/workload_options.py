@@ -31,8 +31,10 @@ OPTION_OF = {
     "seqlen_k": "--seqlen-k", "head_dim_qk": "--head-dim", "head_dim_v": "--head-dim-v", "dtype": "--dtype",
     "window": "--window", "clock": "--clock", "power": "--power", "step": "--step", "mode": "--mode", "grid": "--grid", "span": "--span",
 }  # fmt: skip
-#: Levels of a forecast; the first is the default.
-LEVELS = ("fluid", "kept", "code")
+#: The level of a forecast that compiles a kernel, beside those of the model.
+_COMPILES = "code"
+#: The model's own levels (`forecast.level.LEVELS`, which would load the search); the first is the default.
+_LEVELS = ("fluid", "auto", "kept")
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 
 
@@ -119,23 +121,25 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a forecast is made from: one of `LEVELS`."""
+    """What a forecast is made from: one of the levels of `model.forecast.level`, or the kernel compiled."""
 
     name: str
 
     def compiler(self) -> Any:
         """What `predict` takes as its compiler: None before compilation."""
-        if self.name == LEVELS[0]:
-            return None
-        if self.name == LEVELS[1]:
-            from tilecast.model.compiled.loops.shelf import loop_at_hand
+        if self.name != _COMPILES:
+            from tilecast.model.forecast.level import compiler_of
 
-            return loop_at_hand
+            return compiler_of(self.name)
         from tilecast.cli.progress import quiet_at_exit
         from tilecast.codegen.compiler.kept import compiled_variant
 
         quiet_at_exit()
         return compiled_variant
+
+
+class LevelAtHand(Level):
+    """A level that compiles nothing, for verbs that forecast many kernels."""
 
 
 # --- what makes each value --------------------------------------------------------------------------------------------
@@ -253,12 +257,20 @@ def _clock(*, clock: str | None) -> Clock:
     return Clock(mhz)
 
 
-def _level(*, level: str) -> Level:
+def _known_level(level: str, known: tuple[str, ...]) -> str:
     from tilecast.model.chip.evaluate import PredictError
 
-    if level not in LEVELS:
-        raise PredictError(f"--level: expected {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got '{level}'")
-    return Level(level)
+    if level not in known:
+        raise PredictError(f"--level: expected {', '.join(known[:-1])} or {known[-1]}, got '{level}'")
+    return level
+
+
+def _level(*, level: str) -> Level:
+    return Level(_known_level(level, (*_LEVELS, _COMPILES)))
+
+
+def _level_at_hand(*, level: str) -> LevelAtHand:
+    return LevelAtHand(_known_level(level, _LEVELS))
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
@@ -313,9 +325,14 @@ _CHANGE_OPTIONS: dict[str, Any] = {
     "scale": _option(list[str] | None, "--scale", "Scale a fact, or a section's rates: smem=1.5; repeat for more."),
     "whatif": _option(list[str] | None, "--whatif", "An older name of --set.", hidden=True),
 }
+_AT_HAND = (
+    "fluid: before compilation, at once. kept: choose and forecast by the machine code of loops at hand. auto: kept where a "
+    "loop is at hand, else fluid."
+)
+_LEVEL_AT_HAND_OPTIONS: dict[str, Any] = {"level": _option(str, "--level", _AT_HAND, None, lambda: _LEVELS)}
 _LEVEL_OPTIONS: dict[str, Any] = {
-    "level": _option(str, "--level", "fluid (before compilation, at once), kept: choose and forecast by machine code where a loop ships, or "
-                     "code: compile the kernel, without a GPU, and follow its machine code.", None, lambda: LEVELS),
+    "level": _option(str, "--level", f"{_AT_HAND} code: compile the kernel, without a GPU, and follow its machine code.",
+                     None, lambda: (*_LEVELS, _COMPILES)),
 }  # fmt: skip
 _CLOCK_OPTIONS: dict[str, Any] = {
     "clock": _option(str | None, "--clock", "sustained, short, how long the work lasts from a rest on (300ms, 2s), or a locked clock in MHz.", None,
@@ -337,6 +354,7 @@ _GROUPS: dict[Any, tuple[dict[str, Any], Callable[..., Any]]] = {
     Changes: (_CHANGE_OPTIONS, _changes),
     Clock: (_CLOCK_OPTIONS, _clock),
     Level: (_LEVEL_OPTIONS, _level),
+    LevelAtHand: (_LEVEL_AT_HAND_OPTIONS, _level_at_hand),
 }
 
 
@@ -346,7 +364,7 @@ def takes_workload(
     """Decorator: options in place of the parameters whose types are above; ``machine`` and ``clock`` are defaults."""
     if verb is None:
         return lambda function: takes_workload(function, machine=machine, clock=clock)
-    defaults = {"machine_name": machine, "clock": clock, "level": LEVELS[0]}
+    defaults = {"machine_name": machine, "clock": clock, "level": _LEVELS[0]}
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {}
     parameters: list[inspect.Parameter] = []

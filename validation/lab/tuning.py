@@ -16,11 +16,12 @@ from tilecast.base.progress import Progress, silent
 from tilecast.codegen.compiler.kept import FOLDER
 from tilecast.codegen.tune.compiled import Job, compile_candidates
 from tilecast.codegen.tune.structure import Timed, diverse, pick_winner
-from tilecast.codegen.tune.survey import COMPILED, TIMED, survey, timed_rule, with_machine_code
+from tilecast.codegen.tune.survey import COMPILED, TIMED, by_kept_loops, survey, timed_rule, with_machine_code
 from tilecast.codegen.tune.trail import Candidate
 from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, find_family, named_knobs, native_family
+from tilecast.model.forecast.level import Compiler, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
@@ -43,11 +44,13 @@ def tune(
     command: str = "tilecast.tune",
     version: str = "",
     fixed: str | None = None,
+    compiler: Compiler | None = None,
 ) -> Tuning:
     """The best variant for ``workload`` on ``machine`` with the trail of how it was chosen.
 
     ``budget`` kernels are timed where the GPU at hand is the machine (0: none); their rows go to ``table``, and points it
     already has are not measured again.  ``fixed`` are knobs ("cta_group=2,scheduler=grid") that every candidate has.  ``compile=False`` answers from the forecasts before compilation at once.
+    With `loop_at_hand` or `kept_loop` as ``compiler`` candidates are compared by the loops at hand, and none is compiled.
     Raises PredictError, VariantError, MachineError, WorkloadError or PlanError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -62,7 +65,10 @@ def tune(
     knobs = named_knobs(fixed, kernel) if fixed is not None else {}
     found = replace(survey(workload, chip, kernel, clock=clock, keep=candidates, fixed=knobs), budget=budget)
     progress("forecast", 1, 1)
-    if compile:
+    level = settled(compiler, workload.reduced(), chip, family=kernel.name, clock=clock)
+    if level is not None:
+        found = by_kept_loops(found, knobs)
+    elif compile:
         found = _compiled(found, kernel, workers, progress)
     if not budget:
         return replace(found, notes=(*found.notes, "nothing was timed (budget 0): forecast only"))

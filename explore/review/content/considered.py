@@ -8,6 +8,7 @@ from dataclasses import fields
 from tilecast.explore.review.content.content import Considered, Variants
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import FAMILIES, knob_space, legality, one_knob_away, published_variant
+from tilecast.model.forecast.level import Compiler
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
@@ -18,14 +19,17 @@ TIE = 0.005
 _ORDER = {"chosen": 0, "faster": 1, "tie": 2, "slower": 3, "refused": 4}
 
 
-def considered(p: Prediction, clock: str | float) -> Variants:
-    """Alternatives of ``p`` with the reason each was not taken; the family's space is counted, not forecast."""
+def considered(p: Prediction, clock: str | float, level: Compiler | None = None) -> Variants:
+    """Alternatives of ``p`` with the reason each was not taken; the family's space is counted, not forecast.
+
+    ``level`` (`forecast.level.settled`) is that of ``p``: an alternative that cannot be forecast at it is not compared.
+    """
     work, machine, chosen = p.workload, p.machine, p.variant
     space = knob_space(chosen.family, work, machine)
     legal = sum(legality(v, work, machine).legal for v in space)
     rows: dict[str, Considered] = {}
     for change, variant in _alternatives(p, space):
-        rows.setdefault(variant_text(variant), _row(p, change, variant, clock))
+        rows.setdefault(variant_text(variant), _row(p, change, variant, clock, level))
     text = variant_text(chosen)
     rows[text] = Considered("", text, "chosen", p.tflops, 0.0, _why_chosen(p))
     listed = sorted(rows.values(), key=lambda row: (_ORDER[row.verdict], row.slower or 0.0, row.change))
@@ -68,13 +72,13 @@ def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[s
             yield f"another family: {family}", other
 
 
-def _row(p: Prediction, change: str, variant: Variant, clock: str | float) -> Considered:
+def _row(p: Prediction, change: str, variant: Variant, clock: str | float, level: Compiler | None) -> Considered:
     text = variant_text(variant)
     verdict = legality(variant, p.workload, p.machine)
     if not verdict.legal:
         return Considered(change, text, "refused", None, None, verdict.sentence())
     try:
-        other = predict(p.workload, p.machine, variant, clock=clock, interval=False)
+        other = predict(p.workload, p.machine, variant, clock=clock, interval=False, compiler=level)
     except (PredictError, ValueError) as error:
         return Considered(change, text, "refused", None, None, str(error))
     slower = other.time_ms / p.time_ms - 1.0

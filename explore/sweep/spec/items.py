@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.loops.shelf import loops_digest
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.level import LEVELS, compiler_of
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.verdict import VariantError
@@ -24,7 +26,7 @@ from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Fact, Machine, MachineError
 
 #: Changes when results gain, lose or redefine a field.
-FORMAT = 1
+FORMAT = 2
 #: Folders beside this package whose Python (and templates) a result of each kind depends on.
 _SOURCES = {"forecast": ("model",), "measure": ("model", "codegen", "validation/lab/measure")}
 _SUFFIXES = (".py", ".j2")
@@ -80,13 +82,17 @@ def machine_hash(machine: Machine) -> str:
 
 
 def forecast_item(
-    workload: Workload, machine: Machine, variant: str, clock: str | float, interval: bool
+    workload: Workload, machine: Machine, variant: str, clock: str | float, interval: bool, level: str = LEVELS[0]
 ) -> dict[str, Any]:
-    """The item of one forecast; ``variant`` is "best:FAMILY", "published:FAMILY" or a variant's full text."""
+    """The item of one forecast; ``variant`` is "best:FAMILY", "published:FAMILY" or a variant's full text.
+
+    Of a ``level`` of machine code the loops at hand are part of the item.
+    """
+    stands_on = {} if level == LEVELS[0] else {"level": level, "loops": loops_digest()}
     return {
         "do": "forecast", "format": FORMAT, "machine": machine.name, "machine_sha": machine_hash(machine),
         "workload": workload.as_dict(), "variant": variant, "clock": clock if isinstance(clock, str) else float(clock),
-        "interval": interval,
+        "interval": interval, **stands_on,
     }  # fmt: skip
 
 
@@ -110,18 +116,21 @@ def run_item(text: str, machines: Mapping[str, Machine]) -> dict[str, Any]:
 def _forecast(item: dict[str, Any], machine: Machine) -> Prediction:
     work = Workload.from_dict(item["workload"])
     how, _, family = item["variant"].partition(":")
+    compiler = compiler_of(item.get("level", LEVELS[0]))
     if how in ("best", "published"):
         return predict(
-            work, machine, family=family, published=how == "published", clock=item["clock"], interval=item["interval"]
-        )
-    return predict(work, machine, parse_variant(item["variant"]), clock=item["clock"], interval=item["interval"])
+            work, machine, family=family, published=how == "published", clock=item["clock"], interval=item["interval"],
+            compiler=compiler,
+        )  # fmt: skip
+    variant = parse_variant(item["variant"])
+    return predict(work, machine, variant, clock=item["clock"], interval=item["interval"], compiler=compiler)
 
 
 def _columns(p: Prediction) -> dict[str, Any]:
     """What a row of the table shows; units in the names."""
     sits = p.binding.as_dict()
     return {
-        "status": "ok", "reason": "", "variant": variant_text(p.variant), "pipeline": p.pipeline.name,
+        "status": "ok", "reason": "", "variant": variant_text(p.variant), "pipeline": p.pipeline.name, "level": p.level,
         "time_ms": p.time_ms, "tflops": p.tflops, "tflops_low": p.tflops_interval[0],
         "tflops_high": p.tflops_interval[1], "clock_mhz": p.clock_mhz, "clock_bound": p.clock.bound,
         "power_w": p.clock.power_w, "binding_kind": sits["kind"], "binding": sits["name"], "ii_cycles": p.ii_cycles,

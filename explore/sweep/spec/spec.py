@@ -4,6 +4,7 @@
     do = "forecast"                       # default; or "measure": time kernels on the GPUs of this host
     clocks = ["sustained", "short", 1500] # default ["sustained"]
     interval = true                       # false: no intervals, several times as fast
+    level = "fluid"                       # or "auto", "kept": from machine code where (only where) a loop is at hand
     machines = ["b200", "mine.toml"]
     variants = ["best", "fa4:cta_group=2", "all:fa3"]
     [[machine]]
@@ -24,7 +25,7 @@ Every list crosses with every other of its table; machines, workloads, variants 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tilecast.explore.sweep.spec.variants import Choice, forecast_variants, meas
 from tilecast.explore.sweep.spec.workloads import read_workloads
 from tilecast.model.chip.evaluate import REGIMES
 from tilecast.model.families import loop_shape
+from tilecast.model.forecast.level import LEVELS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.validation.lab.measure.plan import EXTERNAL
@@ -44,7 +46,7 @@ from tilecast.validation.lab.measure.records import MODES
 
 KINDS = ("forecast", "measure")
 _SHARED = ("title", "do", "machines", "machine", "variants", "variant", "workload")
-_FIELDS = {"forecast": (*_SHARED, "clocks", "interval"), "measure": (*_SHARED, "kernels", "mode", "rounds")}
+_FIELDS = {"forecast": (*_SHARED, "clocks", "interval", "level"), "measure": (*_SHARED, "kernels", "mode", "rounds")}
 #: More items than this fit no afternoon; a typing error in a list is likelier.
 MOST_ITEMS = 1_000_000
 
@@ -73,6 +75,7 @@ class Spec:
     kernels: tuple[str, ...] = ()
     mode: str = "short"
     rounds: int = 15
+    level: str = LEVELS[0]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,15 @@ def load_spec(source: str | Path | Mapping[str, Any]) -> Spec:
     return _spec(str(path), read_toml(path, "the specification", SpecError), path.parent)
 
 
+def at_level(spec: Spec, level: str | None) -> Spec:
+    """``spec`` with another level of its forecasts; None: as it is.  SpecError where it has no forecasts."""
+    if level is None:
+        return spec
+    if spec.do != "forecast":
+        raise SpecError(f'{spec.where}: level goes with do = "forecast", this one has do = "{spec.do}"')
+    return replace(spec, level=_level("sweep", {"level": level}))
+
+
 def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     do = raw.get("do", "forecast")
     if do not in KINDS:
@@ -123,11 +135,18 @@ def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     interval = raw.get("interval", True)
     if not isinstance(interval, bool):
         raise SpecError(f"{where}: interval takes true or false, got {interval!r}")
-    spec = Spec(where, title, do, machines, workloads, choices, _clocks(where, raw), interval)
+    spec = Spec(where, title, do, machines, workloads, choices, _clocks(where, raw), interval, level=_level(where, raw))
     count = len(machines) * len(workloads) * len(choices) * len(spec.clocks)
     if count > MOST_ITEMS:
         raise SpecError(f"{where}: crosses to {count} items, at most {MOST_ITEMS} expected: split the sweep")
     return spec
+
+
+def _level(where: str, raw: dict[str, Any]) -> str:
+    level = raw.get("level", LEVELS[0])
+    if level not in LEVELS:
+        raise SpecError(f"{where}: level takes {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got {level!r}")
+    return str(level)
 
 
 def _clocks(where: str, raw: dict[str, Any]) -> tuple[str | float, ...]:
@@ -178,7 +197,7 @@ def plan_forecasts(spec: Spec) -> Plan:
         for work in spec.workloads:
             for variant in _variants(spec, machine, work, left_out):
                 for clock in spec.clocks:
-                    item = _work_item(forecast_item(work, machine, variant, clock, spec.interval), work)
+                    item = _work_item(forecast_item(work, machine, variant, clock, spec.interval, spec.level), work)
                     items.setdefault(item.key, item)
                     if len(items) > MOST_ITEMS:
                         raise SpecError(f"{spec.where}: crosses to more than {MOST_ITEMS} items: split the sweep")

@@ -3,69 +3,138 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.base.garbage import no_collections
-from tilecast.model.chip.evaluate import evaluate
+from tilecast.model.chip.evaluate import PredictError, evaluate
 from tilecast.model.compiled.code import CodeError
+from tilecast.model.compiled.energy import clock_of
 from tilecast.model.compiled.evaluate import evaluate_compiled
 from tilecast.model.compiled.forecast import forecast
-from tilecast.model.compiled.loops.shelf import loop_at_hand, loop_of, loops_at_hand
+from tilecast.model.compiled.loops.shelf import kept_loop, loop_of, loops_at_hand, loops_digest
 from tilecast.model.families import loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.best import Best, best, search_space
-from tilecast.model.search.rank import rank
+from tilecast.model.search.best import NEAR, Best, best, search_space
+from tilecast.model.search.rank import DIGITS, Ranked, rank
 
-#: Loops that are forecast from machine code, and variants around each.
-LOOPS, PER_LOOP = 4, 2
-#: A variant further behind the best before compilation than the two levels differ is not looked at.
+#: Loops that are forecast from machine code, by the fluid level's best variant of each: of 38 measured shapes the fastest
+#: kernel's loop was always among the fluid level's first twelve.  Of the fastest loops by machine code the second-best
+#: variants are forecast as well: stages and schedulers move a forecast less than loops do.
+LOOPS, PER_LOOP, SECOND_OF = 12, 2, 3
+#: A variant further behind the best loop at hand, before compilation, than the two levels differ is not looked at; and
+#: where the best loop at hand is further behind the best of all variants, no loop at hand answers.
 WITHIN = 1.15
 
 
 @lru_cache(maxsize=256)
-def _known(workload: Workload, machine: Machine, family: str) -> tuple[Variant, ...]:
-    """The variants whose loops ship; of the workload only head dimensions, dtype and mask matter."""
+def _known(workload: Workload, machine: Machine, family: str, digest: str) -> tuple[Variant, ...]:
+    """The variants whose loops are at hand; of the workload only head dimensions, dtype and mask matter.
+
+    ``digest`` (`loops_digest`) is what the cache goes by beside them.
+    """
+    del digest
     space = search_space(workload, machine, family).variants
     kept = loops_at_hand(workload, machine)
     return tuple(variant for variant in space if loop_of(variant) in kept) if kept else ()
 
 
-@lru_cache(maxsize=1024)
-@no_collections()
 def best_at_hand(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
     """What `best` finds, chosen again by machine code where loops are at hand; arguments and errors as there.
 
-    Of the variants whose loops ship the fluid level's best (`LOOPS` loops, `PER_LOOP` variants of each) are forecast from
-    their code, and the fastest is taken.
+    Of the variants whose loops are at hand the fluid level's best (`LOOPS` loops, `PER_LOOP` variants of each of the fastest
+    loops) are forecast from their code, and the fastest is taken.
     """
     before = best(workload, machine, family, clock)
+    found = _chosen(workload, machine, family, clock, loops_digest())
+    if found is None or found.before_seconds > WITHIN * before.seconds:
+        return before
+    return found.best
+
+
+def best_kept(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
+    """As `best_at_hand`, from machine code alone; PredictError where no loop is at hand."""
+    found = _chosen(workload, machine, family, clock, loops_digest())
+    if found is None:
+        work = workload.reduced()
+        raise PredictError(
+            f"no loop of {family} for {work.label()} on {machine.name} is at hand: use --level auto or fluid, or compile some "
+            "with tilecast loops"
+        )
+    return found.best
+
+
+def looked_at(
+    workload: Workload, machine: Machine, family: str, clock: str | float = "sustained"
+) -> tuple[tuple[Variant, float], ...]:
+    """What `best_kept` compared by machine code: variants and seconds, fastest first."""
+    found = _chosen(workload, machine, family, clock, loops_digest())
+    return found.seconds if found is not None else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The best of the loops at hand by machine code, and the least time of theirs before compilation."""
+
+    best: Best
+    before_seconds: float
+    #: Everything that was looked at, fastest first.
+    seconds: tuple[tuple[Variant, float], ...]
+
+
+@lru_cache(maxsize=1024)
+@no_collections()
+def _chosen(workload: Workload, machine: Machine, family: str, clock: str | float, digest: str) -> _Chosen | None:
+    before = best(workload, machine, family, clock)
     work = workload.reduced()
-    known = _known(loop_shape(work), machine, family)
+    known = _known(loop_shape(work), machine, family, digest)
     if not known:
-        return before
+        return None
     ranking = rank(known, work, machine, clock=clock, keep=LOOPS * PER_LOOP, group=loop_of, per_group=PER_LOOP)
-    near = [entry for entry in ranking.best if entry.seconds is not None and entry.seconds <= WITHIN * before.seconds]
-    # At one clock for all: what settles differently differs by less than the forecasts do.
+    least = ranking.best[0].seconds
+    assert least is not None
+    near = [entry for entry in ranking.best if entry.seconds is not None and entry.seconds <= WITHIN * least]
+    # Near the clock that they will settle at: each is forecast once.
     mhz = evaluate(work, machine, before.variant, clock).clock.mhz
-    cycles = {entry.variant: _cycles(work, machine, entry.variant, mhz) for entry in near}
-    if not cycles:
-        return before
-    variant = min(cycles, key=lambda v: cycles[v])
-    made = loop_at_hand(work, machine, variant)
-    assert made is not None
-    seconds = evaluate_compiled(made, work, machine, variant, clock).seconds
-    scope = f"by machine code the best of {len(cycles)} variants, of {len(known)} whose loops ship"
-    return replace(before, variant=variant, seconds=seconds, scope=scope)
+    guesses = _looked_at(near, work, machine, mhz, clock)
+    place = {entry.variant: entry.order for entry in near}
+    # Compared to the nanosecond, and equal ones by their order in the space, as before compilation.
+    ordered = sorted(guesses, key=lambda v: (round(guesses[v], DIGITS), place[v]))
+    variant = ordered[0]
+    if math.isinf(guesses[variant]):
+        return None
+    seconds = evaluate_compiled(kept_loop(work, machine, variant), work, machine, variant, clock).seconds
+    scope = f"by machine code the best of {len(guesses)} variants, of {len(known)} whose loops are at hand"
+    times = tuple((v, seconds * guesses[v] / guesses[variant]) for v in ordered if not math.isinf(guesses[v]))
+    near_it = tuple(v for v, _ in times[1 : NEAR + 1])
+    return _Chosen(Best(variant, seconds, scope, len(guesses), len(known) - len(guesses), near_it), least, times)
 
 
-def _cycles(workload: Workload, machine: Machine, variant: Variant, mhz: float) -> float:
-    """From machine code; infinite where it cannot be followed."""
-    made = loop_at_hand(workload, machine, variant)
-    assert made is not None and made.code is not None
+def _looked_at(
+    near: list[Ranked], workload: Workload, machine: Machine, mhz: float, clock: str | float
+) -> dict[Variant, float]:
+    """Seconds by machine code: of the first of every loop, then of the others of the fastest loops."""
+    first: dict[Variant | None, Variant] = {}
+    for entry in near:
+        first.setdefault(loop_of(entry.variant), entry.variant)
+    times = {variant: _seconds(workload, machine, variant, mhz, clock) for variant in list(first.values())[:LOOPS]}
+    fastest = {loop_of(v) for v in sorted(times, key=lambda v: times[v])[:SECOND_OF]}
+    for entry in near:
+        if entry.variant not in times and loop_of(entry.variant) in fastest:
+            times[entry.variant] = _seconds(workload, machine, entry.variant, mhz, clock)
+    return times
+
+
+def _seconds(workload: Workload, machine: Machine, variant: Variant, mhz: float, clock: str | float) -> float:
+    """From machine code as followed at ``mhz``, at the clock that so many cycles settle at; infinite where it cannot be followed."""
+    made = kept_loop(workload, machine, variant)
+    assert made.code is not None
     try:
-        return forecast(made.code, workload, machine, mhz).cycles
+        seen = forecast(made.code, workload, machine, mhz)
+        if isinstance(clock, str):
+            mhz = clock_of(made.code, workload, machine, seen, clock).mhz
     except CodeError:
         return math.inf
+    return seen.cycles / (mhz * 1e6)

@@ -1,4 +1,4 @@
-"""The file of loops that ship, and what a variant finds in it.
+"""The files of loops at hand, those that ship and those that the user compiled, and what a variant finds in them.
 
 A loop's code depends on few knobs: stages and the scheduler move an instruction or two of it, so the code of one kernel
 answers for every variant around its loop (docs/machine-code.md says how closely).  A line holds the loops of a target, head
@@ -7,12 +7,16 @@ dimensions and mask: that name, the hashes of the sources they were compiled fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from tilecast.base.data import LOOPS
+from tilecast.base.data import GENERATOR, LOOPS
+from tilecast.base.files import cache_folder
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.evaluate import CompiledVariant
 from tilecast.model.families import parse_variant
@@ -21,9 +25,13 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
 #: Family -> knobs around a loop, with the values that stand for all others.
-_AROUND: dict[str, dict[str, Any]] = {"fa3": {"kv_stages": 2, "q_stages": 1, "scheduler": "persistent"}}
+_AROUND: dict[str, dict[str, Any]] = {
+    "fa3": {"kv_stages": 2, "q_stages": 1, "scheduler": "persistent"},
+    # Triton pipelines a loop by its stages: of another depth it is another loop.
+    "fa2": {"scheduler": "grid"},
+}
 #: Types whose kernels take the same instructions but for the names of conversions and products.
-_DTYPES = ("bf16", "fp16")
+DTYPES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +43,36 @@ class KeptLoop:
 
 
 def loop_of(variant: Variant) -> Variant | None:
-    """The variant that stands for all with the loop of ``variant``; None for families whose loops do not ship."""
+    """The variant that stands for all with the loop of ``variant``; None for families whose loops are not kept."""
     around = _AROUND.get(variant.family)
     return replace(variant, **around) if around is not None else None
 
 
 def loops_at_hand(workload: Workload, machine: Machine) -> Mapping[Variant | None, KeptLoop]:
-    """The loops that ship for a workload on a machine, by `loop_of`.
+    """The loops at hand for a workload on a machine, by `loop_of`; the user's go before those that ship.
 
     Raises CodeError for a file of loops that is something else.
     """
-    return _loops(_name(machine.arch, workload)) if workload.dtype in _DTYPES else {}
+    if workload.dtype not in DTYPES:
+        return {}
+    return _loops(_name(machine.arch, workload.head_dim_qk, workload.head_dim_v, workload.mask))
 
 
 def loop_at_hand(workload: Workload, machine: Machine, variant: Variant) -> CompiledVariant | None:
-    """The machine code of ``variant``'s loop as it ships; None where it does not."""
+    """The machine code of ``variant``'s loop; None where it is not at hand."""
     kept = loops_at_hand(workload, machine).get(loop_of(variant))
     return _compiled(kept, variant_text(variant)) if kept is not None else None
+
+
+def kept_loop(workload: Workload, machine: Machine, variant: Variant) -> CompiledVariant:
+    """As `loop_at_hand`; PredictError where there is none."""
+    made = loop_at_hand(workload, machine, variant)
+    if made is None:
+        raise PredictError(
+            f"no loop of {variant_text(variant)} for {workload.label()} on {machine.name} is at hand: use --level auto or "
+            "fluid, or compile some with tilecast loops"
+        )
+    return made
 
 
 @lru_cache(maxsize=4096)
@@ -66,32 +87,76 @@ def _compiled(kept: KeptLoop, variant: str) -> CompiledVariant:
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-def _name(target: str, workload: Workload) -> str:
-    return f"{target} {workload.head_dim_qk}/{workload.head_dim_v} {workload.mask}"
+def _name(target: str, head_dim_qk: int, head_dim_v: int, mask: str) -> str:
+    return f"{target} {head_dim_qk}/{head_dim_v} {mask}"
+
+
+def own_loops() -> Path:
+    """The user's file of loops in tilecast's cache: that of the generator as it is now, for others write other kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in GENERATOR.rglob("*") if path.suffix in (".py", ".j2")):
+        digest.update(path.read_bytes())
+    return cache_folder("loops") / f"{digest.hexdigest()[:16]}.txt"
+
+
+def forget() -> None:
+    """Read the files again, after one was written."""
+    for known in (_lines, _loops, loops_digest):
+        known.cache_clear()
 
 
 @lru_cache(maxsize=1)
-def _lines() -> dict[str, tuple[list[str], str]]:
-    lines = [line.split("\t") for line in LOOPS.read_text(encoding="utf-8").splitlines()]
+def loops_digest() -> str:
+    """First 16 hex digits of SHA-256 over the loops at hand."""
+    return hashlib.sha256(repr(sorted(_lines().items())).encode()).hexdigest()[:16]
+
+
+#: Of head dimensions and mask: the hashes of sources, and packed code, a pair a file.
+_Line = tuple[list[str], str]
+
+
+@lru_cache(maxsize=1)
+def _lines() -> dict[str, list[_Line]]:
+    found: dict[str, list[_Line]] = {}
+    own = own_loops() if cache_folder("loops").is_dir() else None
+    for path in (LOOPS, own):
+        if path is not None and path.is_file():
+            for name, line in _read(path):
+                found.setdefault(name, []).append(line)
+    return found
+
+
+def _read(path: Path) -> Iterator[tuple[str, _Line]]:
+    lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
     if any(len(line) != 3 for line in lines):
-        raise CodeError(f"{LOOPS}: expected lines of name, hashes and code: make it again with tilecast ship --loops")
-    return {name: (hashes.split(","), packed) for name, hashes, packed in lines}
+        again = "make it again with tilecast ship --loops" if path == LOOPS else "remove it"
+        raise CodeError(f"{path}: expected lines of name, hashes and code: {again}")
+    for name, hashes, packed in lines:
+        yield name, (hashes.split(","), packed)
 
 
 @lru_cache(maxsize=256)
 def _loops(name: str) -> dict[Variant | None, KeptLoop]:
-    if name not in _lines():
-        return {}
-    hashes, packed = _lines()[name]
-    kept = [KeptLoop(*both) for both in zip(hashes, load_codes(packed), strict=True)]
-    return {loop_of(parse_variant(loop.code.variant)): loop for loop in kept}
+    found: dict[Variant | None, KeptLoop] = {}
+    for hashes, packed in _lines().get(name, []):
+        kept = [KeptLoop(*both) for both in zip(hashes, load_codes(packed), strict=True)]
+        found |= {loop_of(parse_variant(loop.code.variant)): loop for loop in kept}
+    return found
 
 
-def shelf_text(loops: Iterable[tuple[Workload, KeptLoop]]) -> str:
+def own_kept() -> list[KeptLoop]:
+    """The loops of the user's file."""
+    path = own_loops()
+    lines = [line for _, line in _read(path)] if path.is_file() else []
+    return [KeptLoop(*both) for hashes, packed in lines for both in zip(hashes, load_codes(packed), strict=True)]
+
+
+def shelf_text(loops: Iterable[KeptLoop]) -> str:
     """The text of the file that holds ``loops``."""
     named: dict[str, list[KeptLoop]] = {}
-    for workload, loop in loops:
-        named.setdefault(_name(loop.code.arch, workload), []).append(loop)
+    for loop in loops:
+        code = loop.code
+        named.setdefault(_name(code.arch, code.head_dim_qk, code.head_dim_v, code.mask), []).append(loop)
     lines = []
     for name, kept in sorted(named.items()):
         kept.sort(key=lambda loop: loop.code.variant)

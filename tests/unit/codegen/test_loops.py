@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,14 @@ from tilecast.cli import app
 from tilecast.codegen import loops
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.profile import Profile
-from tilecast.model.compiled.loops.shelf import loop_of, loops_at_hand, shelf_text
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.loops import shelf
+from tilecast.model.compiled.loops.shelf import kept_loop, loop_of, loops_at_hand, shelf_text
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.answer import COMPILED
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 
 H200 = load_machine("h200-sxm")
@@ -66,4 +74,61 @@ def test_ship_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = CliRunner().invoke(app, ["ship", "--loops"])
     assert found.exit_code == 0, found.output
     assert "wrote 1 loops" in found.output
-    assert (tmp_path / "loops.txt").read_text(encoding="utf-8") == shelf_text([(work, kept)])
+    assert (tmp_path / "loops.txt").read_text(encoding="utf-8") == shelf_text([kept])
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TILECAST_CACHE", str(tmp_path))
+    shelf.forget()
+    yield tmp_path
+    shelf.forget()
+
+
+def test_a_loop_compiled_on_demand_is_at_hand_from_then_on(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is not run: what it would read is the code of a kernel that ships, named for another head dimension."""
+    shipped = next(iter(loops_at_hand(loops.problem((128, 128), "none"), H200).values()))
+    work = Workload(4, 16, seqlen_q=4096, head_dim_qk=160, head_dim_v=160)
+    asked: list[Variant] = []
+
+    def compiled(family: str, variant: Variant, work: Workload, *args: object) -> Profile:
+        asked.append(variant)
+        named = replace(shipped.code, head_dim_qk=160, head_dim_v=160, variant=variant_text(variant))
+        return Profile(168, 0, code=named)
+
+    monkeypatch.setattr(loops, "kept_profile", compiled)
+    with pytest.raises(
+        PredictError, match="is at hand: use --level auto or fluid, or compile some with tilecast loops"
+    ):
+        predict(work, H200, compiler=kept_loop, interval=False)
+    made, known, path = loops.add(work, H200, most=2, workers=1)
+    assert (len(made), known, len(asked)) == (2, 0, 2) and path == shelf.own_loops()
+    assert len(loops_at_hand(work, H200)) == 2
+    answer = predict(work, H200, compiler=kept_loop, interval=False)
+    assert answer.level == COMPILED and loop_of(answer.variant) in {loop_of(v) for v in asked}
+    # What is at hand is not compiled again, and a third one joins the two.
+    assert list(loops.add(work, H200, most=2, workers=1)[:2]) == [[], 2]
+    assert loops.add(work, H200, most=3, workers=1)[1] == 2
+    assert len(loops_at_hand(work, H200)) == 3 and len(asked) == 3
+    # Those that ship are still there.
+    assert len(loops_at_hand(loops.problem((128, 128), "none"), H200)) >= 4
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "words"),
+    [
+        ("b200", "bf16", "for sm_90a, got bf16 on b200"),
+        ("h200-sxm", "fp8", "of bf16 and fp16 kernels for sm_90a, got fp8"),
+    ],
+)
+def test_loops_that_are_not_kept_are_refused(machine: str, dtype: str, words: str) -> None:
+    with pytest.raises(PredictError, match=words):
+        loops.add(Workload(1, 16, seqlen_q=4096, dtype=dtype), load_machine(machine))
+
+
+def test_the_verb_says_what_it_compiled(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = next(iter(loops_at_hand(loops.problem((128, 128), "none"), H200).values()))
+    monkeypatch.setattr(loops, "make", lambda job: kept)
+    found = CliRunner().invoke(app, ["loops", "h200", "--head-dim", "160", "--most", "1", "--workers", "1"])
+    assert found.exit_code == 0, found.output
+    assert "1 loops compiled, 0 were at hand" in found.output and kept.code.variant in found.output

@@ -17,16 +17,20 @@ from tilecast.explore.sweep.spec.items import canonical, forecast_item, run_item
 from tilecast.explore.sweep.spec.variants import Choice, measured_variants
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import native_family
+from tilecast.model.forecast.answer import COMPILED
+from tilecast.model.forecast.level import compiler_of, search_of, settled
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.model.schedule import report as schedules
 from tilecast.model.search.best import best
+from tilecast.model.whatif import sensitivity
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
 from tilecast.model.whatif.sensitivity import sensitivities
 from tilecast.model.whatif.what_if import what_if
+from tilecast.validation.lab.tuning import tune
 
 _SHAPES = 60
 _SEED = 20261
@@ -171,6 +175,67 @@ def test_the_review_is_of_the_forecasts_kernel(place: tuple[str, int], monkeypat
     assert (content.regimes[0].time_ms, content.regimes[0].clock_mhz) == (answer.time_ms, answer.clock_mhz), question
 
 
+@pytest.mark.parametrize("level", ["auto", "kept"])
+@pytest.mark.parametrize("place", [("h200-sxm", 2), ("h100-sxm", 1)], ids=lambda p: f"{p[0]}-{p[1]}")
+def test_at_every_level_all_verbs_give_one_answer(
+    place: tuple[str, int], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From machine code as before compilation: the same kernel and time, to the last digit."""
+    monkeypatch.setattr(build, "_map", lambda *_: None)
+    monkeypatch.setattr(build, "_tornado", lambda *_: build.Tornado(0.05, (), (), ()))
+    monkeypatch.setattr(build, "considered", lambda *_: None)
+    monkeypatch.setattr(build, "verdict", lambda _: ("", ""))
+    monkeypatch.setattr(build, "risks", lambda _: ())
+    # Of the many facts one is enough: what is asked is where the rows start.
+    ends = sensitivity._ends
+    monkeypatch.setattr(
+        sensitivity, "_ends", lambda key, *args: ends(key, *args) if key == "mufu.ex2_per_clk" else None
+    )
+    question = _at_hand(place)
+    work, chip, clock = question.workload, question.machine, question.clock
+    compiler, family = compiler_of(level), native_family(chip)
+    answer = predict(work, chip, clock=clock, compiler=compiler, interval=False)
+    assert answer.level == COMPILED
+    expected = variant_text(answer.variant)
+    found = search_of(compiler)(work, chip, family.name, clock)
+    assert (variant_text(found.variant), found.scope) == (expected, answer.variant_origin), question
+    assert found.seconds * 1e3 == pytest.approx(answer.time_ms, rel=1e-12), question
+    moved = what_if(work, chip, {"chip.tdp_w": chip["chip.tdp_w"] + 1}, clock=clock, compiler=compiler)
+    assert (moved.before.variant, moved.before.time_ms) == (answer.variant, answer.time_ms), question
+    rows = sensitivities(work, chip, clock=clock, reoptimised=False, compiler=compiler)
+    assert (rows.variant, {row.base_ms for row in rows}) == (answer.variant, {answer.time_ms}), question
+    assert break_evens(work, chip, facts=("mufu.ex2",), clock=clock, compiler=compiler).variant == answer.variant
+    scheduled = schedules._kernel(work.reduced(), chip, None, None, clock, compiler)
+    assert scheduled == (answer.variant, answer.variant_origin), question
+    item = forecast_item(work, chip, f"best:{family.name}", clock, False, level)
+    row = run_item(canonical(item), {chip.name: chip})
+    assert (row["variant"], row["time_ms"], row["level"]) == (expected, answer.time_ms, COMPILED), question
+    tuned = tune(work, chip, clock=clock, budget=0, compiler=compiler)
+    assert tuned.winner.variant == answer.variant and tuned.by == "machine code", question
+    assert tuned.winner.compiled_s == pytest.approx(answer.time_ms / 1e3, rel=1e-12), question
+    made = generate(work, chip, family, clock=clock, compiler=compiler)
+    assert (made.variant, made.prediction.time_ms) == (answer.variant, answer.time_ms), question
+    drawn = asymmetry_map(work, chip, grid=3, shown=(), clock=1200.0, compiler=compiler)
+    own = predict(work, chip, clock=1200.0, compiler=compiler, interval=False)
+    assert (drawn.variant, drawn.tflops[1][1]) == (variant_text(own.variant), own.tflops), question
+    content = build.report(work, chip, clock=clock, compiler=compiler)
+    assert (content.variant, content.regimes[0].time_ms) == (expected, answer.time_ms), question
+    assert ("--level kept" in content.provenance.command) and any("from machine code" in c for c in content.conditions)
+
+
+def _at_hand(place: tuple[str, int]) -> Question:
+    """The ``place``-th question to a machine of which a loop is at hand."""
+    machine, number = place
+    rng = random.Random(f"{_SEED} {machine} at hand")
+    while True:
+        question = _question(rng, load_machine(machine))
+        if settled(compiler_of("auto"), question.workload.reduced(), question.machine, clock=question.clock) is None:
+            continue
+        if not number:
+            return question
+        number -= 1
+
+
 def test_the_command_line_gives_the_answer_of_python(capsys: pytest.CaptureFixture[str]) -> None:
     from tilecast.cli import main
 
@@ -202,4 +267,14 @@ def test_the_command_line_gives_the_answer_of_python(capsys: pytest.CaptureFixtu
     assert said("schedule", *question, "--time-limit", "0.1")["variant"] == expected
     assert said("generate", *question)["variant"] == expected
     assert said("tune", *question, "--no-compile", "--budget", "0")["winner"] == expected
+    assert said("breakeven", *question, "--fact", "mufu.ex2")["variant"] == expected
+
+    kept = predict(Workload(1, 8, 2, 1000, 3000, mask="causal"), "h200-sxm", clock=1300.0, compiler=compiler_of("kept"))
+    question += ["--level", "kept"]
+    assert said("predict", *question)["time_ms"] == kept.time_ms != answer.time_ms
+    expected = variant_text(kept.variant)
+    assert said("whatif", *question, "--set", "chip.tdp_w=701")["before"]["time_ms"] == kept.time_ms
+    assert said("schedule", *question, "--time-limit", "0.1")["variant"] == expected
+    assert said("generate", *question)["variant"] == expected
+    assert said("tune", *question, "--budget", "0")["winner"] == expected
     assert said("breakeven", *question, "--fact", "mufu.ex2")["variant"] == expected

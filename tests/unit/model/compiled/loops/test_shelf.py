@@ -32,11 +32,9 @@ def first(workload: Workload) -> KeptLoop:
 def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "loops.txt"
     monkeypatch.setattr(shelf, "LOOPS", path)
-    shelf._lines.cache_clear()
-    shelf._loops.cache_clear()
+    shelf.forget()
     yield path
-    shelf._lines.cache_clear()
-    shelf._loops.cache_clear()
+    shelf.forget()
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
@@ -77,9 +75,7 @@ def test_what_is_written_is_read(own_file: Path) -> None:
     codes = [c for c in load_codes((MEASURED / "h200_code.txt").read_text(encoding="utf-8")) if c.mask == "none"][:3]
     codes = [c for c in codes if c.family == "hopper_ws"]
     work = replace(D128, head_dim_qk=codes[0].head_dim_qk, head_dim_v=codes[0].head_dim_v)
-    own_file.write_text(
-        shelf_text((work, KeptLoop(f"{i:016x}", code)) for i, code in enumerate(codes)), encoding="utf-8"
-    )
+    own_file.write_text(shelf_text(KeptLoop(f"{i:016x}", code) for i, code in enumerate(codes)), encoding="utf-8")
     found = loops_at_hand(work, H200)
     assert {kept.source_hash: kept.code for kept in found.values()} == {f"{i:016x}": c for i, c in enumerate(codes)}
 
