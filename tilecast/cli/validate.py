@@ -68,20 +68,25 @@ def validate_published(
 def validate_measured(
     table: _Table = None, codes: _Codes = None, machine: _Machine = None, as_json: AsJson = False, rows: _Rows = False,
     picture: _Picture = None,
+    kept: Annotated[bool, typer.Option("--kept", help="From the loops at hand, as --level kept, not from profiles.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against measured cycles, kernel by kernel and shape by shape; needs no GPU."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
+    from tilecast.validation.lab.measure.records import RecordError
     from tilecast.validation.measured.run import CODES, SUSTAINED, TABLE, run_measured
     from tilecast.validation.measured.text import report_dict, report_text, write_scatter
 
     _check_picture(picture)
+    if kept and codes is not None:
+        raise RecordError(f"--kept takes the loops at hand and --code {codes} profiles: give one of the two")
     with Screen() as screen:
         report = run_measured(
             Path(table) if table else TABLE,
             Path(codes) if codes else CODES,
             machine,
             None if table else SUSTAINED,
+            kept,
             screen,
         )
     if picture is not None:

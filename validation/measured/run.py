@@ -23,6 +23,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
+from tilecast.validation.measured.kept import Pick, kept_profiles, picks_of
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
@@ -98,6 +99,11 @@ class MeasuredReport:
     groups: dict[str, dict[str, ErrorSummary]]
     choices: dict[str, dict[str, Choices]]
     settled: tuple[SettledRow, ...]
+    #: Whether machine code is that of the loops at hand; then the same rows before compilation, and what each level would
+    #: have picked.
+    kept: bool = False
+    same_rows: ErrorSummary | None = None
+    picks: tuple[Pick, ...] = ()
 
 
 LEVELS = (COMPILED, BEFORE)
@@ -108,10 +114,12 @@ def run_measured(
     codes: Path = CODES,
     machine: str | None = None,
     sustained: Path | None = None,
+    kept: bool = False,
     progress: Progress = silent,
 ) -> MeasuredReport:
     """Forecast every short-run row of ``table`` that is a kernel of ours, and the clock of sustained runs in either table.
 
+    With ``kept`` machine code is that of the loops at hand (`--level kept`), not of each kernel's own profile in ``codes``.
     Raises RecordError and CodeError for files that are something else.
     """
     measured = read(table)
@@ -120,7 +128,7 @@ def run_measured(
         raise RecordError(
             f"{table}: holds no short runs of generated kernels: measure some with tilecast measure PLAN.toml"
         )
-    profiles = read_profiles(codes)
+    profiles = kept_profiles(points, machine) if kept else read_profiles(codes)
     rows = forecast_rows(points, profiles, machine, progress)
     usable = tuple(row for row in rows if not row.refused)
     roles = sorted({row.point.role for row in usable})
@@ -139,6 +147,9 @@ def run_measured(
     return MeasuredReport(
         str(table), usable, tuple(row for row in rows if row.refused), headline, _groups(usable), choices,
         settled_rows([*measured, *(read(sustained) if sustained else ())], profiles, machine),
+        kept,
+        summarise(r.error(BEFORE) for r in usable if COMPILED in r.cycles) if kept and profiles else None,
+        picks_of(usable) if kept else (),
     )  # fmt: skip
 
 

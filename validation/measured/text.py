@@ -7,6 +7,7 @@ from typing import Any
 
 from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.measured import settled
+from tilecast.validation.measured.kept import picks_text
 from tilecast.validation.measured.run import LEVELS, MeasuredReport
 from tilecast.validation.statistics import ErrorSummary, summarise
 
@@ -33,6 +34,9 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
     for level, roles in report.headline.items():
         for role, summary in roles.items():
             lines.append(_line(f"forecast {level}, {role}", summary))
+    if report.same_rows is not None:
+        lines.append(_line(f"forecast {BEFORE}, rows with a loop", report.same_rows))
+    lines += picks_text(report.picks)
     lines += ["", "Choice between the variants of a shape (3 or more measured):"]
     for level, by_role in report.choices.items():
         for role, found in by_role.items():
@@ -43,16 +47,17 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
                 )
     without = sum(row.level == BEFORE for row in report.rows)
     level = BEFORE if without == len(report.rows) else COMPILED
+    if report.kept and without:
+        level = f"{COMPILED} where a loop is at hand"
     for title, groups in report.groups.items():
         lines += ["", f"By {title} ({level}, all roles):", _HEAD]
         lines += [_line(name, summary) for name, summary in groups.items()]
     lines += _settled(report, rows)
     if without:
-        lines += [
-            "",
-            f"{without} of {len(report.rows)} rows stand on the forecast {BEFORE}: no profile of their machine code is at hand "
-            "(tilecast profile PLAN.toml -o codes.txt makes them, --code codes.txt reads them).",
-        ]
+        why = "no profile of their machine code is at hand (tilecast profile PLAN.toml -o codes.txt makes them, --code codes.txt reads them)"
+        if report.kept:
+            why = "no loop of theirs is at hand"
+        lines += ["", f"{without} of {len(report.rows)} rows stand on the forecast {BEFORE}: {why}."]
     if report.refused:
         lines += ["", f"{len(report.refused)} rows without a forecast, for example: {report.refused[0].refused}"]
     if rows:
@@ -128,6 +133,8 @@ def report_dict(report: MeasuredReport) -> dict[str, Any]:
             }
             for r in report.settled
         ],
+        "same_rows": None if report.same_rows is None else _summary(report.same_rows),
+        "picks": [{name: getattr(p, name) for name in p.__slots__} for p in report.picks],
         "refused": [{"kernel": r.point.kernel, "variant": r.point.variant, "reason": r.refused} for r in report.refused],
     }  # fmt: skip
 

@@ -16,12 +16,14 @@ from tilecast.cli import main
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.compiled.forecast import forecast
+from tilecast.model.compiled.loops.shelf import loop_at_hand
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, append, read
 from tilecast.validation.measured import run as measured_run
 from tilecast.validation.measured import settled
+from tilecast.validation.measured.kept import picks_of
 from tilecast.validation.measured.run import MeasuredReport, run_measured
 from tilecast.validation.measured.text import report_dict, report_text
 
@@ -271,3 +273,29 @@ def test_no_shape_with_a_choice_gives_zeros(monkeypatch: pytest.MonkeyPatch, tmp
     found = choices(monkeypatch, tmp_path, [(512, [1.0, 2.0], [1.0, 2.0])])[LEVELS[0]]
     assert found.shapes == ()
     assert (found.median_tau, found.median_regret, found.worst_regret) == (0.0, 0.0, 0.0)
+
+
+def test_the_loops_at_hand_answer_in_place_of_profiles(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_run, "picks_of", lambda rows: picks_of(rows, least=2))
+    report = run_measured(table, CODES, kept=True)
+    followed = [row for row in report.rows if LEVELS[0] in row.cycles]
+    assert followed and {row.point.kernel for row in followed} == {"hopper_ws"}
+    machine = load_machine("h200-sxm")
+    for row in followed:
+        work, variant = row.point.workload(), parse_variant(row.point.variant)
+        made = loop_at_hand(work, machine, variant)
+        assert made is not None and made.code is not None
+        assert row.cycles[LEVELS[0]] == forecast(made.code, work, machine, row.point.effective_mhz).cycles
+    assert report.same_rows is not None and report.same_rows.count == len(followed)
+    for pick in report.picks:
+        members = [row for row in report.rows if pick.label == f"{row.point.kernel} {row.point.workload().label()}"]
+        chosen = min((r for r in members if r in followed), key=lambda r: r.cycles[LEVELS[0]])
+        assert pick.kept == chosen.point.cycles / min(r.point.cycles for r in members) - 1 >= pick.possible
+        assert (pick.variants, pick.at_hand) == (len(members), sum(r in followed for r in members))
+    text = report_text(report, rows=False)
+    assert "rows with a loop" in text and "First pick behind the best of all measured variants" in text
+    assert "no loop of theirs is at hand" in text
+    assert report_dict(report)["picks"] and not report_dict(run_measured(table, CODES))["picks"]
+    with pytest.raises(SystemExit) as end:
+        main(["validate", "measured", str(table), "--kept", "--code", str(CODES)])
+    assert end.value.code == 2
