@@ -10,7 +10,7 @@ from tilecast.model.families import parse_variant
 from tilecast.model.kernel.variant import Variant
 from tilecast.validation.ablations.effects import Effect
 from tilecast.validation.lab.measure.records import Measured
-from tilecast.validation.measured.run import Row
+from tilecast.validation.measured.recorded import Row
 
 
 @dataclass(frozen=True, slots=True)

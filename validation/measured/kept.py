@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilecast.model.compiled.code import CodeKey, KernelCode
 from tilecast.model.compiled.loops.shelf import loop_at_hand
@@ -14,9 +13,7 @@ from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import Measured
-
-if TYPE_CHECKING:
-    from tilecast.validation.measured.run import Row
+from tilecast.validation.measured.recorded import Row
 
 #: Shapes count where so many variants of a kernel were measured.
 LEAST = 8

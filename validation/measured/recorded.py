@@ -1,13 +1,33 @@
-"""What was recorded of generated kernels: their runs, and what the compiler made of them."""
+"""What was recorded of generated kernels: their runs, what the compiler made of them, and a run with its forecasts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.text_file import read_text
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
+from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.lab.measure.records import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured point and its forecasts in cycles by level; none and a reason where it cannot be forecast."""
+
+    point: Measured
+    cycles: Mapping[str, float]
+    refused: str = ""
+
+    @property
+    def level(self) -> str:
+        """The best level there is: from machine code, where a profile of the kernel is at hand."""
+        return COMPILED if COMPILED in self.cycles else BEFORE
+
+    def error(self, level: str) -> float:
+        """Signed relative error of the cycles."""
+        return self.cycles[level] / self.point.cycles - 1.0
 
 
 def generated_runs(measured: Iterable[Measured]) -> list[Measured]:

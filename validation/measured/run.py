@@ -7,7 +7,7 @@ to convert what is given in seconds (memory, launch).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.lab.measure.records import Measured, RecordError, read
 from tilecast.validation.measured.kept import Pick, kept_profiles, picks_of
-from tilecast.validation.measured.recorded import generated_runs, read_profiles
+from tilecast.validation.measured.recorded import Row, generated_runs, read_profiles
 from tilecast.validation.measured.settled import SettledRow, settled_rows
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
@@ -32,24 +32,6 @@ DATA = MEASURED
 TABLE = DATA / "h200_points.csv"
 CODES = DATA / "h200_code.txt"
 SUSTAINED = DATA / "h200_sustained.csv"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A measured point and its forecasts in cycles by level; none and a reason where it cannot be forecast."""
-
-    point: Measured
-    cycles: Mapping[str, float]
-    refused: str = ""
-
-    @property
-    def level(self) -> str:
-        """The best level there is: from machine code, where a profile of the kernel is at hand."""
-        return COMPILED if COMPILED in self.cycles else BEFORE
-
-    def error(self, level: str) -> float:
-        """Signed relative error of the cycles."""
-        return self.cycles[level] / self.point.cycles - 1.0
 
 
 @dataclass(frozen=True, slots=True)

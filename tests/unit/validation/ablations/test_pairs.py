@@ -10,7 +10,7 @@ from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.ablations.pairs import paired, pairs
 from tilecast.validation.lab.measure.records import Measured, shape_fields
-from tilecast.validation.measured.run import Row
+from tilecast.validation.measured.recorded import Row
 
 SHORT = Workload(1, 8, 8, 512, 512, 64, 64)
 LONG = replace(SHORT, seqlen_q=2048, seqlen_k=2048)
