@@ -67,10 +67,22 @@ def tune(
     progress("forecast", 1, 1)
     level = settled(compiler, workload.reduced(), chip, family=kernel.name, clock=clock)
     if level is not None:
-        found = by_kept_loops(found, knobs)
-    elif compile:
+        try:
+            return _to_gpu(by_kept_loops(found, knobs), chip, table, progress, command, version)
+        except PredictError:
+            # With some knobs fixed no loop may be at hand where others are; only who asked for loops alone is refused.
+            if compiler is level:
+                raise
+    if compile:
         found = _compiled(found, kernel, workers, progress)
-    if not budget:
+    return _to_gpu(found, chip, table, progress, command, version)
+
+
+def _to_gpu(
+    found: Tuning, chip: Machine, table: str | Path | None, progress: Progress, command: str, version: str
+) -> Tuning:
+    """The few best timed, where there is a budget and the GPU at hand is the machine."""
+    if not found.budget:
         return replace(found, notes=(*found.notes, "nothing was timed (budget 0): forecast only"))
     obstacle = _no_gpu(chip)
     if obstacle:

@@ -13,10 +13,12 @@ from tilecast.cli import main
 from tilecast.codegen.tune.compiled import CompiledCandidate, Job, compile_candidates, target_of
 from tilecast.codegen.tune.render import as_csv
 from tilecast.codegen.tune.structure import structure, tile
-from tilecast.codegen.tune.survey import survey, with_machine_code
+from tilecast.codegen.tune.survey import by_kept_loops, survey, with_machine_code
 from tilecast.codegen.tune.trail import FATES
 from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError, evaluate_seconds
+from tilecast.model.compiled.loops.choose import looked_at
+from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand
 from tilecast.model.families import find_family, knob_space, legality, writable
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
@@ -268,3 +270,31 @@ def test_targets_follow_the_machine() -> None:
     assert target_of("hopper_ws", knob_space("fa3", WORK, H200)[0], H200) == "sm_90a"
     with pytest.raises(ValueError, match="is compiled for sm_90a, not for a100"):
         target_of("hopper_ws", knob_space("fa3", WORK, H200)[0], A100)
+
+
+def test_candidates_are_compared_by_the_loops_at_hand() -> None:
+    fluid = survey(WORK, H200, HOPPER)
+    found = by_kept_loops(fluid)
+    times = dict(looked_at(WORK, H200, "fa3"))
+    assert found.by == "machine code" and found.winner.variant == min(times, key=lambda v: times[v])
+    assert {c.variant: c.compiled_s for c in found.shortlist} == times
+    assert len(found.candidates) == len(fluid.candidates)
+    without = [c for c in found.candidates if c.fate == "compile"]
+    assert without and all("its loop is not at hand" in c.reason for c in without)
+    # Nothing that stands on the forecast before compilation is still in the running.
+    assert all(c.compiled_s is not None for c in found.candidates if c.kept)
+
+
+def test_fixed_knobs_leave_the_loops_that_have_them() -> None:
+    fixed = {"ping_pong": False}
+    found = by_kept_loops(survey(WORK, H200, HOPPER, fixed=fixed), fixed)
+    assert found.shortlist and not any(c.variant.ping_pong for c in found.shortlist)  # type: ignore[union-attr]
+    with pytest.raises(PredictError, match=r"no loop of these candidates for .* is at hand: use --level auto or fluid"):
+        by_kept_loops(survey(WORK, H200, HOPPER, fixed={"tile_n": 32}), {"tile_n": 32})
+
+
+def test_where_no_loop_has_the_fixed_knobs_auto_answers_before_compilation() -> None:
+    found = subject.tune(WORK, H200, budget=0, compile=False, fixed="tile_n=32", compiler=loop_at_hand)
+    assert found.by == "forecast" and found.winner.variant.tile_n == 32  # type: ignore[union-attr]
+    with pytest.raises(PredictError, match="no loop of these candidates"):
+        subject.tune(WORK, H200, budget=0, compile=False, fixed="tile_n=32", compiler=kept_loop)

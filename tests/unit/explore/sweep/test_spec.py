@@ -24,7 +24,8 @@ from tilecast.explore.sweep.spec.items import (
     run_item,
     source_hash,
 )
-from tilecast.explore.sweep.spec.spec import Bench, Plan, load_spec, plan_forecasts, plan_measurements
+from tilecast.explore.sweep.spec.spec import Bench, Plan, at_level, load_spec, plan_forecasts, plan_measurements
+from tilecast.model.compiled.loops.shelf import loops_digest
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
@@ -308,3 +309,25 @@ def test_a_file_that_is_no_specification_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["attention.toml"])
 def test_the_shipped_examples_are_valid(name: str) -> None:
     assert len(plan_forecasts(load_spec(EXAMPLES / name)).items) == 352
+
+
+def test_the_level_is_part_of_what_is_asked() -> None:
+    raw = {"machines": ["h200-sxm"], "level": "kept", "workload": [{"seqlen": 2048}]}
+    spec = load_spec(raw)
+    assert spec.level == "kept" and load_spec({**raw, "level": "fluid"}).level == "fluid"
+    item = json.loads(plan_forecasts(spec).items[0].text)
+    assert item["level"] == "kept" and item["loops"] == loops_digest()
+    plain = json.loads(plan_forecasts(at_level(spec, "fluid")).items[0].text)
+    assert "level" not in plain and "loops" not in plain
+    assert at_level(spec, None) is spec
+    known = {"h200-sxm": load_machine("h200-sxm")}
+    assert run_item(canonical(item), known)["level"] == "from machine code"
+    assert run_item(canonical(plain), known)["level"] == "before compilation"
+    b200 = json.loads(plan_forecasts(load_spec({**raw, "machines": ["b200"]})).items[0].text)
+    refused = run_item(canonical(b200), {"b200": B200})
+    assert refused["status"] == "infeasible" and "is at hand: use --level auto or fluid" in refused["reason"]
+    with pytest.raises(SpecError, match="level takes fluid, auto or kept, got 'code'"):
+        load_spec({**raw, "level": "code"})
+    measuring = load_spec({"do": "measure", "workload": [{"seqlen": 2048}]})
+    with pytest.raises(SpecError, match='level goes with do = "forecast", this one has do = "measure"'):
+        at_level(measuring, "kept")
