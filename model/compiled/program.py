@@ -84,7 +84,8 @@ def hopper_cta(
     ``share`` of the K and V bytes come from memory, the rest from L2; ``together`` starts the warpgroups at one time.
     """
     programs = tuple(
-        _hopper_program(code.consumers[w], variant, w, [tile[w] for tile in tiles]) for w in range(variant.warpgroups)
+        _hopper_program(Same(code.consumers[w]), variant, w, tuple(tile[w] for tile in tiles))
+        for w in range(variant.warpgroups)
     )
     k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
     v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
@@ -105,9 +106,12 @@ def hopper_cta(
     return Cta(programs, tuple(copies))
 
 
+@lru_cache(maxsize=8)
 def _hopper_program(
-    stretches: tuple[Stretch, ...], variant: Fa3Variant, warpgroup: int, tiles: Sequence[TileCounts]
+    code_of: Same[tuple[Stretch, ...]], variant: Fa3Variant, warpgroup: int, tiles: tuple[TileCounts, ...]
 ) -> Program:
+    """Kept for a moment: the same CTA is run from more than one start."""
+    stretches = code_of.value
     query = f"Q{warpgroup}"
     turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []
     steps = _Writer(stretches, warpgroup)

@@ -94,10 +94,10 @@ def _pieces(cta: Cta) -> list[tuple[Piece, ...]]:
 class _Tags:
     """Numbers of the tags of a run: name by name, ``stride`` apart."""
 
-    def __init__(self, ctas: Sequence[Cta], programs: Iterable[Sequence[Piece]]) -> None:
-        tags = [copy[0] for cta in ctas for copy in cta.copies]
+    def __init__(self, copies: Iterable[Tag], own: Iterable[str], programs: Iterable[Sequence[Piece]]) -> None:
+        tags = list(copies)
         tags += [tag for held in programs for p in held for some in p.tags.values() for tag in some if tag is not None]
-        names = [name for name, _ in tags] + [name for cta in ctas for name in cta.own_copies]
+        names = [name for name, _ in tags] + list(own)
         self.names = {name: i for i, name in enumerate(dict.fromkeys(names))}
         self.stride = 1 + max((number for _, number in tags), default=0)
 
@@ -204,18 +204,43 @@ def _written(
     )
 
 
+def _prepared(
+    by_cta: Sequence[Sequence[Sequence[Piece]]], has_lines: bool, copies: Iterable[Tag], own: Iterable[str],
+    costs: WarpCosts, mma: Products,
+) -> tuple[_Written, _Tags, _Lines | None]:  # fmt: skip
+    """Programs as sm.c takes them, the numbers of their tags, and their lines of code where these are fetched."""
+    programs = [pieces for of_cta in by_cta for pieces in of_cta]
+    lines = _Lines(programs, costs) if has_lines else None
+    if lines is not None and not lines.cache.needed:
+        lines = None
+    number = _Tags(copies, own, programs)
+    return _written(programs, number, lines, costs, mma), number, lines
+
+
+@lru_cache(maxsize=8)
+def _prepared_once(
+    programs: tuple[tuple[Same[Program], ...], ...], copies: tuple[Tag, ...], own: tuple[str, ...], costs: Same[WarpCosts],
+    mma: Same[Products],
+) -> tuple[_Written, _Tags, _Lines | None]:  # fmt: skip
+    """The same programs are run from more than one start."""
+    by_cta = [[program.value.pieces for program in of_cta] for of_cta in programs]
+    return _prepared(by_cta, True, copies, own, costs.value, mma.value)
+
+
 def _run(native: ctypes.CDLL, ctas: Sequence[Cta], costs: WarpCosts, mma: Products) -> SmRun | None:
     """The run, or None where sm.c gave up."""
     by_cta = [_pieces(cta) for cta in ctas]
     programs = [pieces for of_cta in by_cta for pieces in of_cta]
     if not any(programs):
         return None
-    has_lines = all(cta.lines or all(isinstance(p, Program) for p in cta.programs) for cta in ctas)
-    lines = _Lines(programs, costs) if has_lines else None
-    if lines is not None and not lines.cache.needed:
-        lines = None
-    number = _Tags(ctas, programs)
-    written = _written(programs, number, lines, costs, mma)
+    tags = tuple(copy[0] for cta in ctas for copy in cta.copies)
+    names = tuple(name for cta in ctas for name in cta.own_copies)
+    if all(isinstance(p, Program) and not cta.lines for cta in ctas for p in cta.programs):
+        known = tuple(tuple(Same(p) for p in cta.programs if isinstance(p, Program)) for cta in ctas)
+        written, number, lines = _prepared_once(known, tags, names, Same(costs), Same(mma))
+    else:
+        has_lines = all(cta.lines or all(isinstance(p, Program) for p in cta.programs) for cta in ctas)
+        written, number, lines = _prepared(by_cta, has_lines, tags, names, costs, mma)
     facts = _facts(ctas, costs, number, lines, len(programs), written.words)
     rows, owners, marks = [], [], 0
     spans = iter(written.spans)
