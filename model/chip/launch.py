@@ -207,8 +207,8 @@ def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int,
     if deal.hand == "turns" and deal.order == "rows" and listed:
         return _round_robin(per_tile, heads, slots)
     if not listed or count > (_MOST_PLAYED if deal.hand == "free" else _MOST_DEALT):
-        # Hand-out in order leaves the last tile's length on average half unfilled; longest-first leaves the shortest.
-        last = low if deal.order.startswith("longest") else high
+        # Hand-out in order leaves the last tile's length on average half unfilled: the shortest where those come last.
+        last = low if deal.order in ("longest", "longest by few", "last rows") else high
         return max(high, total / slots + 0.5 * last)
     sequence = _in_order(per_tile, heads, deal.order)
     if deal.hand != "free":
