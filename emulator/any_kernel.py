@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecast.emulator.errors import RequestError
 from tilecast.emulator.modules import counted, modules
-from tilecast.emulator.session import ANY_RELEASE, Session
+from tilecast.emulator.session import ANY_RELEASE, RELEASES, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine, load_machine
 
@@ -17,8 +17,9 @@ MODES = ("late", "random")
 
 
 def emulated(
-    target: Any, *, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None
-) -> Any:
+    target: Any, *, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None,
+    triton: str = "",
+) -> Any:  # fmt: skip
     """``target`` with launches that run on the CPU: a kernel, a function that launches some, a module, or a file's path.
 
         tilecast.emulated(kernel, machine="h200")[grid](a, b, out, BLOCK=64)
@@ -26,11 +27,12 @@ def emulated(
     The file is executed again with stand-ins for Triton, and what ``target`` names there is returned (of a module or a
     path: the module).  Launches take numpy arrays and torch tensors on the CPU and change them in place.
     ``machine``: whose memories and tensor cores (default: b200 where the file imports Gluon's Blackwell names, else h200);
-    ``mode``: "late" or "random" (with ``seed``); ``sms``: how many SMs the file is told that there are.
+    ``mode``: "late" or "random" (with ``seed``); ``sms``: how many SMs the file is told that there are; ``triton``: "3.6" or "3.9", to rely on the fences that this compiler
+    adds within a partition (default: a fence that is not in the source is missing).
     Raises RequestError for a target without a file; launches raise a subclass of EmulationError that quotes the lines.
     """
     path, name = _place(target)
-    found: Any = load_any(path, machine=machine, mode=mode, seed=seed, sms=sms)[1]
+    found: Any = load_any(path, machine=machine, mode=mode, seed=seed, sms=sms, triton=triton)[1]
     for part in name.split(".") if name else ():
         found = getattr(found, part)
     return found
@@ -38,17 +40,19 @@ def emulated(
 
 def load_any(
     path: str, *, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None,
-    name: str = "emulated_kernel",
+    name: str = "emulated_kernel", triton: str = "",
 ) -> tuple[Session, types.ModuleType]:  # fmt: skip
     """A file as a module that sees stand-ins for Triton, and the state of its launches; ``name``: its ``__name__``."""
     if mode not in MODES:
         raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
+    if triton not in ("", *RELEASES):
+        raise RequestError(f"triton: expected {' or '.join(RELEASES)}, got '{triton}'")
     source = Source(path)
     chip = chip_for(source, machine)
     session = Session(
         source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]),
         int(chip.get("tmem.columns", 0.0)), ANY_RELEASE, chip.get("tmem.load_reduce", 0.0) > 0,
-        tensor_kind=chip.tensor_kind,
+        tensor_kind=chip.tensor_kind, adds_fences=triton,
     )  # fmt: skip
     return session, source.load(modules(session), {"range": counted(session)}, name)
 

@@ -25,6 +25,8 @@ def cuda_on_cpu(capability: tuple[int, int], sms: int) -> Iterator[None]:
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             named = {key: _cpu(value) for key, value in (kwargs or {}).items()}
+            if type(named.get("device")) is int:
+                named["device"] = "cpu"
             if getattr(func, "__name__", "") == "cuda":
                 return args[0]
             if func == is_cuda:

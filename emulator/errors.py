@@ -49,6 +49,8 @@ class IntegerError(EmulationError):
     """A 32-bit integer that overflows, or a division by zero; ``over``: where, in a larger problem than the one that ran."""
 
     over: Any = None
+    #: Where a number that is not defined came from: (file, line) of the frames, innermost first.
+    places: tuple[tuple[str, int], ...] = ()
 
 
 class RequestError(EmulationError):

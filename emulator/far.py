@@ -78,7 +78,7 @@ class Far:
         if not beyond.any():
             return self
         point, place = np.argwhere(beyond)[0]
-        over = self.over or Over(_places(), int(point), int(self.values[point, place]))
+        over = self.over or Over(frames(), int(point), int(self.values[point, place]))
         return Far((self.values + _LIMIT) % (2 * _LIMIT) - _LIMIT, over)
 
 
@@ -147,7 +147,8 @@ def without_overflow(index: Any) -> Any:
     return index.near()
 
 
-def _places() -> tuple[tuple[str, int], ...]:
+def frames() -> tuple[tuple[str, int], ...]:
+    """(file, line) of what is running, innermost first, without the caller."""
     frame: Any = sys._getframe(2)
     found: list[tuple[str, int]] = []
     while frame is not None and len(found) < _DEPTH:

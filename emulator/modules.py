@@ -7,17 +7,18 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from tilecast.emulator.errors import UnsupportedError
-from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.hardware.memory import ATOMICS, Shared
+from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
 from tilecast.emulator.language import packed, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
-from tilecast.emulator.language.hostside import Config, Jitted, first_config
+from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
+from tilecast.emulator.language.im2col import TensorDescriptorIm2Col
 from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
+from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
-from tilecast.emulator.values import dtypes, layouts
+from tilecast.emulator.values import dtypes, layouts, memory_layouts
 from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -56,6 +57,12 @@ class Placeholder:
 
     def __call__(self, *_args: Any, **_options: Any) -> Placeholder:
         return self
+
+    def __enter__(self) -> Placeholder:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
 
 
 def counted(session: Session, static: bool = False) -> Any:
@@ -111,10 +118,11 @@ def with_constructor(cls: type) -> type:
     return cls
 
 
-_ATOMICS = {
-    "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor, "xchg": None,
-}  # fmt: skip
+#: What tensors have as methods.
+_METHODS = (
+    "expand_dims", "sum", "max", "min", "reduce", "ravel", "cast", "abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin",
+    "cos", "floor", "ceil", "gather", "associative_scan", "histogram",
+)  # fmt: skip
 
 
 def _language(session: Session, gl: Language) -> Module:
@@ -133,7 +141,7 @@ def _language(session: Session, gl: Language) -> Module:
     moving = {
         **{name: reducing(session, getattr(gl, name)) for name in ("max", "min", "sum", "reduce")},
         "convert_layout": converting(session, gl.convert_layout),
-        **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in _ATOMICS.items()},
+        **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in ATOMICS.items()},
     }
     more = wider.names(session)
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
@@ -143,33 +151,48 @@ def _language(session: Session, gl: Language) -> Module:
         "BlockedLayout": layouts.BlockedLayout,
         "NVMMADistributedLayout": layouts.NvmmaDistributedLayout.make,
         "DotOperandLayout": layouts.DotOperandLayout,
-        "NVMMASharedLayout": layouts.NvmmaSharedLayout,
-        "SwizzledSharedLayout": layouts.SharedLayout,
+        "NVMMASharedLayout": memory_layouts.NvmmaSharedLayout,
+        "SwizzledSharedLayout": memory_layouts.SwizzledSharedLayout,
+        "PaddedSharedLayout": memory_layouts.PaddedSharedLayout,
+        "SharedLinearLayout": memory_layouts.SharedLinearLayout,
     }
+    functions = {
+        **gl.mathematics(), **more, **{name: getattr(gl, name) for name in names},
+        **{name: meeting(session, more[name]) for name in scattering}, **moving,
+    }  # fmt: skip
+    session.methods = {name: functions[name] for name in _METHODS}
     return Module(
         "triton.experimental.gluon.language",
         session,
         {
-            **{name: getattr(gl, name) for name in names}, **types_, **places,
+            **functions, **types_, **places,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
             "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "constexpr_function": lambda fn: fn,
-            **gl.mathematics(),
-            **more, **{name: meeting(session, more[name]) for name in scattering}, **moving,
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
         },
     )  # fmt: skip
 
 
-def _asked_of_the_gpu(hopper: bool) -> dict[str, Callable[[], bool]]:
+def _asked_of_the_gpu(hopper: bool) -> dict[str, Callable[..., Any]]:
     """What tests ask before they skip themselves, as the machine answers."""
     told = {
-        "is_cuda": True, "is_interpreter": False, "is_ampere_or_newer": True, "is_hopper_or_newer": True,
-        "is_hopper": hopper, "is_blackwell": not hopper, "is_blackwell_ultra": False,
+        "is_cuda": True, "is_ampere_or_newer": True, "is_hopper_or_newer": True, "is_hopper": hopper,
+        "is_blackwell": not hopper,
     }  # fmt: skip
-    none = ("is_hip", "is_hip_cdna3", "is_hip_cdna4", "is_hip_rdna3", "is_hip_rdna4", "is_hip_gfx1250", "is_xpu")
-    told.update(dict.fromkeys(none, False))
     return {name: functools.partial(bool, answer) for name, answer in told.items()}
+
+
+class Questions(Module):
+    """What a test suite asks of the machine: every other ``is_...`` is answered with no."""
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(bool, False) if name.startswith("is_") else super().__getattr__(name)
+
+
+def _no_knobs(skipped_attr: Any = None) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """(what sets the compiler's options afresh, what sets them back): there is no compiler here."""
+    return Placeholder, lambda: None
 
 
 def modules(session: Session) -> dict[str, types.ModuleType]:
@@ -182,35 +205,55 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "mbarrier",
         session,
         {
-            "MBarrierLayout": layouts.SharedLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
+            "MBarrierLayout": memory_layouts.MBarrierLayout, "allocate_mbarrier": gl.allocate_mbarrier, "init": gl.init,
             "wait": gl.wait, "arrive": gl.arrive, "expect": gl.expect, "invalidate": gl.invalidate,
         },
     )  # fmt: skip
     described = type("TensorDescriptor", (TensorDescriptor,), {"session": session})
+    columns = type("TensorDescriptorIm2Col", (TensorDescriptorIm2Col,), {"session": session})
     tma = Module(
         "tma",
         session,
         {
             "async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load, "async_store": gl.async_store,
             "async_copy_shared_to_global": gl.async_store, "store_wait": gl.store_wait, "tensor_descriptor": described,
+            "tensor_descriptor_im2col": columns, "tensor_descriptor_type": described, "async_load_im2col": gl.async_load_im2col,
+            "async_copy_global_to_shared_im2col": gl.async_load_im2col, "make_tensor_descriptor": gl.make_tensor_descriptor,
+            **gl.reductions(),
         },
     )  # fmt: skip
+    # Rows by number are Blackwell's.
+    rows = {"async_gather": gl.async_gather, "async_scatter": gl.async_scatter}
+    tma_rows = Module("tma", session, {**vars(tma), **rows})
     async_copy = Module(
         "async_copy",
         session,
         {
             "async_load": gl.cp_async, "async_copy_global_to_shared": gl.cp_async, "commit_group": gl.commit_group,
-            "wait_group": gl.wait_group,
+            "wait_group": gl.wait_group, "mbarrier_arrive": gl.mbarrier_arrive,
         },
     )  # fmt: skip
-    shared = {"mbarrier": mbarrier, "tma": tma, "fence_async_shared": gl.fence_async_shared}
+    clc = Module("clc", session, {"try_cancel": gl.try_cancel, "load_result": gl.load_result})
+    cluster = Module("cluster", session, {"barrier": gl.cluster_barrier})
+    shared = {
+        "async_store": gl.shared_store,
+        "cluster": cluster,
+        "async_copy": async_copy,
+        "mma_v2": functools.partial(wider.mma_v2, session),
+        "mbarrier": mbarrier,
+        "tma": tma,
+        "fence_async_shared": gl.fence_async_shared,
+    }
     hopper = {
         "warpgroup_mma": gl.warpgroup_mma, "warpgroup_mma_wait": gl.warpgroup_mma_wait,
         "warpgroup_mma_init": lambda value: value, "warpgroup_mma_accumulator": Tensor,
     }  # fmt: skip
     blackwell = {
-        "TensorMemoryLayout": layouts.TensorMemoryLayout, "allocate_tensor_memory": gl.allocate_tensor_memory,
-        "tcgen05_mma": gl.tcgen05_mma, "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
+        "TensorMemoryLayout": memory_layouts.TensorMemoryLayout, "allocate_tensor_memory": gl.allocate_tensor_memory,
+        "tcgen05_mma": gl.tcgen05_mma, "tcgen05_mma_scaled": gl.tcgen05_mma_scaled, "tcgen05_copy": gl.tcgen05_copy,
+        **wider.packed_arithmetic(session), "tcgen05_mma_barrier_count": barrier_count, "TensorMemoryScalesLayout": memory_layouts.TensorMemoryScalesLayout,
+        "tcgen05_commit": gl.tcgen05_commit, "tensor_memory_descriptor": descriptor,
+        "tensor_memory_descriptor_type": functools.partial(DescribedTmem, session),
         "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
     }  # fmt: skip
     base = "triton.experimental.gluon"
@@ -246,17 +289,24 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         session,
         {
             "cdiv": lambda a, b: -(-a // b), "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
-            "autotune": first_config, "Config": Config, "jit": jit,
+            "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": jit, "set_allocator": lambda _allocate: None,
+            "knobs": Placeholder(),
             "language": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=1)),
             "runtime": types.SimpleNamespace(driver=types.SimpleNamespace(active=driver)),
         },
     )  # fmt: skip
-    return {
+    found: dict[str, types.ModuleType] = {
         "triton": triton,
         "triton.language.core": core,
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
-        "triton._internal_testing": Module(
-            "triton._internal_testing", session, {**_asked_of_the_gpu(session.tensor_kind == "wgmma")}
+        "triton._C.libtriton.gluon_ir": Module(
+            "triton._C.libtriton.gluon_ir", session, {"make_cga_layout": memory_layouts.cluster_bases}
+        ),
+        "triton.compiler": Module("triton.compiler", session, {"max_shared_mem": lambda _device: session.smem_limit}),
+        "triton._internal_testing": Questions(
+            "triton._internal_testing",
+            session,
+            {**_asked_of_the_gpu(session.tensor_kind == "wgmma"), "_fresh_knobs_impl": _no_knobs},
         ),
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
@@ -270,10 +320,22 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         ),
         f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
         f"{base}.language.nvidia.blackwell": Module(
-            f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell}
+            f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell, "tma": tma_rows, "clc": clc}
         ),
         f"{base}.language.nvidia.blackwell.float2": float2,
         f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
-        f"{base}.nvidia.hopper": Module(f"{base}.nvidia.hopper", session, {"TensorDescriptor": described}),
+        f"{base}.nvidia.hopper": Module(
+            f"{base}.nvidia.hopper", session, {"TensorDescriptor": described, "TensorDescriptorIm2Col": columns}
+        ),
         f"{base}.nvidia.blackwell": Module(f"{base}.nvidia.blackwell", session, {"TensorDescriptor": described}),
     }
+    linked(found)
+    return found
+
+
+def linked(found: dict[str, types.ModuleType]) -> None:
+    """Let every module know those below it by their last names."""
+    for name, module in found.items():
+        parent, _, last = name.rpartition(".")
+        if parent in found:
+            found[parent].__dict__.setdefault(last, module)

@@ -60,11 +60,20 @@ class Session:
     load_reduce: bool = False
     #: Whether products are contracted into sums (a launch option).
     fusion: bool = False
+    #: The release of Triton whose compiler adds fences (3.6: between a partition's loads and the copy that overwrites them;
+    #: 3.9: also between its stores and the engine that reads them), and whose own code leaves tiles that a program still stores
+    #: as it ends to the hardware; empty: the source has to have fences and waits.  Which warps and CTAs meet before a product
+    #: is asked of it too (`release`: whose names the kernel sees, and for which it was generated).
+    adds_fences: str = ""
     #: Tensor cores of the machine: wgmma or tcgen05; empty where nobody asks.
     tensor_kind: str = ""
     #: Launches so far, and warps of the running one.
     launches: int = 0
     num_warps: int = 4
+    #: Of the running launch: programs that have not started, those that another one took over, and the one that runs.
+    pending: list[int] = field(default_factory=list)
+    cancelled: set[int] = field(default_factory=set)
+    started: int = 0
     #: Tensors in global memory by address and shape, and names of them by id.
     arrays: dict[Any, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -81,6 +90,8 @@ class Session:
     #: Inline PTX that ran on tensors: (text, results, elements at a time) and the line.
     ptx: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
+    #: Functions of the language that tensors have as methods too, by name.
+    methods: dict[str, Any] = field(default_factory=dict)
     #: Who looks at every copy and product, if anybody.
     watcher: Watcher | None = None
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.hardware.engines import Copy, Product, Wgmma
-from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.hardware.memory import Shared
+from tilecast.emulator.hardware.tensor_memory import Tmem
 from tilecast.emulator.source import Source
 from tilecast.emulator.values.tensors import Tensor
 from tilecast.emulator.verify import Verdict, scores, visible
@@ -94,7 +95,7 @@ class Steps:
         batch, head, row = (int(n) for n in copy.corner[:3])
         desc: Any = copy.desc
         rows = int(desc.block_shape[2])
-        tile = _Tile(desc.base.name, batch, head, row, rows, copy.number - copy.cta, copy.calls)
+        tile = _Tile(desc.memory.name, batch, head, row, rows, copy.number - copy.cta, copy.calls)
         if tile.tensor == "q":
             self._q_copies[copy.calls[:3]] = None
         cells = copy.target.cells.reshape(rows, -1)
@@ -179,7 +180,7 @@ class Steps:
                 f"not of batch {q.batch}, head {q.head // self._group}", product.calls[:2], v.calls, self._sources(v.calls[1:2], what="values"),
             )  # fmt: skip
             return
-        p = np.asarray(a.view if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
+        p = np.asarray(a.values() if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
         if isinstance(a, Tmem):
             self._p_lines.update(dict.fromkeys(product.program.tmem.written_at(a.cells_of(0))))
         else:

@@ -3,38 +3,63 @@
     python tools/foreign_gluon.py FOLDER_OR_FILE... --machine b200 --each 2
 
 Needs pytest and what the tests import (torch, most of them), no GPU and no Triton.  ``--each`` cases of every function run,
-spread over its parameters, in ``late`` unless --modes says more.  A case that takes longer than --seconds is given up.
+spread over its parameters, in ``late`` unless --modes says more.  A case that takes longer than --seconds is given up; --set
+gives tests that were written for a GPU shapes that a CPU runs, as in --set M=256 N=256 K=256.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import contextlib
+import json
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 #: In the order of the table's columns.
-OUTCOMES = ("right", "wrong", "not emulated", "skipped", "too slow")
+OUTCOMES = ("right", "wrong", "not emulated", "asks the compiler", "skipped", "too slow")
 
 
-class TooSlowError(Exception):
-    """A case that takes longer than it may."""
+def _forked(item: Any, seconds: int) -> list[Any]:
+    """Reports of one case that ran in a child; of a child that was stopped or died, one that says so."""
+    hook = item.ihook
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        reports = runtestprotocol(item, nextitem=None, log=False)
+        data = [hook.pytest_report_to_serializable(config=item.config, report=report) for report in reports]
+        with os.fdopen(writing, "w") as out:
+            json.dump(data, out, default=str)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        ready = select.select([answer], [], [], seconds)[0]
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        text = answer.read() if ready else ""
+    os.waitpid(child, 0)
+    if text:
+        return [hook.pytest_report_from_serializable(config=item.config, data=one) for one in json.loads(text)]
+    said = "the process of this case died" if ready else f"TooSlow: more than {seconds} s"
+    return [pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")]
 
 
 class Collect:
     """Picks cases, limits their time and keeps what became of them."""
 
-    def __init__(self, each: int, seconds: int) -> None:
-        self.each, self.seconds = each, seconds
+    def __init__(self, each: int, seconds: int, values: dict[str, Any]) -> None:
+        self.each, self.seconds, self.values = each, seconds, values
         self.rows: dict[tuple[str, str], collections.Counter[str]] = {}
         self.reasons: dict[tuple[str, str], str] = {}
 
@@ -47,34 +72,35 @@ class Collect:
         for cases in groups.values():
             step = max(1, len(cases) // self.each)
             kept += cases[::step][: self.each]
+        for item in kept:
+            params = getattr(getattr(item, "callspec", None), "params", {})
+            smaller = {name: value for name, value in self.values.items() if name in params and value < params[name]}
+            params.update(smaller)
         items[:] = kept
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Iterator[Any]:
-        """No longer than it may."""
-
-        def stop(*_signal: Any) -> None:
-            raise TooSlowError(f"more than {self.seconds} s")
-
-        before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(self.seconds)
-        try:
-            return (yield)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+        """Each case in a process of its own, which ends with its time: a test may compute in C for minutes."""
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in _forked(item, self.seconds):
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A case is over, or was skipped before it began."""
         if report.when == "teardown" or (report.when == "setup" and report.passed):
             return
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else report.longreprtext
         if report.passed:
             outcome = "right"
         elif report.skipped:
-            outcome = "not emulated" if "not emulated: " in reason else "skipped"
+            # Tests that look at what the compiler made of a kernel say nothing about the kernel.
+            gap = "asks the compiler" if "nothing is compiled here" in reason else "not emulated"
+            outcome = gap if "not emulated: " in reason else "skipped"
         else:
-            outcome = "too slow" if "TooSlowError: " in reason else "wrong"
+            outcome = "too slow" if "TooSlow: " in reason else "wrong"
         path, _line, name = report.location
         row = (Path(path).name, name.split("[")[0])
         self.rows.setdefault(row, collections.Counter())[outcome] += 1
@@ -93,8 +119,16 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=2, help="cases of every test function (2)")
     parser.add_argument("--seconds", type=int, default=10, help="the longest a case may take (10)")
     parser.add_argument("--select", default="", help="pytest's -k")
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters of tests that get this value where theirs is larger",
+    )
     given = parser.parse_args()
-    collect = Collect(given.each, given.seconds)
+    values = {name: ast.literal_eval(value) for name, value in (one.split("=", 1) for one in given.set)}
+    collect = Collect(given.each, given.seconds, values)
     options = [
         "-p", "tilecast.emulator.suites.pytest_plugin", "-p", "no:cacheprovider", "--gluon-emulate", "--gluon-machine",
         given.machine, "--gluon-modes", given.modes, "-q", "--no-header", "-c", "/dev/null", "--import-mode=importlib",
@@ -112,7 +146,7 @@ def main() -> int:
         numbers = " | ".join(str(counts[outcome] or "") for outcome in OUTCOMES)
         print(f"| {row[0]} | {row[1]} | {numbers} | {collect.reasons.get(row, '')[:300].replace('|', '/')} |")
     whole = collections.Counter(
-        next(o for o in (*OUTCOMES[1:3], "too slow", "right", "skipped") if counts[o])
+        next(o for o in (*OUTCOMES[1:4], "too slow", "right", "skipped") if counts[o])
         for counts in collect.rows.values()
     )
     print(f"{len(collect.rows)} test functions: " + ", ".join(f"{whole[outcome]} {outcome}" for outcome in OUTCOMES))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from tilecast.emulator.errors import BarrierError, BoundsError, RaceError
 from tilecast.emulator.hardware.clocks import Agent, Knowledge
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.trace import Key
+from tilecast.emulator.values.memory_layouts import MBarrierLayout
 
 
 class Instance:
@@ -35,7 +37,7 @@ class Instance:
     @property
     def name(self) -> str:
         """For messages."""
-        where = f" of CTA {self.cta}" if self.barrier.program.ctas == 2 and not self.barrier.shared else ""
+        where = f" of CTA {self.cta}" if self.barrier.program.ctas > 1 and not self.barrier.shared else ""
         return f"{self.barrier.name}{where}"
 
     def arrive(self, count: int, known: Knowledge, line: int, cta: int = 0) -> Key:
@@ -164,11 +166,23 @@ class Instance:
 
 
 class Barrier:
-    """One element of a barrier array: an object in each CTA, or one in the leader (``shared``)."""
+    """One element of a barrier array: an object in each CTA, or one for several (``homes``: in whose memory, by CTA)."""
 
-    def __init__(self, program: Context, name: str, number: int, shared: bool) -> None:
-        self.program, self.name, self.number, self.shared = program, name, number, shared
-        self.instances = [Instance(self, cta) for cta in range(1 if shared else program.ctas)]
+    def __init__(self, program: Context, name: str, number: int, homes: Sequence[int]) -> None:
+        self.program, self.name, self.number, self._homes = program, name, number, list(homes)
+        self._of = {cta: Instance(self, cta) for cta in sorted(set(homes))}
+        self.instances = list(self._of.values())
+
+    @property
+    def layout(self) -> MBarrierLayout:
+        """Which CTAs have one of their own."""
+        bits = (len(self._homes) - 1).bit_length()
+        return MBarrierLayout([[self._homes[1 << bit]] for bit in range(bits)])
+
+    @property
+    def shared(self) -> bool:
+        """Whether CTAs share an object."""
+        return len(self.instances) < len(self._homes)
 
     def init(self, count: int) -> None:
         """Set the arrivals of a phase; both CTAs arrive at a shared barrier."""
@@ -178,7 +192,7 @@ class Barrier:
         for instance in self.instances:
             if instance.count:
                 raise BarrierError(f"{self.program.here()}: {self.name} is initialised twice")
-            instance.born(count * (self.program.ctas if self.shared else 1), agents, line)
+            instance.born(count * self._homes.count(instance.cta), agents, line)
         for agent in agents:
             agent.release()
 
@@ -191,7 +205,7 @@ class Barrier:
 
     def of_cta(self, cta: int) -> Instance:
         """The object that this CTA's arrivals go to."""
-        return self.instances[0 if self.shared else cta]
+        return self._of[self._homes[cta]]
 
 
 class Outside:
@@ -214,6 +228,14 @@ class BarrierArray:
     def shape(self) -> list[int]:
         """Extents."""
         return [len(self._barriers), 1]
+
+    @property
+    def layout(self) -> MBarrierLayout:
+        """Which CTAs have barriers of their own."""
+        return self._barriers[0].layout
+
+    def _keep_alive(self) -> None:
+        """Where the compiler may not reuse the memory before: here it never does."""
 
     def index(self, i: Any) -> Barrier:
         """One barrier; outside the array, one that raises BoundsError when it is used."""

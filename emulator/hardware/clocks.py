@@ -12,8 +12,8 @@ STREAM_SHIFT = 24
 COPY = 1 << 40
 #: Roles of one program, at most.
 MAX_ROLES = 8
-#: Streams: role r in CTA c is 2 r + c; wgmma of role r; the matrix engine; copies that read shared memory, whose
-#: events have numbers of their own.
+#: Streams: role r in CTA c is 2 r + c (n r + c in a cluster of n CTAs, which has room for fewer roles); wgmma of role r;
+#: the matrix engine; copies that read shared memory, whose events have numbers of their own.
 FIRST_WGMMA = 2 * MAX_ROLES
 MATRIX_ENGINE = FIRST_WGMMA + MAX_ROLES
 STORE_ENGINE = MATRIX_ENGINE + 1
@@ -68,8 +68,8 @@ class Agent:
 
     __slots__ = ("cta", "epoch", "index", "knowledge", "met")
 
-    def __init__(self, role: int, cta: int) -> None:
-        self.index, self.cta, self.epoch = 2 * role + cta, cta, 1
+    def __init__(self, role: int, cta: int, ctas: int = 2) -> None:
+        self.index, self.cta, self.epoch = max(ctas, 2) * role + cta, cta, 1
         self.knowledge = Knowledge()
         self.knowledge.epochs[self.index] = 1
         #: Epoch since which the warps of the role have not met.

@@ -17,7 +17,7 @@ class Context(Protocol):
 
     @property
     def ctas(self) -> int:
-        """1, or 2 for a pair."""
+        """CTAs of its cluster: 1, 2 for a pair, or more."""
 
     def agents(self) -> list[Agent]:
         """The running role in each CTA."""

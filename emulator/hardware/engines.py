@@ -6,7 +6,9 @@ effect, as late as somebody needs it or at a random moment before, and checks it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +17,10 @@ from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
 from tilecast.emulator.far import without_overflow
 from tilecast.emulator.hardware.barriers import Barrier, Instance
 from tilecast.emulator.hardware.clocks import COPY, MATRIX_ENGINE, Agent, Knowledge, code_of
-from tilecast.emulator.hardware.memory import Memories, Shared, Tmem
+from tilecast.emulator.hardware.context import Context
+from tilecast.emulator.hardware.memory import Memories, Shared
 from tilecast.emulator.hardware.shadow import Access
+from tilecast.emulator.hardware.tensor_memory import Tmem
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.trace import CopyIssue, Event
 from tilecast.emulator.values import legal
@@ -38,7 +42,9 @@ class Tiles(Protocol):
 class Engines(Memories, Protocol):
     """A running program with copies in flight."""
 
-    copies: list[Copy]
+    copies: list[InFlight]
+    #: Whether the CTAs multiply in pairs.
+    paired: bool
     issued_copies: list[dict[int, tuple[int, int]]]
 
     def line(self) -> int:
@@ -66,30 +72,48 @@ class Issuer(Protocol):
     def wgmma_stream(self) -> int:
         """Number of its wgmma queue among the streams."""
 
+    def fenced_by_compiler(self, cta: int) -> tuple[int, bool]:
+        """(stream of its own accesses in a CTA, whether the compiler fences its stores as well as its loads)."""
 
-class Copy:
-    """One CTA's part of a tile on its way from global to shared memory."""
+
+class InFlight:
+    """Something that a copy engine does later."""
+
+    def wakes(self) -> list[Instance]:
+        """Barriers that its effect may complete."""
+        raise NotImplementedError
+
+    def take_effect(self) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+
+class Copy(InFlight):
+    """One CTA's part of a tile on its way from global to shared memory.
+
+    ``fetch`` gives the whole tile when it takes effect; ``known``: what the CTA knew that issued it.
+    """
 
     def __init__(
         self, role: Issuer, cta: int, desc: Tiles, corner: Sequence[int], bar: Instance, target: Shared,
-        number: int, event: CopyIssue | None,
+        number: int, event: CopyIssue | None, fetch: Callable[[], Any], known: Knowledge,
     ) -> None:  # fmt: skip
         program = role.program
         self.program, self.cta, self.desc, self.corner = program, cta, desc, list(corner)
         self.bar, self.target, self.number, self.event = bar, target, number, event
         self.line, self.actor = program.line(), f"the copy that {role.name} issues"
-        self.known = role.agents[cta].release()
+        self.known, self._fetch, self._fenced = known, fetch, role.fenced_by_compiler(cta)
         self.calls = program.session.calls()
 
     def wakes(self) -> list[Instance]:
-        """Barriers that its effect may complete."""
+        """The barrier that counts its bytes."""
         return [self.bar]
 
     def take_effect(self) -> None:
         """Write the tile, zeros where it lies outside the tensor, and count its bytes."""
-        access = Access(COPY + self.number, MATRIX_ENGINE, self.known, self.line, self.actor, True)
-        tile = self.desc.tile(self.corner)
-        part = self._part(tile.ndim)
+        access = Access(COPY + self.number, MATRIX_ENGINE, self.known, self.line, self.actor, True, self._fenced)
+        tile = self._fetch()
+        part = part_of(self.program, self.desc.layout, self.cta, tile.shape)
         self.program.smem.write(self.target.cells_of(self.cta), access, self.target.dtype.bits)
         self.target.a[part] = tile[part]
         if self.program.session.watcher is not None:
@@ -98,102 +122,211 @@ class Copy:
         if self.event is not None:
             self.event.key = key
 
-    def _part(self, rank: int) -> tuple[Any, ...]:
-        """Index of this CTA's half of the tile."""
-        split: int | None = self.desc.layout.split_dim(rank) if self.program.ctas == 2 else None
-        if split is None:
-            return (slice(None),) * rank
-        half = self.desc.block_shape[split] // 2
-        return (slice(None),) * split + (slice(self.cta * half, (self.cta + 1) * half),)
+
+def part_of(program: Context, layout: Any, cta: int, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Index of what one CTA has of a tile of ``shape``."""
+    if program.ctas == 1:
+        return (slice(None),) * len(shape)
+    part: tuple[slice, ...] = layout.part(cta, shape)
+    return part
 
 
-def issue_copy(role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barrier, target: Shared) -> None:
-    """One copy in each CTA; LayoutError where tile and target differ."""
+def issue_copy(
+    role: Issuer, desc: Tiles, coordinates: Sequence[Any], bar: Barrier, target: Shared, *,
+    fetch: Callable[[list[int]], Any] | None = None, shape: Sequence[int] | None = None, multicast: bool = False,
+) -> None:  # fmt: skip
+    """One copy in each CTA; LayoutError where tile and target differ.
+
+    ``fetch`` gives the values from the coordinates on (default: the box there), of ``shape`` (default: of a box).
+    ``multicast``: of the CTAs that have the same part the first one copies for all.
+    """
     program = role.program
-    if target.shape != list(desc.block_shape) or target.dtype is not desc.dtype:
+    program.meet(certain=False)
+    extents = list(desc.block_shape if shape is None else shape)
+    if target.shape != extents or target.dtype is not desc.dtype:
         raise LayoutError(
-            f"{program.here()}: a copy of {desc.dtype} {list(desc.block_shape)} into {target.name}, {target.dtype} {target.shape}"
+            f"{program.here()}: a copy of {desc.dtype} {extents} into {target.name}, {target.dtype} {target.shape}"
         )
     complaint = legal.wrong_copy(desc.layout, target.layout)
     if complaint:
         raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")
     corner = [int(without_overflow(c)) for c in coordinates]
-    if len(corner) != len(desc.block_shape):
-        raise BoundsError(
-            f"{program.here()}: {len(corner)} coordinates for a tensor of {len(desc.block_shape)} dimensions"
-        )
+    if fetch is None:
+        if len(corner) != len(desc.block_shape):
+            raise BoundsError(
+                f"{program.here()}: {len(corner)} coordinates for a tensor of {len(desc.block_shape)} dimensions"
+            )
+        fetch = desc.tile
     size = target.a.nbytes / program.ctas
     event = CopyIssue(program.line(), size, f"copy {target.name}")
     program.record(event)
+    values = functools.partial(fetch, corner)
+    known = [agent.release() for agent in role.agents]
     for cta in range(program.ctas):
         number = program.next_copy()
-        copy = Copy(role, cta, desc, corner, bar.of_cta(cta), target, number, event if cta == 0 else None)
-        copy.bar.require(copy.known, cta, copy.line)
+        by = desc.layout.leader(cta) if multicast and program.ctas > 1 else cta
+        copy = Copy(
+            role,
+            cta,
+            desc,
+            corner,
+            bar.of_cta(cta),
+            target,
+            number,
+            event if cta == 0 else None,
+            values,
+            known[by].copy(),
+        )
+        copy.bar.require(copy.known, by, copy.line)
         program.copies.append(copy)
         program.issued_copies[cta][number] = (copy.line, int(target.cells_of(cta)[0]))
 
 
-def _operand_values(operand: Shared | Tmem) -> Any:
-    return (operand.view if isinstance(operand, Tmem) else operand.a).astype(np.float32)
+def operand_values(operand: Shared | Tmem) -> Any:
+    """What the tensor core reads, as float32."""
+    return (operand.values() if isinstance(operand, Tmem) else operand.a).astype(np.float32)
 
 
-def _read_operand(program: Engines, operand: Shared | Tmem, access: Access) -> None:
-    memory = program.tmem if isinstance(operand, Tmem) else program.smem
-    for cta in range(program.ctas):
-        memory.read(operand.cells_of(cta), access, operand.dtype.bits)
+def issuer(program: Engines, cta: int) -> int:
+    """The CTA that issues what the tensor cores of ``cta`` do: of a pair the first."""
+    return cta & ~1 if program.paired else cta
 
 
-class Product:
-    """tcgen05.mma: acc = a b (+ acc), both CTAs' memory in a pair."""
+class TensorOperation:
+    """Something that the tensor cores do in the order of issue; ``known``: what the CTA knew that issued it, by CTA."""
 
-    def __init__(self, role: Issuer, a: Shared | Tmem, b: Shared, acc: Tmem, use_acc: bool, number: int) -> None:
-        program = self.program = role.program
-        self.role, self.a, self.b, self.acc, self.use_acc, self.number = role, a, b, acc, use_acc, number
-        self.line, self.actor = program.line(), f"the matrix product that {role.name} issues"
-        self.known, self.calls = role.agents[0].release(), program.session.calls()
-        #: What the warp that issues it knows of accesses to tensor memory: Triton 3.9 has the warps meet before, 3.6 does not.
-        self.known_to_warp = self.known
-        if role.warps > 1 and program.session.release != "3.9":
-            self.known_to_warp = self.known.copy()
-            for agent in role.agents:
-                self.known_to_warp.epochs[agent.index] = min(self.known.epochs[agent.index], agent.met - 1)
+    def __init__(self, role: Issuer, number: int, what: str) -> None:
+        self.program, self.number, self.line = role.program, number, role.program.line()
+        self.actor = f"the {what} that {role.name} issues"
+        known = [agent.release() for agent in role.agents]
+        self.known = [known[issuer(role.program, cta)].copy() for cta in range(role.program.ctas)]
+        if role.program.session.adds_fences == "3.9" and role.program.paired:
+            # This compiler has the pair meet between what a partition stores and the product that reads it.
+            for cta, one in enumerate(self.known):
+                one.join(known[cta])
+                one.join(known[cta ^ 1])
+        self._fenced = [role.fenced_by_compiler(issuer(role.program, cta)) for cta in range(role.program.ctas)]
+        self.calls = role.program.session.calls()
 
     def wakes(self) -> list[Instance]:
         """Only commits tell anybody."""
         return []
 
     def take_effect(self) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+    def accesses(self) -> list[Access]:
+        """Its access to memory in each CTA, now that it takes effect."""
+        code, out = code_of(MATRIX_ENGINE, self.number), []
+        for known, fenced in zip(self.known, self._fenced, strict=True):
+            known.epochs[MATRIX_ENGINE] = self.number - 1
+            out.append(Access(code, MATRIX_ENGINE, known, self.line, self.actor, True, fenced))
+        return out
+
+    def read(self, operand: Shared | Tmem, accesses: Sequence[Access]) -> None:
+        """Note that it reads an operand."""
+        memory = self.program.tmem if isinstance(operand, Tmem) else self.program.smem
+        for cta, access in enumerate(accesses):
+            memory.read(operand.cells_of(cta), access, operand.dtype.bits)
+
+
+class Product(TensorOperation):
+    """tcgen05.mma: acc = a b (+ acc), both CTAs' memory in a pair."""
+
+    def __init__(self, role: Issuer, a: Shared | Tmem, b: Shared, acc: Tmem, use_acc: bool, number: int) -> None:
+        super().__init__(role, number, "matrix product")
+        self.a, self.b, self.acc, self.use_acc = a, b, acc, use_acc
+        program = role.program
+        #: Stream of the role in each CTA, and what the warp that issues it knows of accesses to tensor memory: Triton 3.9 has
+        #: the warps meet before, 3.6 does not.
+        self._issuers = [role.agents[issuer(program, cta)].index for cta in range(program.ctas)]
+        self.known_to_warp = self.known
+        if role.warps > 1 and "3.9" not in (program.session.release, program.session.adds_fences):
+            self.known_to_warp = [known.copy() for known in self.known]
+            for known in self.known_to_warp:
+                for agent in role.agents:
+                    known.epochs[agent.index] = min(known.epochs[agent.index], agent.met - 1)
+
+    def operands(self) -> list[Shared | Tmem]:
+        """What it reads beside the accumulator."""
+        return [self.a, self.b]
+
+    def by_one_warp(self, accesses: Sequence[Access]) -> list[Access]:
+        """The same, as the warp does them that issues it."""
+        out = []
+        for access, known, stream in zip(accesses, self.known_to_warp, self._issuers, strict=True):
+            known.epochs[MATRIX_ENGINE] = self.number - 1
+            out.append(dataclasses.replace(access, known=known, issuer=stream))
+        return out
+
+    def product(self) -> Any:
+        """a b, of the operands as they are now."""
+        return operand_values(self.a) @ operand_values(self.b)
+
+    def take_effect(self) -> None:
         """Read the operands as they are now, and write the accumulator."""
-        program, code = self.program, code_of(MATRIX_ENGINE, self.number)
-        self.known.epochs[MATRIX_ENGINE] = self.known_to_warp.epochs[MATRIX_ENGINE] = self.number - 1
-        access = Access(code, MATRIX_ENGINE, self.known, self.line, self.actor, True)
-        by_warp = Access(
-            code, MATRIX_ENGINE, self.known_to_warp, self.line, self.actor, True, self.role.agents[0].index
-        )
-        _read_operand(program, self.a, access)
-        _read_operand(program, self.b, access)
+        program, accesses = self.program, self.accesses()
+        for operand in self.operands():
+            self.read(operand, accesses)
         with np.errstate(all="ignore"):
-            product = _operand_values(self.a) @ _operand_values(self.b)
-            for cta in range(program.ctas):
+            product = self.product()
+            for cta, access in enumerate(accesses):
                 if self.use_acc:
                     program.tmem.read(self.acc.cells_of(cta), access, 32)
-                program.tmem.write(self.acc.cells_of(cta), by_warp, 32)
-            self.acc.view[...] = self.acc.view + product if self.use_acc else product
+            for cta, access in enumerate(self.by_one_warp(accesses)):
+                program.tmem.write(self.acc.cells_of(cta), access, 32)
+            result = self.acc.values() + product if self.use_acc else product
+            self.acc.assign(result)
             if program.session.watcher is not None:
-                program.session.watcher.multiplied(self, self.a, self.acc.view)
+                program.session.watcher.multiplied(self, self.a, result)
+
+
+class CopyToTensorMemory(TensorOperation):
+    """tcgen05.cp: shared memory to tensor memory, in order with the products."""
+
+    def __init__(self, role: Issuer, source: Shared, target: Tmem, number: int) -> None:
+        super().__init__(role, number, "copy to tensor memory")
+        self.source, self.target = source, target
+
+    def take_effect(self) -> None:
+        """Copy the values as they are now."""
+        accesses, program = self.accesses(), self.program
+        # It cannot be predicated: what nobody has written is copied, and is as undefined there.
+        defined = all(program.smem.is_written(self.source.cells_of(cta)) for cta in range(program.ctas))
+        if defined:
+            self.read(self.source, accesses)
+        for cta, access in enumerate(accesses):
+            program.tmem.write(self.target.cells_of(cta), access, self.target.dtype.bits)
+            if not defined:
+                program.tmem.forget(self.target.cells_of(cta))
+        self.target.assign(self.source.a.reshape(self.target.shape))
 
 
 class Commit:
-    """tcgen05.commit: arrive at a barrier, in both CTAs of a pair, when the products before it are done."""
+    """tcgen05.commit: arrive at a barrier, in each CTA, when the operations before it are done.
 
-    def __init__(self, role: Issuer, bar: Barrier, after: int, event: CommitEvent) -> None:
+    ``descs``: operands that copies bring to several CTAs at once: each CTA arrives at the barriers of all of those.
+    """
+
+    def __init__(
+        self, role: Issuer, bar: Barrier, after: int, event: CommitEvent, descs: Sequence[Shared] = ()
+    ) -> None:
         program = role.program
-        if bar.shared and program.ctas == 2:
+        if bar.shared and program.ctas > 1:
             raise UnsupportedError(
                 f"{program.here()}: a commit to {bar.name}, one barrier for the pair (two_ctas=True): commits arrive in each CTA"
             )
         self.bar, self.after, self.event, self.line = bar, after, event, program.line()
-        self.known = role.agents[0].release()
+        known = [agent.release() for agent in role.agents]
+        issuers = sorted({issuer(program, cta) for cta in range(program.ctas)})
+        #: Who arrives at the barrier of each CTA, and with what knowledge.
+        self._arrivals = [
+            (instance, by, known[by].copy())
+            for instance in bar.instances
+            for by in issuers
+            if _reaches(program, by, instance.cta, descs)
+        ]
 
     def wakes(self) -> list[Instance]:
         """The barrier in each CTA."""
@@ -201,11 +334,23 @@ class Commit:
 
     def take_effect(self) -> None:
         """Arrive, and hand on that the products are done."""
-        self.known.epochs[MATRIX_ENGINE] = max(self.known.epochs[MATRIX_ENGINE], self.after)
-        for instance in self.bar.instances:
-            key = instance.arrive(1, self.known, self.line)
+        for instance, by, known in self._arrivals:
+            known.epochs[MATRIX_ENGINE] = max(known.epochs[MATRIX_ENGINE], self.after)
+            key = instance.arrive(1, known, self.line, by)
             if instance.cta == 0:
                 self.event.keys.append(key)
+
+
+def _reaches(program: Engines, by: int, cta: int, descs: Sequence[Shared]) -> bool:
+    """Whether the commit of CTA ``by`` arrives at ``cta``: at its own, its pair's, and those that share an operand with it."""
+    other = issuer(program, cta) ^ by
+    if not other:
+        return True
+    for desc in descs:
+        steps = desc.layout.cga
+        if all(not any(step) for bit, step in enumerate(steps) if other >> bit & 1):
+            return True
+    return False
 
 
 class Wgmma:
@@ -219,6 +364,7 @@ class Wgmma:
         self.acc = acc.pending or acc.a
         self.line, self.actor = program.line(), f"the wgmma that {role.name} issues"
         self.known: Knowledge = role.agents[0].release()
+        self._fenced = role.fenced_by_compiler(0)
         self.calls = program.session.calls()
         self.done = False
         #: Whether the role has waited for it; line of the last wait of the role that did not include it.
@@ -226,17 +372,21 @@ class Wgmma:
         self.left_by = self.waited_at = 0
         self.result: Any = None
 
+    def _read(self, operand: Shared, access: Access) -> None:
+        for cta in range(self.program.ctas):
+            self.program.smem.read(operand.cells_of(cta), access, operand.dtype.bits)
+
     def take_effect(self) -> None:
         """Read the operands as they are now, and compute the registers."""
         stream = self.role.wgmma_stream
         self.known.epochs[stream] = max(self.known.epochs[stream], self.number - 1)
-        access = Access(code_of(stream, self.number), stream, self.known, self.line, self.actor, True)
+        access = Access(code_of(stream, self.number), stream, self.known, self.line, self.actor, True, self._fenced)
         if isinstance(self.a, Shared):
-            _read_operand(self.program, self.a, access)
-        _read_operand(self.program, self.b, access)
-        a = _operand_values(self.a) if isinstance(self.a, Shared) else self.a.astype(np.float32)
+            self._read(self.a, access)
+        self._read(self.b, access)
+        a = operand_values(self.a) if isinstance(self.a, Shared) else self.a.astype(np.float32)
         with np.errstate(all="ignore"):
-            product = a @ _operand_values(self.b)
+            product = a @ operand_values(self.b)
             before = self.acc.result if isinstance(self.acc, Wgmma) else self.acc
             self.result = before + product if self.use_acc else product
             if self.program.session.watcher is not None:

@@ -1,4 +1,4 @@
-"""Shared and tensor memory as kernels see it, on the shadow that remembers who wrote and read each cell.
+"""Shared memory as kernels see it, on the shadow that remembers who wrote and read each cell.
 
 A cell of shared memory is one row of one slot (a half row where a pair of CTAs divides the columns); a cell of tensor
 memory is one 32-bit column of one CTA.
@@ -6,6 +6,8 @@ memory is one 32-bit column of one CTA.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -19,8 +21,20 @@ from tilecast.emulator.hardware.barriers import Barrier, BarrierArray, Outside
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.values import dtypes, legal
-from tilecast.emulator.values.layouts import SharedLayout, TmemRegisterLayout, row_per_lane
-from tilecast.emulator.values.tensors import Tensor
+from tilecast.emulator.values.memory_layouts import (
+    Divided,
+    MBarrierLayout,
+    PaddedSharedLayout,
+    SharedLayout,
+    same_places,
+)
+from tilecast.emulator.values.tensors import Int, Tensor, raw
+
+#: Read-modify-write operations by name (None: exchange).
+ATOMICS = {
+    "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "xchg": None,
+}  # fmt: skip
 
 _BARRIER_BYTES = 8
 
@@ -31,6 +45,8 @@ class Memories(Context, Protocol):
     smem: Shadow
     tmem: Shadow
     tmem_bytes: Any
+    paired: bool
+    scales: dict[tuple[int, int, int], Any]
 
     def target(self) -> str:
         """Name that the running statement assigns to."""
@@ -44,14 +60,17 @@ class Memories(Context, Protocol):
     def accesses(self) -> list[tuple[int, Access]]:
         """(CTA, the running role's access to its memory)."""
 
-    def new_barrier(self, name: str, shared: bool) -> Barrier:
-        """A barrier with a number of its own."""
+    def new_barrier(self, name: str, homes: Sequence[int]) -> Barrier:
+        """A barrier with a number of its own; ``homes``: of each CTA, the one in whose memory its barrier is."""
 
     def reserve_smem(self, size: int, name: str, lasting: bool = False) -> None:
         """Account for the next cells of shared memory; ``lasting``: barriers, which have no cells and live to the end."""
 
-    def take_columns(self, columns: int, name: str) -> int:
+    def take_columns(self, columns: int, name: str, buffer: int = 0) -> int:
         """The first of so many columns of tensor memory; AllocationError when they run out."""
+
+    def keep_columns(self, first: int, columns: int, holder: Any) -> None:
+        """Columns belong to an allocation while somebody holds it."""
 
     def own_cells(self, owners: Any) -> None:
         """CTA of new cells of shared memory."""
@@ -72,8 +91,15 @@ class Memories(Context, Protocol):
 class Shared:
     """A view of shared memory: values, and the numbers of its cells in the same arrangement."""
 
-    def __init__(self, program: Memories, a: Any, cells: Any, name: str, layout: Any = None) -> None:
+    def __init__(
+        self, program: Memories, a: Any, cells: Any, name: str, layout: Any = None, division: Divided | None = None,
+        copy_cells: int = 0,
+    ) -> None:  # fmt: skip
         self.program, self.a, self.cells, self.name, self.layout = program, a, cells, name, layout
+        #: How the CTAs of the cluster divide the allocation that this is a view of; cells of one copy of it.
+        self._division, self._copy_cells = division, copy_cells
+        #: Whether it is seen as another type than it was allocated as: loads take the bits of any.
+        self._any_type = False
 
     @property
     def shape(self) -> list[int]:
@@ -86,6 +112,11 @@ class Shared:
         return dtypes.of(self.a)
 
     @property
+    def element_ty(self) -> dtypes.Dtype:
+        """Element type, as kernels ask for it of a type."""
+        return self.dtype
+
+    @property
     def type(self) -> Shared:
         """What kernels ask of a type is here."""
         return self
@@ -93,51 +124,156 @@ class Shared:
     def _keep_alive(self) -> None:
         """Where the compiler may not reuse the memory before: here it never does."""
 
-    def _view(self, a: Any, cells: Any) -> Shared:
-        return Shared(self.program, a, cells, self.name, self.layout)
+    def view(self, a: Any, cells: Any, layout: Any = None) -> Shared:
+        """Some of the memory, seen otherwise."""
+        layout = self.layout if layout is None else layout
+        made = Shared(self.program, a, cells, self.name, layout, self._division, self._copy_cells)
+        made._any_type = self._any_type
+        return made
 
     def index(self, i: Any) -> Shared:
         """One slot; outside, one that raises BoundsError when it is used."""
         if not 0 <= int(i) < self.a.shape[0]:
             fault = f"{self.program.here()}: {self.name} has {self.a.shape[0]} slots, index {int(i)}"
             return cast(Shared, Outside(fault))
-        return self._view(self.a[int(i)], self.cells[int(i)])
+        return self.view(self.a[int(i)], self.cells[int(i)])
 
     def slice(self, start: Any, length: Any, dim: int = 0) -> Shared:
         """Part of one dimension; BoundsError outside."""
         first, size, extent = int(start), int(length), self.a.shape[dim]
         if first < 0 or first + size > extent:
             raise BoundsError(f"{self.program.here()}: {self.name} slice {first}..{first + size} of {extent}")
-        if self.cells.shape[dim] != extent:
-            raise UnsupportedError(f"{self.program.here()}: a slice along the columns of {self.name} is not emulated")
         part = (slice(None),) * dim + (slice(first, first + size),)
-        return self._view(self.a[part], self.cells[part])
+        # A row is a cell, also for who has some of its columns only.
+        return self.view(self.a[part], self.cells[part] if self.cells.shape[dim] == extent else self.cells)
 
     def reshape(self, shape: Any) -> Shared:
-        """Other extents with the same last dimension."""
+        """Other extents, elements in row-major order."""
         new = [int(n) for n in shape]
-        if new[-1] != self.a.shape[-1] or int(np.prod(new)) != self.a.size:
-            raise UnsupportedError(
-                f"{self.program.here()}: {self.name} of {list(self.a.shape)} as {new}: only reshapes that keep the last dimension"
+        if int(np.prod(new)) != self.a.size:
+            raise LayoutError(
+                f"{self.program.here()}: {self.name} of {list(self.a.shape)} as {new}: another number of elements"
             )
-        return self._view(self.a.reshape(new), self.cells.reshape([*new[:-1], self.cells.shape[-1]]))
+        if new[-1] == self.a.shape[-1]:
+            return self.view(self.a.reshape(new), self.cells.reshape([*new[:-1], self.cells.shape[-1]]))
+        # Rows come apart: each element tells its cell.
+        return self._in_place(self.a.reshape(new), self.by_element().reshape(new), new)
+
+    def by_element(self) -> Any:
+        """The cell of each element."""
+        columns = self.a.shape[-1] // self.cells.shape[-1]
+        return self.cells if columns == 1 else np.repeat(self.cells, columns, axis=-1)
+
+    def _in_place(self, a: Any, cells: Any, shape: Sequence[int], layout: Any = None) -> Shared:
+        if not np.shares_memory(a, self.a):
+            return Turned(self, shape, cells)
+        return self.view(a, cells, layout)
+
+    def reinterpret(self, dtype: Any = None, shape: Any = None, layout: Any = None) -> Shared:
+        """The same memory as another type, with other extents or another layout; what that would move is refused."""
+        kind = self.dtype if dtype is None else dtype
+        new = self.shape if shape is None else [int(n) for n in shape]
+        to = self.layout if layout is None else layout
+        here, size = self.program.here(), int(np.prod(new)) * kind.bits // 8
+        if size > self.a.nbytes:
+            raise BoundsError(f"{here}: {self.name}, {self.shape} of {self.dtype}, is too small for {new} of {kind}")
+        if (
+            not same_places(self.layout, to, self.shape, new, self.dtype.bits, kind.bits)
+            or not self.a.flags.c_contiguous
+        ):
+            raise UnsupportedError(
+                f"{here}: {self.name} with {self.layout!r} as {new} of {kind} with {to!r}: only where each byte keeps its place "
+                "among the rows"
+            )
+        flat = self.a.reshape(-1).view(np.uint8)[:size].view(kind.numpy).reshape(new)
+        octets = np.repeat(self.by_element().reshape(-1), self.dtype.bits // 8)[:size]
+        made = self._in_place(flat, octets[:: kind.bits // 8].reshape(new), new, to)
+        made._any_type = True
+        return made
+
+    _reinterpret = reinterpret
+
+    def gather(self, indices: Tensor, axis: Any) -> Tensor:
+        """Elements along an axis by number, into registers with the layout of the numbers."""
+        where = self._numbers(indices, int(axis))
+        self.charged_access(False)
+        return Tensor(self.program.session, np.take_along_axis(self.a, where, int(axis)), indices.layout)
+
+    def scatter(self, values: Tensor, indices: Tensor, axis: Any) -> None:
+        """Registers to elements along an axis by number; of several for one element, one stays."""
+        where = self._numbers(indices, int(axis))
+        self.charged_access(True)
+        np.put_along_axis(self.a, where, values.a.astype(self.a.dtype), int(axis))
+
+    def atomic_scatter(self, compute: Any, values: Any, indices: Tensor, axis: Any, mask: Any = None) -> Tensor:
+        """Combine with elements along an axis by number, one after the other; what was there before each.
+
+        ``compute``: a numpy ufunc; None: exchange.
+        """
+        where = self._numbers(indices, int(axis))
+        self.charged_access(False)
+        self.charged_access(True)
+        where, given, asked = np.broadcast_arrays(where, np.asarray(raw(values)), True if mask is None else raw(mask))
+        given, before = given.astype(self.a.dtype), np.zeros(where.shape, self.a.dtype)
+        for place in zip(*np.nonzero(asked), strict=True):
+            target = list(place)
+            target[int(axis)] = where[place]
+            at = tuple(target)
+            before[place] = self.a[at]
+            self.a[at] = given[place] if compute is None else compute(self.a[at], given[place])
+        return Tensor(self.program.session, before, indices.layout)
+
+    def _numbers(self, indices: Tensor, axis: int) -> Any:
+        extent = self.a.shape[axis]
+        if indices.a.size and (indices.a.min() < 0 or indices.a.max() >= extent):
+            worst = int(indices.a.max() if indices.a.max() >= extent else indices.a.min())
+            raise BoundsError(
+                f"{self.program.here()}: element {worst} of {self.name} along axis {axis}, which has {extent}"
+            )
+        return indices.a.astype(np.int64)
+
+    def charged_access(self, writes: bool) -> None:
+        """Note that the running role reads or writes all of it by ordinary instructions."""
+        program = self.program
+        program.step()
+        program.meet(certain=False)
+        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        for cta, access in program.accesses():
+            if writes:
+                program.smem.write(self.cells_of(cta), access, self.dtype.bits)
+            else:
+                program.smem.read(self.cells_of(cta), access, self.dtype.bits)
 
     def permute(self, order: Any) -> Shared:
         """Dimensions in another order."""
         places = [int(n) for n in order]
-        return self._view(self.a.transpose(places), self.cells.transpose(places))
+        return self.view(self.a.transpose(places), self.cells.transpose(places))
 
     def cells_of(self, cta: int) -> Any:
         """Cell numbers that lie in one CTA."""
         flat = self.cells.reshape(-1)
-        return flat if self.program.ctas == 1 else flat[self.program.cta_of_cell(flat) == cta]
+        if self.cells.shape == self.a.shape and self.a.ndim > 1:
+            flat = np.unique(flat)
+        if self._division is None:
+            return flat
+        flat = flat + self._division.replica(cta) * self._copy_cells
+        return flat[self.program.cta_of_cell(flat) == cta]
 
-    def halves(self) -> int | None:
-        """Dimension of a matrix that the two CTAs of a pair divide; None where they do not."""
+    def divided_by(self, bit: int) -> int | None:
+        """Dimension of a matrix that CTAs divide whose numbers differ in ``bit``; None where they do not."""
         owners = self.program.cta_of_cell(self.cells)
-        if owners[0, 0] != owners[-1, 0]:
-            return 0
-        return 1 if owners[0, 0] != owners[0, -1] else None
+        others = np.argwhere(owners == owners.flat[0] ^ 1 << bit)
+        return None if not len(others) else int(np.flatnonzero(others[0])[0])
+
+    @property
+    def nbytes_per_cta(self) -> Int:
+        """Bytes of the part that one CTA has."""
+        return Int(self.a.nbytes // (self._division.parts() if self._division is not None else 1))
+
+    @property
+    def rank(self) -> int:
+        """Dimensions."""
+        return int(self.a.ndim)
 
     def load(self, layout: Any = None) -> Tensor:
         """Into registers."""
@@ -147,7 +283,7 @@ class Shared:
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access in program.accesses():
-            program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits)
+            program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits, self._any_type)
         return Tensor(program.session, self.a.copy(), layout)
 
     def store(self, value: Tensor) -> None:
@@ -166,192 +302,82 @@ class Shared:
         self.a[...] = value.a
 
 
+class Turned(Shared):
+    """Shared memory with its dimensions in another order, seen with other extents: to be read only."""
+
+    def __init__(self, parent: Shared, shape: Sequence[int], cells: Any) -> None:
+        self._parent, self._extents = parent, list(shape)
+        super().__init__(parent.program, None, cells, parent.name, parent.layout, parent._division, parent._copy_cells)
+
+    @property
+    def a(self) -> Any:
+        """The values as they are now; nothing can be written there."""
+        values = self._parent.a.reshape(self._extents)
+        values.flags.writeable = False
+        return values
+
+    @a.setter
+    def a(self, values: Any) -> None:
+        pass
+
+
+def _combining(compute: Any) -> Any:
+    def combine(self: Shared, values: Any, indices: Tensor, axis: Any, mask: Any = None) -> Tensor:
+        return self.atomic_scatter(compute, values, indices, axis, mask)
+
+    return combine
+
+
+for _name, _compute in ATOMICS.items():
+    setattr(Shared, f"atomic_scatter_{_name}", _combining(_compute))
+
+
 def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: Any, shared: bool = False) -> Any:
     """Shared memory or, for int64 with one element to a row, barriers; AllocationError beyond the CTA's share."""
     extents, name = [int(n) for n in shape], program.target()
-    if dtype is dtypes.INT64:
+    if dtype is dtypes.INT64 and (layout is None or isinstance(layout, MBarrierLayout)):
+        homes = _homes(layout, shared, program.ctas)
         barriers = [
-            program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, shared) for i in range(extents[0])
+            program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, homes)
+            for i in range(extents[0] if len(extents) > 1 else 1)
         ]
         program.reserve_smem(_BARRIER_BYTES * len(barriers), name, lasting=True)
         return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
-    split = layout.split_dim(len(extents)) if isinstance(layout, SharedLayout) and program.ctas == 2 else None
-    _refuse(program, name, legal.wrong_swizzle(layout, extents, dtype))
+    division = layout if isinstance(layout, SharedLayout) and program.ctas > 1 else None
+    if program.ctas > 1 and (division is None or 1 << len(division.cga) != program.ctas):
+        raise UnsupportedError(f"{program.here()}: {name} is not divided between the CTAs of the cluster (cga_layout)")
+    refuse(program, name, legal.wrong_swizzle(layout, extents, dtype))
     a = np.empty(extents, dtype.numpy)
     a.view(np.uint8).fill(0xFF)
     last = len(extents) - 1
+    parts = division.parts_of(len(extents)) if division is not None else [1] * len(extents)
     # A row is one cell, or one in each CTA; a vector has one to an element, so that roles may share it out.
-    cell_shape = [*extents[:-1], 2 if split == last else 1] if last or split is not None else extents
-    program.reserve_smem(a.nbytes // (program.ctas if split is not None else 1), name)
-    owner = np.zeros(cell_shape, np.int8)
-    if split is not None:
-        size = cell_shape[split]
-        half = np.arange(size) >= size // 2
-        owner += half.reshape([-1 if d == split else 1 for d in range(len(cell_shape))]).astype(np.int8)
-    elif program.ctas == 2:
-        raise UnsupportedError(f"{program.here()}: {name} is not divided between the CTAs of the pair (cga_layout)")
-    count = owner.size
-    start = program.smem.grow(count)
-    program.smem.call(start, start + count, count // extents[0] if len(extents) > 1 else count, name)
-    program.own_cells(owner.reshape(-1))
-    return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout)
+    cell_shape = [*extents[:-1], parts[last]] if last or parts[last] > 1 else extents
+    own = a.size // math.prod(parts)
+    size = layout.padded_bytes(own, a.itemsize) if isinstance(layout, PaddedSharedLayout) else own * a.itemsize
+    program.reserve_smem(size, name)
+    copies = division.replicas() if division is not None else 1
+    owners = np.zeros([copies, *cell_shape], np.int8)
+    if division is not None:
+        for cta in range(program.ctas):
+            owners[division.replica(cta)][division.part(cta, cell_shape)] = cta
+    count = owners[0].size
+    start = program.smem.grow(count * copies)
+    for copy in range(copies):
+        first = start + copy * count
+        program.smem.call(first, first + count, count // extents[0] if len(extents) > 1 else count, name)
+    program.own_cells(owners.reshape(-1))
+    return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout, division, count)
 
 
-def _refuse(program: Context, name: str, complaint: str) -> None:
+def _homes(layout: Any, shared: bool, ctas: int) -> list[int]:
+    """Of each CTA, the CTA in whose memory its barrier is: its own, or the first of those that share one."""
+    if isinstance(layout, MBarrierLayout) and layout.cga:
+        return [layout.leader(cta) for cta in range(ctas)]
+    return [cta & ~1 if shared else cta for cta in range(ctas)]
+
+
+def refuse(program: Context, name: str, complaint: str) -> None:
+    """LayoutError with a complaint about an allocation, where there is one."""
     if complaint:
         raise LayoutError(f"{program.here()}: {name}: {complaint}")
-
-
-class TmemBuffers:
-    """Several pieces of tensor memory side by side, of one shape."""
-
-    def __init__(self, buffers: list[Tmem], name: str) -> None:
-        self._buffers, self.name = buffers, name
-
-    @property
-    def shape(self) -> list[int]:
-        """Extents."""
-        return [len(self._buffers), *self._buffers[0].shape]
-
-    @property
-    def dtype(self) -> dtypes.Dtype:
-        """Element type."""
-        return self._buffers[0].dtype
-
-    def index(self, i: Any) -> Tmem:
-        """One of them; outside, one that raises BoundsError when it is used."""
-        if 0 <= int(i) < len(self._buffers):
-            return self._buffers[int(i)]
-        program = self._buffers[0].program
-        return cast(Tmem, Outside(f"{program.here()}: {self.name} has {len(self._buffers)} buffers, index {int(i)}"))
-
-
-class Tmem:
-    """Columns of tensor memory seen as one type; views may overlap."""
-
-    def __init__(
-        self, program: Memories, byte: int, columns: int, dtype: dtypes.Dtype, name: str, rows: int | None = None,
-        layout: Any = None,
-    ) -> None:  # fmt: skip
-        self.program, self.byte, self.columns, self.dtype, self.name = program, byte, columns, dtype, name
-        self.layout = layout
-        self.rows = program.tmem_bytes.shape[0] if rows is None else rows
-
-    @property
-    def shape(self) -> list[int]:
-        """Extents: rows of all CTAs, columns of this type."""
-        return [self.rows, self.columns]
-
-    @property
-    def type(self) -> Tmem:
-        """What kernels ask of a type is here."""
-        return self
-
-    def get_reg_layout(self, num_warps: Any = None, instr_variant: str = "32x32b") -> TmemRegisterLayout:
-        """A layout that holds a row to a lane."""
-        if instr_variant != "32x32b":
-            raise UnsupportedError(f"{self.program.here()}: tensor memory in registers as {instr_variant}: only 32x32b")
-        return TmemRegisterLayout(tuple(self.shape), int(num_warps or self.program.warps()))
-
-    @property
-    def view(self) -> Any:
-        """The values, in place."""
-        size = self.dtype.bits // 8 * self.columns
-        return self.program.tmem_bytes[: self.rows, self.byte : self.byte + size].view(self.dtype.numpy)
-
-    def cells_of(self, cta: int) -> Any:
-        """Cell numbers in one CTA."""
-        size = self.dtype.bits // 8 * self.columns
-        return np.arange(self.byte // 4, (self.byte + size + 3) // 4) + cta * self.program.session.tmem_columns
-
-    def slice(self, start: Any, length: Any, dim: int = 1) -> Tmem:
-        """Some of the columns; BoundsError outside."""
-        if dim != 1:
-            raise UnsupportedError(f"{self.program.here()}: a slice of the rows of tensor memory is not emulated")
-        first, size = int(start), int(length)
-        if first < 0 or first + size > self.columns:
-            raise BoundsError(
-                f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
-            )
-        byte = self.byte + first * self.dtype.bits // 8
-        return Tmem(self.program, byte, size, self.dtype, self.name, self.rows, self.layout)
-
-    def reinterpret(self, dtype: dtypes.Dtype, shape: Any, layout: Any) -> Tmem:
-        """The same columns as another type; BoundsError where that would need more of them."""
-        size = int(shape[1]) * dtype.bits // 8
-        if size > self.columns * self.dtype.bits // 8 or int(shape[0]) != self.shape[0]:
-            raise BoundsError(
-                f"{self.program.here()}: {self.name}, {self.shape} of {self.dtype}, is too small for {[int(n) for n in shape]} of {dtype}"
-            )
-        wrong = legal.wrong_tensor_memory(layout, self.rows, int(shape[1]), dtype, self.program.ctas)
-        _refuse(self.program, self.name, wrong)
-        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows, layout)
-
-    _reinterpret = reinterpret
-
-    def _check(self, layout: Any, what: str) -> None:
-        wrong = row_per_lane(layout, self.shape) or legal.wrong_rows(layout, self.layout, self.rows)
-        self.program.fits(layout)
-        if wrong:
-            raise LayoutError(f"{self.program.here()}: a {what} of tensor memory {wrong}")
-
-    def load(self, layout: Any = None) -> Tensor:
-        """Into registers (tcgen05.ld)."""
-        program = self.program
-        self._check(layout, "load")
-        program.step()
-        values = self.view.copy()
-        program.charge("tmem_read", values.nbytes)
-        for cta, access in program.accesses():
-            program.tmem.read(self.cells_of(cta), access, self.dtype.bits)
-        return Tensor(program.session, values, layout)
-
-    def load_max(self, layout: Any = None, propagate_nan: Any = None) -> tuple[Tensor, Tensor]:
-        """The values and the maximum of every row, which the load unit finds (tcgen05.ld.red)."""
-        if not self.program.session.load_reduce:
-            raise UnsupportedError(
-                f"{self.program.here()}: load_max needs tcgen05.ld.red, which this machine does not have"
-            )
-        loaded = self.load(layout)
-        values = loaded.a
-        most = values.max(axis=1) if propagate_nan else np.fmax.reduce(values, axis=1)
-        return loaded, Tensor(self.program.session, most)
-
-    def store(self, value: Tensor) -> None:
-        """From registers (tcgen05.st)."""
-        program = self.program
-        if list(value.shape) != self.shape or value.dtype is not self.dtype:
-            raise LayoutError(
-                f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
-            )
-        self._check(value.layout, "store")
-        program.step()
-        program.charge("tmem_write", value.a.nbytes)
-        for cta, access in program.accesses():
-            program.tmem.write(self.cells_of(cta), access, self.dtype.bits)
-        self.view[...] = value.a
-        # The wait for the store is followed by a barrier of the role, in Triton 3.6 always.
-        program.meet(certain=False)
-
-
-def allocate_tensor(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: Any, value: Any = None) -> Any:
-    """Columns for ``shape``, [rows, columns] or [buffers, rows, columns]; AllocationError beyond what the chip has."""
-    extents = [int(n) for n in shape]
-    if len(extents) == 3:
-        if value is not None:
-            raise UnsupportedError(f"{program.here()}: several buffers of tensor memory: allocate, then store")
-        buffers = [allocate_tensor(program, dtype, extents[1:], layout) for _ in range(extents[0])]
-        return TmemBuffers(buffers, program.target())
-    rows, columns = extents
-    name = program.target()
-    if rows != program.tmem_bytes.shape[0] and (rows, program.ctas) != (64, 1):
-        raise UnsupportedError(
-            f"{program.here()}: tensor memory of {rows} rows: 128 to a CTA are emulated, {program.ctas} CTA(s) here"
-        )
-    _refuse(program, name, legal.wrong_tensor_memory(layout, rows, columns, dtype, program.ctas))
-    needed = -(-columns * dtype.bits // 32)
-    first = program.take_columns(needed, name)
-    made = Tmem(program, 4 * first, columns, dtype, name, rows, layout)
-    if value is not None:
-        made.store(value)
-    return made

@@ -6,7 +6,8 @@ from typing import Any
 
 from tilecast.emulator.errors import LayoutError
 from tilecast.emulator.hardware.context import Context
-from tilecast.emulator.hardware.memory import Shared, Tmem
+from tilecast.emulator.hardware.memory import Shared
+from tilecast.emulator.hardware.tensor_memory import Tmem
 from tilecast.emulator.values import legal
 
 
@@ -32,11 +33,22 @@ def check_memories(program: Context, a: Any, b: Shared, acc: Tmem | None = None)
     complaint = legal.wrong_pair(acc.layout, a.layout, program.ctas)
     if complaint:
         raise LayoutError(f"{program.here()}: {acc.name}: {complaint}")
-    if program.ctas != 2:
-        return
-    for operand, side, what in ((a, 0, "rows of the left"), (b, 1, "columns of the right")):
-        if isinstance(operand, Shared) and operand.halves() != side:
-            how = "they divide the other dimension" if operand.halves() is not None else "they do not"
+    for bit in range(program.ctas.bit_length() - 1):
+        by_rows = acc.layout.divides(bit) if acc.layout is not None else 0
+        paired = bit == 0 and acc.layout is not None and acc.layout.two_ctas
+        # The pair shares out both operands; CTAs that multiply alone need all of the operand that the other's tile shares.
+        for operand, side, what in ((a, 0, "rows of the left"), (b, 1, "columns of the right")):
+            wanted = side if paired or by_rows == side else None
+            if not isinstance(operand, Shared) or operand.divided_by(bit) == wanted:
+                continue
+            found = operand.divided_by(bit)
+            if wanted is None:
+                alone = f"the accumulator's layout has two_ctas=False, the program has {program.ctas} CTAs"
+                raise LayoutError(
+                    f"{program.here()}: {operand.name}: {alone}: each needs the {what} operand whole, and here they divide it "
+                    "(cga_layout)"
+                )
+            how = "they divide the other dimension" if found is not None else "they do not"
             raise LayoutError(
                 f"{program.here()}: {operand.name}: the CTAs of a pair divide the {what} operand, and here {how} (cga_layout)"
             )

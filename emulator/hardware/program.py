@@ -27,11 +27,11 @@ from tilecast.emulator.hardware.clocks import (
     COPY,
     FIRST_WGMMA,
     MATRIX_ENGINE,
-    MAX_ROLES,
     STREAM_SHIFT,
     Agent,
 )
-from tilecast.emulator.hardware.engines import Commit, Copy, Product
+from tilecast.emulator.hardware.columns import Columns
+from tilecast.emulator.hardware.engines import Commit, InFlight, TensorOperation
 from tilecast.emulator.hardware.liveness import Liveness
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
@@ -56,20 +56,26 @@ class Program:
         self.hub = greenlet.getcurrent()
         self.roles: list[Role] = []
         self.current: Role | None = None
-        self.copies: list[Copy] = []
-        self.engine: deque[Product | Commit] = deque()
+        self.copies: list[InFlight] = []
+        self.engine: deque[TensorOperation | Commit] = deque()
         self.products = 0
+        #: Whether the CTAs multiply in pairs: known once tensor memory for two of them is allocated.
+        self.paired = False
         self.last_product_line = 0
         #: (line, first cell of shared memory) of every copy, by number, in each CTA.
         self.issued_copies: list[dict[int, tuple[int, int]]] = [{} for _ in range(ctas)]
         self._copy_number = 0
         self._barriers = 0
         self.live = Liveness()
-        self._columns = 0
+        #: Barriers in shared memory that was allocated as integers, by cell.
+        self.barriers_at: dict[int, Barrier] = {}
+        self._columns = Columns(session.tmem_columns)
         self.smem = Shadow(self, "shared memory", has_proxies=True, used=self.live.use)
         self.tmem = Shadow(self, "tensor memory", has_proxies=False)
         self.tmem.grow(session.tmem_columns * ctas)
         self.tmem_bytes = np.full((128 * ctas, 4 * session.tmem_columns), 0xFF, np.uint8)
+        #: Scale factors in tensor memory by first byte, rows and columns.
+        self.scales: dict[tuple[int, int, int], Any] = {}
         self._cell_owner = np.zeros(0, np.int8)
         self._segment: Work | None = None
 
@@ -94,10 +100,11 @@ class Program:
         stream = code >> STREAM_SHIFT
         if stream == MATRIX_ENGINE:
             return "a matrix product"
-        role = self.roles[stream - FIRST_WGMMA if stream >= FIRST_WGMMA else stream // 2]
+        width = max(self.ctas, 2)
+        role = self.roles[stream - FIRST_WGMMA if stream >= FIRST_WGMMA else stream // width]
         if stream >= FIRST_WGMMA:
             return f"a wgmma of {role.name}"
-        return role.name + (f" (CTA {stream % 2})" if self.ctas == 2 else "")
+        return role.name + (f" (CTA {stream % width})" if self.ctas > 1 else "")
 
     def too_weak(self, code: int) -> str:
         """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
@@ -135,33 +142,44 @@ class Program:
         return [
             (
                 a.cta,
-                Access(a.code, a.index, a.knowledge, line, role.name + (f" (CTA {a.cta})" if self.ctas == 2 else "")),
+                Access(a.code, a.index, a.knowledge, line, role.name + (f" (CTA {a.cta})" if self.ctas > 1 else "")),
             )
             for a in role.agents
         ]
 
-    def new_barrier(self, name: str, shared: bool) -> Barrier:
-        """A barrier with a number of its own."""
+    def new_barrier(self, name: str, homes: Sequence[int]) -> Barrier:
+        """A barrier with a number of its own; ``homes``: of each CTA, the one in whose memory its barrier is."""
         self._barriers += 1
-        return Barrier(self, name, self._barriers, shared)
+        return Barrier(self, name, self._barriers, homes)
 
     def reserve_smem(self, size: int, name: str, lasting: bool = False) -> None:
         """Account for the next cells of shared memory; ``lasting``: barriers, which have no cells and live to the end."""
         place = (self.current.index if self.current else 0, *self.session.source.calls(), *self.session.unrolled)
         self.live.allocate(size, name, self.here(), place, None if lasting else self.smem.cells)
 
-    def take_columns(self, columns: int, name: str) -> int:
-        """The first of so many columns of tensor memory; AllocationError when they run out."""
-        first = self._columns
-        self._columns += columns
-        if self._columns > self.session.tmem_columns:
+    def take_columns(self, columns: int, name: str, buffer: int = 0) -> int:
+        """The first of so many columns of tensor memory; AllocationError when they run out.
+
+        What a loop allocates again is where it was the last time; ``buffer``: which of those that one statement allocates.
+        """
+        source = self.session.source
+        place = (self.current.index if self.current else 0, columns, buffer, *source.calls(), *self.session.unrolled)
+        again = self._columns.again(place)
+        if again is not None:
+            return again
+        first = self._columns.take(columns, place)
+        if first is None:
             raise AllocationError(
-                f"{self.here()}: {name} brings tensor memory to {self._columns} columns, an SM has {self.session.tmem_columns}"
+                f"{self.here()}: {name} brings tensor memory to {self._columns.with_more(columns)} columns, an SM has {self.session.tmem_columns}"
             )
         for cta in range(self.ctas):
             start = cta * self.session.tmem_columns + first
-            self.tmem.call(start, start + columns, columns, name + (f" (CTA {cta})" if self.ctas == 2 else ""))
+            self.tmem.call(start, start + columns, columns, name + (f" (CTA {cta})" if self.ctas > 1 else ""))
         return first
+
+    def keep_columns(self, first: int, columns: int, holder: Any) -> None:
+        """Columns belong to an allocation while somebody holds it."""
+        self._columns.keep(first, columns, holder)
 
     def own_cells(self, owners: Any) -> None:
         """CTA of new cells of shared memory."""
@@ -282,8 +300,9 @@ class Program:
         if budget:
             raise AllocationError(f"{self.here()}: {budget}")
         parent, line = self.role(), self.line()
-        if len(self.roles) - 1 + len(parts) > MAX_ROLES:
-            raise UnsupportedError(f"{self.here()}: more than {MAX_ROLES} partitions")
+        room = FIRST_WGMMA // max(self.ctas, 2)
+        if len(self.roles) - 1 + len(parts) > room:
+            raise UnsupportedError(f"{self.here()}: more than {room} partitions in a cluster of {self.ctas} CTAs")
         names = [getattr(fn, "name", "role") for fn, _ in parts]
         labels = [n if names.count(n) == 1 else f"{n} {names[:i].count(n)}" for i, n in enumerate(names)]
         # Both CTAs of a pair meet before the partitions start and after they end.
@@ -387,7 +406,7 @@ class Program:
         if not choices:
             return False
         chosen = self.random.choice(choices)
-        if isinstance(chosen, Copy):
+        if isinstance(chosen, InFlight):
             return self._copy_effect(chosen)
         if isinstance(chosen, Transfer):
             chosen.take_effect()
@@ -397,7 +416,7 @@ class Program:
             self.engine.popleft().take_effect()
         return True
 
-    def _copy_effect(self, copy: Copy) -> bool:
+    def _copy_effect(self, copy: InFlight) -> bool:
         self.copies.remove(copy)
         copy.take_effect()
         return True

@@ -27,7 +27,7 @@ class Role:
 
     def __init__(self, program: Runs, index: int, name: str, warps: int, run: Callable[[], Any]) -> None:
         self.program, self.index, self.name, self.warps = program, index, name, warps
-        self.agents = [Agent(index, cta) for cta in range(program.ctas)]
+        self.agents = [Agent(index, cta, program.ctas) for cta in range(program.ctas)]
         self.coroutine = greenlet.greenlet(self._main, program.hub)
         self._run = run
         self.done = False
@@ -50,6 +50,17 @@ class Role:
         """Number of its wgmma queue among the streams."""
         return FIRST_WGMMA + self.index
 
+    def fenced_by_compiler(self, cta: int) -> tuple[int, bool]:
+        """(stream of its own accesses in a CTA, whether the compiler fences its stores as well as its loads).
+
+        Triton fences what one partition loads before a copy overwrites it; since 3.9 also what one partition stores before
+        an engine reads it.  Nothing is fenced between partitions.
+        """
+        adds = self.program.session.adds_fences
+        return (self.agents[cta].index if adds else -1), adds == "3.9"
+
     def _main(self) -> None:
         self._run()
+        # What its arguments hold may be given back.
+        self._run = lambda: None
         self.done = True

@@ -23,8 +23,17 @@ class Access:
     line: int
     actor: str
     through_async_proxy: bool = False
+    #: Stream whose ordinary loads the compiler fences before this access (-1: none), and whether its stores too.
+    fenced_by_compiler: tuple[int, bool] = (-1, False)
     #: Of what one warp of a role issues, the stream of the role: its other warps need not have come this far.
     issuer: int = -1
+
+    def needs_fence(self, code: int, of_store: bool) -> bool:
+        """Whether it goes through the asynchronous proxy and no fence stands behind the ordinary access ``code``."""
+        if not self.through_async_proxy or self.known.has_fenced(code):
+            return False
+        stream, stores = self.fenced_by_compiler
+        return code >> STREAM_SHIFT != stream or (of_store and not stores)
 
 
 class Shadow:
@@ -74,8 +83,16 @@ class Shadow:
         """Lines of the last writes to cells."""
         return tuple(int(line) for line in np.unique(self._writer_line[cells]))
 
-    def read(self, cells: Any, who: Access, bits: int) -> None:
-        """``who`` reads; RaceError or UninitializedError when it should not."""
+    def is_written(self, cells: Any) -> bool:
+        """Whether somebody has written all of the cells."""
+        return bool((self._writer[cells] != 0).all())
+
+    def forget(self, cells: Any) -> None:
+        """What the cells hold is not defined any more."""
+        self._writer[cells] = 0
+
+    def read(self, cells: Any, who: Access, bits: int, any_type: bool = False) -> None:
+        """``who`` reads; RaceError or UninitializedError when it should not, and (but for ``any_type``) elements of another size."""
         self._used(int(cells[0]))
         writers = self._writer[cells]
         for code in _distinct(writers):
@@ -84,7 +101,7 @@ class Shadow:
                     f"{self._quote(who.line)}: {who.actor} reads {self.place(int(cells[writers == 0][0]))}, which nobody has written"
                 )
             self._known(code, cells, writers, who, "reads", "write")
-        if (self._bits[cells] != bits).any():
+        if not any_type and (self._bits[cells] != bits).any():
             cell = int(cells[self._bits[cells] != bits][0])
             raise UninitializedError(
                 f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
@@ -107,7 +124,7 @@ class Shadow:
                 if code not in (0, who.code) and not who.known.has(code):
                     cell = int(cells[readers[stream] == code][0])
                     self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
-                if code and self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
+                if code and self._has_proxies and who.needs_fence(code, False):
                     cell = int(cells[readers[stream] == code][0])
                     raise RaceError(
                         f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy "
@@ -123,7 +140,7 @@ class Shadow:
         if not who.known.has(code):
             cell = int(cells[writers == code][0])
             self._race(cell, who, verb, other, code, int(self._writer_line[cell]))
-        if self._has_proxies and who.through_async_proxy and not who.known.has_fenced(code):
+        if self._has_proxies and who.needs_fence(code, True):
             cell = int(cells[writers == code][0])
             raise RaceError(
                 f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy and may not "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -42,14 +42,23 @@ class Array:
     def __init__(self, data: Any, name: str) -> None:
         self.data, self.name = data, name
         last = sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=True)) // data.itemsize
-        self.flat = (
-            np.lib.stride_tricks.as_strided(data, (last + 1,), (data.itemsize,)) if data.size else data.reshape(-1)
-        )
+        self.flat = _flat(data, last + 1) if data.size else data.reshape(-1)
         #: Program (from 1), event code and line of the last store to each element.
         self.program = np.zeros(self.flat.size, np.int32)
         self.code = np.zeros(self.flat.size, np.int64)
         self.line = np.zeros(self.flat.size, np.int32)
         self._launch = 0
+
+    def beginning_at(self, first: int) -> Array:
+        """The same memory from an element on; BoundsError outside."""
+        if not 0 <= first < self.flat.size:
+            raise BoundsError(f"a pointer to element {first} of {self.name}, which has {self.flat.size}")
+        part = Array.__new__(Array)
+        part.data = part.flat = self.flat[first:]
+        part.name = f"{self.name} from element {first} on"
+        part.program, part.code, part.line = self.program[first:], self.code[first:], self.line[first:]
+        part._launch = self._launch
+        return part
 
     def enter(self, launch: int) -> None:
         """What an earlier launch stored is ordered before this one's accesses."""
@@ -117,6 +126,12 @@ class Array:
 _DEVICE = Device()
 
 
+def _flat(data: Any, size: int) -> Any:
+    """The memory from the first element of ``data`` on; as integers, for numpy cannot stride over types that are not its own."""
+    bits = data.view(_bits_of(data))
+    return np.lib.stride_tricks.as_strided(bits, (size,), (data.itemsize,)).view(data.dtype)
+
+
 def array_of(session: Session, value: Any) -> Array:
     """The Array over a numpy or torch tensor's own memory, one for each tensor of a session."""
     if isinstance(value, Array):
@@ -138,53 +153,97 @@ class BlockType:
     element_ty: dtypes.Dtype
 
 
-class TensorDescriptor:
-    """A tensor map: boxes of ``block_shape`` out of ``base``."""
+@dataclass(init=False, eq=False, repr=False)
+class Box:
+    """What tensor maps have in common: ``base``, its extents, and boxes of ``block_shape``."""
+
+    base: Any
+    shape: list[Any]
+    strides: list[Any]
+    block_shape: list[int]
+    layout: Any
+    padding: str
+    #: Whether the copy engine rounds float32 to the 10 bits of fraction that tf32 has.
+    round_f32_to_tf32: bool
 
     #: Whose arrays hold the tensors; set for each session.
-    session: Session | None = None
+    session: ClassVar[Session | None] = None
 
     def __init__(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], block_shape: Sequence[Any], layout: Any = None,
-        padding: str = "zero", **_more: Any,
+        padding: str = "zero", round_f32_to_tf32: bool = False,
     ) -> None:  # fmt: skip
-        self.base = base if self.session is None else array_of(self.session, base)
+        self.base = base
         self.shape, self.strides = [Int(n) for n in shape], [Int64(n) for n in strides]
         self.block_shape, self.layout = [int(n) for n in block_shape], layout
-        self._fill = np.nan if padding == "nan" else 0
-        if any(n > 256 for n in self.block_shape):
-            raise BoundsError(f"a tensor descriptor's box has at most 256 elements a side, got {self.block_shape}")
-        if any(s * self.base.data.itemsize % 16 for s in self.strides[:-1]) or self.strides[-1] != 1:
+        self.padding, self.round_f32_to_tf32 = padding, bool(round_f32_to_tf32)
+        size = self.memory.data.itemsize
+        if any(s * size % 16 for s in self.strides[:-1]) or self.strides[-1] != 1:
             raise LayoutError(f"the copy engine needs a unit last stride and strides of 16 bytes, got {self.strides}")
 
-    @classmethod
-    def from_tensor(
-        cls, tensor: Any, block_shape: Sequence[Any], layout: Any = None, padding: str = "zero", **_more: Any
-    ) -> TensorDescriptor:
-        """The tensor map of a whole tensor."""
-        strides = tensor.stride() if hasattr(tensor, "stride") else [s // tensor.itemsize for s in tensor.strides]
-        return cls(tensor, tensor.shape, strides, block_shape, layout, padding)
+    @property
+    def memory(self) -> Array:
+        """The tensor in global memory."""
+        if isinstance(self.base, Array) or self.session is None:
+            found: Array = self.base
+            return found
+        return array_of(self.session, self.base)
+
+    @property
+    def fill(self) -> float:
+        """What a box has outside the tensor."""
+        return float("nan") if self.padding == "nan" else 0
+
+    @staticmethod
+    def strides_of(tensor: Any) -> Any:
+        """Strides of a torch or numpy tensor in elements."""
+        return tensor.stride() if hasattr(tensor, "stride") else [s // tensor.itemsize for s in tensor.strides]
+
+    @property
+    def rank(self) -> int:
+        """Dimensions."""
+        return len(self.shape)
 
     @property
     def dtype(self) -> dtypes.Dtype:
         """Element type."""
-        return dtypes.of(self.base.data)
+        return dtypes.of(self.memory.data)
 
     @property
     def block_type(self) -> BlockType:
         """Extents and size of a box."""
         shape = [Int(n) for n in self.block_shape]
-        return BlockType(shape, Int(math.prod(self.block_shape) * self.base.data.itemsize), self.dtype)
+        return BlockType(shape, Int(math.prod(self.block_shape) * self.memory.data.itemsize), self.dtype)
 
     @property
-    def type(self) -> TensorDescriptor:
+    def type(self) -> Any:
         """What kernels ask of a type is here."""
         return self
 
     @property
     def nbytes_per_cta(self) -> int:
         """Bytes of the part of a box that lands in one CTA."""
-        return self.block_type.nbytes // (2 if self.layout.cga else 1)
+        return Int(self.block_type.nbytes // self.layout.parts())
+
+    def _elements(self, places: Any) -> Any:
+        """Values at places of the memory, as the copy engine delivers them."""
+        found = self.memory.flat[places]
+        if not self.round_f32_to_tf32:
+            return found
+        # Round to nearest, ties away, as cvt.rna.tf32.
+        return ((found.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+class TensorDescriptor(Box):
+    """A tensor map: boxes of ``block_shape`` out of ``base``."""
+
+    @classmethod
+    def from_tensor(
+        cls, tensor: Any, block_shape: Sequence[Any], layout: Any = None, padding: str = "zero",
+        round_f32_to_tf32: bool = False,
+    ) -> TensorDescriptor:  # fmt: skip
+        """The tensor map of a whole tensor."""
+        return cls(tensor, tensor.shape, cls.strides_of(tensor), block_shape, layout, padding, round_f32_to_tf32)
 
     def _inside(self, corner: Sequence[int], extents: Sequence[int]) -> tuple[Any, Any] | None:
         """(index of the part of a box that lies in the tensor, places of its elements in memory); None without any."""
@@ -197,27 +256,41 @@ class TensorDescriptor:
         for dim, (a, b, stride) in enumerate(zip(low, high, self.strides, strict=True)):
             steps = np.arange(a, b, dtype=np.int64) * int(stride)
             places = places + steps.reshape([-1 if d == dim else 1 for d in range(len(low))])
-        if places.max() >= self.base.flat.size:
+        if places.max() >= self.memory.flat.size:
             raise BoundsError(
                 f"a tensor descriptor of {list(self.shape)} with strides {list(self.strides)} reaches element "
-                f"{int(places.max())} of {self.base.name}, which has {self.base.flat.size}"
+                f"{int(places.max())} of {self.memory.name}, which has {self.memory.flat.size}"
             )
         return inside, places
 
     def tile(self, corner: Sequence[int]) -> Any:
         """The box at ``corner``; zeros (or what padding says) outside the tensor."""
-        block = np.full(self.block_shape, self._fill, self.base.data.dtype)
+        block = np.full(self.block_shape, self.fill, self.memory.data.dtype)
         found = self._inside(corner, self.block_shape)
         if found is not None:
-            block[found[0]] = self.base.flat[found[1]]
+            block[found[0]] = self._elements(found[1])
         return block
+
+    def rows(self, numbers: Sequence[int], column: int) -> Any:
+        """[numbers, columns of a box]: one box of one row for each number; zeros outside the tensor."""
+        return np.concatenate([self.tile([int(number), int(column)]) for number in numbers])
+
+    def reduce(self, corner: Sequence[int], block: Any, compute: Any, line: int) -> None:
+        """Combine a box with what is there by the ufunc ``compute``; what lies outside the tensor is dropped."""
+        found = self._inside(corner, block.shape)
+        if found is not None:
+            places = found[1].reshape(-1)
+            self.memory.flat[places] = compute(self.memory.flat[places], block[found[0]].reshape(-1)).astype(
+                self.memory.flat.dtype
+            )
+            self.memory.line[places] = line
 
     def put(self, corner: Sequence[int], block: Any, program: Storing, code: int, known: Knowledge, line: int) -> None:
         """Store a box; what lies outside the tensor is dropped."""
         found = self._inside(corner, block.shape)
         if found is not None:
             places = found[1].reshape(-1)
-            put(program, self.base, places, block[found[0]].reshape(-1), code, known, line)
+            put(program, self.memory, places, block[found[0]].reshape(-1), code, known, line)
 
 
 def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int, what: str, differs: Any) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.emulator.errors import LayoutError, UnsupportedError, WrongResultError
+from tilecast.emulator.errors import BarrierError, LayoutError, WrongResultError
+from tilecast.emulator.hardware.barriers import Barrier
+from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.program import Program
+from tilecast.emulator.hardware.tensor_memory import register_layout
 from tilecast.emulator.language import hostside
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
-from tilecast.emulator.values.layouts import TmemRegisterLayout
+from tilecast.emulator.values.layouts import SliceLayout, TmemRegisterLayout
 from tilecast.emulator.values.tensors import Int, Pointer, Tensor, joint_layout, raw, reduced
 
 
@@ -28,6 +31,29 @@ class Everyday:
     def program(self) -> Program:
         """The running program; UnsupportedError outside a kernel."""
         return hostside.running(self.session)
+
+    def barrier_at(self, place: Any, made: bool = False) -> Barrier:
+        """The barrier at a place of shared memory; ``made``: one is made where none was (64-bit integers only)."""
+        if not isinstance(place, Shared):
+            found: Barrier = place
+            return found
+        program = self.program
+        if place.a.size != 1 or place.dtype is not dtypes.INT64:
+            raise LayoutError(
+                f"{program.here()}: a barrier is one int64, got {place.name}, {place.dtype} {place.shape}"
+            )
+        cell = int(place.cells.flat[0])
+        if made and cell not in program.barriers_at:
+            homes = [place.layout.leader(cta) if program.ctas > 1 else 0 for cta in range(program.ctas)]
+            # Every CTA that has a copy of the memory has a barrier of its own there.
+            alike = program.ctas > 1 and not any(any(step) for step in place.layout.cga)
+            number = int(place.cells.flat[0])
+            name = f"{place.name} at {number}"
+            program.barriers_at[cell] = program.new_barrier(name, list(range(program.ctas)) if alike else homes)
+        if cell not in program.barriers_at:
+            raise BarrierError(f"{program.here()}: {place.name} is used as a barrier before mbarrier.init")
+        program.live.use(cell)
+        return program.barriers_at[cell]
 
     # -- reductions ------------------------------------------------------------------------------------------------------
 
@@ -43,16 +69,37 @@ class Everyday:
         """Sum along an axis."""
         return reduced(self.session, x, axis, np.sum, "fma")
 
-    def reduce(self, x: Tensor, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
-        """Any reduction, pair by pair in halves along the axis."""
-        values = x
-        where = int(axis)
-        while values.a.shape[where] > 1:
-            half = values.a.shape[where] // 2
-            parts = (x.like(values.a.take(range(low, low + half), where), x.layout) for low in (0, half))
-            values = combine_fn(*parts)
-        out = values.a.take(0, where)
-        return x.like(out) if out.ndim else (Int(int(out)) if out.dtype.kind in "iu" else float(out))
+    def reduce(self, x: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
+        """Any reduction of a tensor, or of several together, pair by pair in halves along the axis."""
+        several = isinstance(x, tuple)
+        values, where = (list(x) if several else [x]), int(axis)
+        while values[0].a.shape[where] > 1:
+            half = values[0].a.shape[where] // 2
+            parts = [
+                one.like(one.a.take(range(low, low + half), where), one.layout) for low in (0, half) for one in values
+            ]
+            found = self._combined(combine_fn, parts)
+            values = list(found) if several else [found]
+        made = tuple(self._reduced(first, one, where) for first, one in zip(x if several else [x], values, strict=True))
+        return made if several else made[0]
+
+    def _combined(self, combine_fn: Any, parts: list[Tensor]) -> Any:
+        """``combine_fn`` of all elements at once; where it makes vectors of its scalars, along a dimension of their own."""
+        try:
+            return combine_fn(*parts)
+        except LayoutError:
+            found = combine_fn(*(part.like(part.a[..., None]) for part in parts))
+        shape = parts[0].a.shape
+        made = [
+            one.like(one.a.reshape(shape), parts[0].layout) for one in (found if isinstance(found, tuple) else (found,))
+        ]
+        return tuple(made) if isinstance(found, tuple) else made[0]
+
+    def _reduced(self, x: Tensor, last: Tensor, axis: int) -> Any:
+        out = last.a.take(0, axis)
+        if not out.ndim:
+            return Int(int(out)) if out.dtype.kind in "iu" else float(out)
+        return x.like(out, SliceLayout(axis, x.layout) if x.layout else None)
 
     # -- shapes ----------------------------------------------------------------------------------------------------------
 
@@ -172,11 +219,9 @@ class Everyday:
 
     def get_tmem_reg_layout(
         self, element_ty: Any, shape: Any, layout: Any, num_warps: Any, instr_variant: str = "32x32b", cga_layout: Any = None
-    ) -> TmemRegisterLayout:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Layout to load tensor memory with."""
-        if instr_variant != "32x32b":
-            raise UnsupportedError(f"{self.session.here()}: tensor memory in registers as {instr_variant}: only 32x32b")
-        return TmemRegisterLayout(tuple(int(n) for n in shape), int(num_warps))
+        return register_layout(self.session, shape, layout, num_warps, instr_variant)
 
     def get_tmem_32x32b_reg_layout(
         self, *rest: Any, shape: Any = None, num_warps: Any = None, **_blocks: Any

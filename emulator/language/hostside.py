@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +37,12 @@ def wanted(program: Program, pointer: Pointer, mask: Any, what: str) -> tuple[An
 
 
 def _halves(program: Program, shape: Sequence[int]) -> list[tuple[int, Any]]:
-    """Rows of each CTA of a pair, as masks of ``shape``."""
+    """Rows of each CTA of a cluster, as masks of ``shape``."""
     if program.ctas == 1 or not shape:
         return [(0, np.ones(shape, bool))]
-    first = np.arange(shape[0]) < shape[0] // 2
-    out = []
-    for cta, rows in ((0, first), (1, ~first)):
-        out.append((cta, np.broadcast_to(rows.reshape([-1] + [1] * (len(shape) - 1)), shape)))
-    return out
+    owner = np.arange(shape[0]) * program.ctas // shape[0]
+    masks = [(owner == cta).reshape([-1] + [1] * (len(shape) - 1)) for cta in range(program.ctas)]
+    return [(cta, np.broadcast_to(rows, shape)) for cta, rows in enumerate(masks)]
 
 
 def _owners(program: Program, pointer: Pointer, offsets: Any, stores: bool) -> Any:
@@ -115,6 +114,8 @@ class Jitted:
         self.__doc__ = fn.__doc__
         #: Arguments that a launch need not give (triton.autotune).
         self.defaults: Mapping[str, Any] = {}
+        #: Arguments that are worked out from the others (triton.heuristics).
+        self.derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -127,29 +128,34 @@ class Jitted:
         """The kernel with its options, to be launched on any grid."""
         return Compiled(self, options)
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **options: Any) -> None:
+    def __getitem__(self, grid: Any) -> Callable[..., Compiled | None]:
+        def launch(*args: Any, num_ctas: int = 1, enable_fp_fusion: bool = True, **options: Any) -> Compiled | None:
             options = {**self.defaults, **options}
-            if num_ctas not in (1, 2):
-                raise UnsupportedError(f"{num_ctas} CTAs to a program: 1 or 2 are emulated")
+            if num_ctas not in (1, 2, 4, 8, 16):
+                raise RequestError(f"a cluster has 1, 2, 4, 8 or 16 CTAs, got {num_ctas}")
             bound = self._bound(args, {"num_ctas": num_ctas, "enable_fp_fusion": enable_fp_fusion, **options})
             session = self.session
             if session.planned is not None:
                 numbers = {name: value for name, value in bound.items() if type(value) is int}
                 session.planned.append(Planned(self.name, _extents(grid, bound), numbers))
-                return
+                return None
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}
             extents = _extents(grid, bound)
             far = (session.far_launches or {}).get(self.name)
+            session.pending = pending_programs(session, int(np.prod(extents)), num_ctas)
             for number in range(int(np.prod(extents))):
+                if number in session.cancelled:
+                    continue
+                session.started = number
                 # One program's expressions stand for all: what they would be elsewhere is what is sampled.
                 session.sampled = far if number == 0 else None
                 arguments = given if session.sampled is None else _sampled(given, session.sampled)
                 session.traces.append(self._program(number, extents, num_ctas, arguments))
             session.sampled = None
+            return Compiled(self, options)
 
         return launch
 
@@ -157,6 +163,9 @@ class Jitted:
         """Arguments by name; keywords that the kernel does not take are options of the compiler."""
         signature = inspect.signature(self.fn)
         try:
+            if self.derived:
+                known = signature.bind_partial(*args, **{k: v for k, v in options.items() if k in signature.parameters})
+                options = {**options, **{name: derive(known.arguments) for name, derive in self.derived.items()}}
             found = signature.bind(*args, **{k: v for k, v in options.items() if k in signature.parameters})
         except TypeError as error:
             raise RequestError(f"{self.name}: {error}") from None
@@ -171,6 +180,11 @@ class Jitted:
         except IntegerError as error:
             if error.over is not None:
                 raise IntegerError(_far_overflow(session, error.over, session.source.quote_of(error))) from error
+            if error.places:
+                used = session.source.quote_of(error)
+                raise IntegerError(
+                    f"{session.source.quote_of_frames(error.places)}: {error}; {used} depends on it"
+                ) from error
             # Scalars do not know where they are computed.
             known = str(error).startswith("line ") or " line " in str(error)
             raise error if known else IntegerError(f"{session.source.quote_of(error)}: {error}") from error
@@ -181,6 +195,12 @@ class Jitted:
             raise UnsupportedError(f"{session.source.quote_of(error)}: {error}") from error
         finally:
             session.program = None
+
+
+def pending_programs(session: Session, count: int, ctas: int) -> list[int]:
+    """Programs of a launch that have not started when the first ones run: all but one to an SM; forgets what was cancelled."""
+    session.cancelled.clear()
+    return list(range(max(session.sms // ctas, 1), count))
 
 
 def _sampled(given: Mapping[str, Any], far: Sampled) -> dict[str, Any]:
@@ -219,10 +239,23 @@ def first_config(configs: Sequence[Config], **_keys: Any) -> Callable[[Jitted], 
     """triton.autotune: nothing is timed here, the first configuration stands for all."""
 
     def choose(kernel: Jitted) -> Jitted:
-        kernel.defaults = configs[0].arguments
-        return kernel
+        # The kernel itself can still be launched with arguments of its own.
+        tuned = copy.copy(kernel)
+        tuned.defaults = configs[0].arguments
+        return tuned
 
     return choose
+
+
+def heuristics(values: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> Callable[[Jitted], Jitted]:
+    """triton.heuristics: arguments worked out from the others at each launch."""
+
+    def derive(kernel: Jitted) -> Jitted:
+        made = copy.copy(kernel)
+        made.derived = {**kernel.derived, **values}
+        return made
+
+    return derive
 
 
 @dataclass(frozen=True)
@@ -232,7 +265,7 @@ class Compiled:
     kernel: Jitted
     options: dict[str, Any]
 
-    def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[Any, ...]) -> Callable[..., Compiled | None]:
         return functools.partial(self.kernel[grid], **self.options)
 
     def __getattr__(self, name: str) -> Any:

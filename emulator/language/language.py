@@ -8,23 +8,22 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import LayoutError, UnsupportedError
-from tilecast.emulator.far import combined, copied
+from tilecast.emulator.far import combined, copied, frames
 from tilecast.emulator.hardware.barriers import Barrier
-from tilecast.emulator.hardware.engines import Commit, Product, Wgmma, issue_copy
-from tilecast.emulator.hardware.memory import Shared, Tmem, allocate_shared, allocate_tensor
+from tilecast.emulator.hardware.engines import Wgmma
+from tilecast.emulator.hardware.memory import Shared, allocate_shared
 from tilecast.emulator.hardware.operands import check_memories, check_product
-from tilecast.emulator.hardware.transfers import gather, store_tile
-from tilecast.emulator.language import hostside, ptx
-from tilecast.emulator.language.everyday import Everyday
+from tilecast.emulator.hardware.tensor_memory import allocate_tensor
+from tilecast.emulator.language import hostside, launch_control, ptx
 from tilecast.emulator.language.parting import OneWarps
+from tilecast.emulator.language.products import Products
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
-from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
 from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
 
 
-class Language(Everyday):
+class Language(Products):
     """gluon.language for one session: plain functions of tensors."""
 
     # -- making tensors ------------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ class Language(Everyday):
 
     def convert_layout(self, x: Tensor, layout: Any, assert_trivial: bool = False) -> Tensor:
         """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
-        if assert_trivial and not same_threads(x.layout, layout):
+        if assert_trivial and not same_threads(x.layout, layout, x._a.shape):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
         self.program.fits(layout)
         return Tensor(self.session, x.a, layout).sampled(x.far)
@@ -133,9 +132,9 @@ class Language(Everyday):
         text, outputs, size = str(asm), str(constraints).count("="), int(pack)
         number, lasting = self.program.number, self.program.role().registers
         if not any(isinstance(a, Tensor) for a in args):
-            if self.program.ctas == 2 and "%ctaid" in text:
+            if self.program.ctas > 1 and "%ctaid" in text:
                 raise UnsupportedError(
-                    f"{self.session.here()}: %ctaid differs between the CTAs of a pair: use %clusterid"
+                    f"{self.session.here()}: %ctaid differs between the CTAs of a cluster: use %clusterid"
                 )
             registers = [np.array([raw(a)], dtype.numpy) for a in args]
             own = bool(lasting) and ptx.reads_lasting(text, lasting)
@@ -186,61 +185,6 @@ class Language(Everyday):
         """Tensor memory."""
         return allocate_tensor(self.program, element_ty, shape, layout, value)
 
-    def async_load(
-        self, tensor_desc: Any, coord: Any, barrier: Barrier, result: Shared, pred: Any = True, multicast: Any = False,
-        cache_policy: Any = None,
-    ) -> None:  # fmt: skip
-        """A tile by the copy engine."""
-        self.program.step()
-        if multicast:
-            raise UnsupportedError(f"{self.session.here()}: a multicast copy is not emulated: run it without multicast")
-        if pred:
-            self.program.meet(certain=False)
-            issue_copy(self.program.role(), tensor_desc, coord, barrier, result)
-
-    def async_store(self, tensor_desc: Any, coord: Any, src: Shared, cache_policy: Any = None) -> None:
-        """A tile to global memory by the copy engine; a group of its own."""
-        self.program.step()
-        role = self.program.role()
-        role.stores.add(store_tile(role, tensor_desc, coord, src))
-        role.stores.commit()
-
-    def store_wait(self, pendings: Any, read_only: Any = True) -> None:
-        """Wait until at most so many stores of this role are in flight."""
-        self.program.step()
-        role = self.program.role()
-        role.stores.wait(int(pendings), role.agents[0].knowledge)
-
-    def cp_async(self, smem: Shared, pointer: Pointer, mask: Any = None, **_hints: Any) -> None:
-        """cp.async: elements of global memory to shared memory, zeros where the mask is not set."""
-        session, program = self.session, self.program
-        program.step()
-        shape = list(pointer.offset.shape) if isinstance(pointer.offset, Tensor) else []
-        if smem.shape != shape or dtypes.of(pointer.memory.flat) is not smem.dtype:
-            raise LayoutError(
-                f"{session.here()}: a copy of {dtypes.of(pointer.memory.flat)} {shape} into {smem.name}, {smem.dtype} {smem.shape}"
-            )
-        # What the compiler does not see to be wrong shows when the copy is issued: bounds, and stores before it.
-        values = hostside.load(session, pointer, mask)
-        role = program.role()
-        role.gathers.add(gather(role, smem, lambda: values.a))
-
-    def commit_group(self) -> None:
-        """Close the group of cp.async."""
-        self.program.step()
-        self.program.role().gathers.commit()
-
-    def wait_group(self, num_outstanding: Any = 0) -> None:
-        """Wait until at most so many groups of cp.async are in flight."""
-        self.program.step()
-        role = self.program.role()
-        role.gathers.wait(int(num_outstanding), role.agents[0].knowledge)
-
-    def fence_async_shared(self, cluster: bool = False) -> None:
-        """Make ordinary stores visible to the copy engine and the tensor core."""
-        for agent in self.program.role().agents:
-            agent.fence()
-
     # -- program ---------------------------------------------------------------------------------------------------------
 
     def program_id(self, axis: Any) -> Int:
@@ -257,19 +201,56 @@ class Language(Everyday):
         far = self.session.sampled.num_programs(int(axis)) if self.session.sampled is not None else None
         return Int(grid[int(axis)] if int(axis) < len(grid) else 1).sampled(far)
 
-    def barrier(self) -> None:
-        """The warps of a role meet."""
+    def barrier(self, cluster: Any = False) -> None:
+        """The warps of a role meet.  ``cluster``: those of all its CTAs."""
         self.program.step()
         self.program.meet()
+        if cluster:
+            self.cluster_barrier()
 
-    def warp_specialize(self, parts: Any, warps: Any, registers: Any = None) -> None:
-        """Each part a role of its own."""
+    def cluster_barrier(self, relaxed: Any = False) -> None:
+        """The CTAs of a cluster meet; each knows what the others have done (``relaxed``: none does)."""
+        agents = self.program.role().agents
+        self.program.all_come()
+        if not relaxed:
+            self.program.meet()
+            known = [agent.release() for agent in agents]
+            for agent in agents:
+                for other in known:
+                    agent.knowledge.join(other)
+
+    def warp_specialize(self, *given: Any) -> Any:
+        """Each part a role of its own; returns what the first one does.
+
+        (functions and arguments, warps, registers), or as releases before 3.6 took them: arguments of the first part and
+        the part, arguments of all others and those, warps, registers.
+        """
+        if callable(given[1]):
+            mine, first, theirs, others, warps, registers = given
+            parts = [(first, mine), *((part, theirs) for part in others)]
+        else:
+            parts, warps, registers = (*given, None)[:3]
         if len(warps) != len(parts) - 1:
             raise LayoutError(
                 f"{self.session.here()}: {len(parts)} partitions need {len(parts) - 1} warp counts, got {len(warps)}"
             )
         budgets = None if registers is None else [int(n) for n in registers]
-        self.program.start_roles(parts, [int(n) for n in warps], budgets)
+        (first, arguments), returned = parts[0], []
+
+        def kept(*values: Any) -> None:
+            returned.append(first(*values))
+
+        kept.name = getattr(first, "name", "role")  # type: ignore[attr-defined]
+        self.program.start_roles([(kept, arguments), *parts[1:]], [int(n) for n in warps], budgets)
+        return returned[0]
+
+    def try_cancel(self, result: Shared, barrier: Any) -> None:
+        """Ask for a program that has not started."""
+        launch_control.try_cancel(self.program, result, self.barrier_at(barrier))
+
+    def load_result(self, src: Shared) -> launch_control.Answer:
+        """The answer, in registers."""
+        return launch_control.Answer(self.program, int(src.load().a[0]), frames())
 
     # -- barriers --------------------------------------------------------------------------------------------------------
 
@@ -278,22 +259,30 @@ class Language(Everyday):
         shape = [1] if batch is None else [int(batch), 1]
         return allocate_shared(self.program, dtypes.INT64, shape, None, bool(two_ctas))
 
-    def init(self, bar: Barrier, count: Any) -> None:
+    def init(self, bar: Any, count: Any) -> None:
         """Set the count of arrivals."""
-        bar.init(int(count))
+        self.barrier_at(bar, True).init(int(count))
 
-    def invalidate(self, bar: Barrier) -> None:
+    def invalidate(self, bar: Any) -> None:
         """Give a barrier's memory back."""
-        bar.invalidate()
+        self.barrier_at(bar).invalidate()
 
     def wait(self, bar: Barrier, phase: Any, pred: Any = True, deps: Any = ()) -> None:
         """Wait for the phase of this parity."""
+        bar = self.barrier_at(bar)
         if phase not in (0, 1):
             raise LayoutError(f"{self.session.here()}: a parity is 0 or 1, got {int(phase)}")
         if pred and not self.session.leaves_out(bar.name):
             self.program.wait(bar, int(phase))
 
-    def arrive(self, bar: Barrier, count: Any = 1, pred: Any = True) -> None:
+    def _routes(self, bar: Barrier, from_cta: Any) -> list[tuple[Any, Any]]:
+        """(barrier, who arrives there) for each CTA: itself, or the one whose number keeps the bits of ``from_cta``."""
+        agents = self.program.role().agents
+        bar = self.barrier_at(bar)
+        kept = len(agents) - 1 if from_cta is None else int(from_cta)
+        return [(bar.of_cta(agent.cta), agents[agent.cta & kept]) for agent in agents]
+
+    def arrive(self, bar: Barrier, count: Any = 1, pred: Any = True, from_cta: Any = None) -> None:
         """Arrive, from each CTA."""
         program = self.program
         program.step()
@@ -302,11 +291,12 @@ class Language(Everyday):
         # One thread arrives, when all warps have come this far.
         program.meet()
         keys = []
-        for agent in program.role().agents:
-            keys.append(bar.of_cta(agent.cta).arrive(int(count), agent.release(), program.line(), agent.cta))
-        program.record(Arrive(program.line(), keys[0], bar.name, bar.shared and program.ctas == 2))
+        for instance, agent in self._routes(bar, from_cta):
+            keys.append(instance.arrive(int(count), agent.release(), program.line(), agent.cta))
+        bar = self.barrier_at(bar)
+        program.record(Arrive(program.line(), keys[0], bar.name, bar.shared and program.ctas > 1))
 
-    def expect(self, bar: Barrier, bytes_per_cta: Any, pred: Any = True) -> None:
+    def expect(self, bar: Barrier, bytes_per_cta: Any, pred: Any = True, from_cta: Any = None) -> None:
         """Arrive, and announce bytes that copies will bring."""
         program, line = self.program, self.program.line()
         program.step()
@@ -314,56 +304,12 @@ class Language(Everyday):
             return
         program.meet()
         keys = []
-        for agent in program.role().agents:
-            instance = bar.of_cta(agent.cta)
+        for instance, agent in self._routes(bar, from_cta):
             instance.expect(int(bytes_per_cta), agent, line)
             keys.append(instance.arrive(1, agent.release(), line, agent.cta))
-        program.record(Arrive(line, keys[0], bar.name, False))
+        program.record(Arrive(line, keys[0], self.barrier_at(bar).name, False))
 
     # -- matrix products -------------------------------------------------------------------------------------------------
-
-    def tcgen05_mma(
-        self, a: Any, b: Shared, acc: Tmem, use_acc: Any = True, pred: Any = True, multicast: bool = False,
-        mbarriers: Any = None, mbarrier_preds: Any = None,
-    ) -> None:  # fmt: skip
-        """A product on the tensor core, with the result in tensor memory."""
-        program = self.program
-        program.step()
-        if multicast:
-            raise UnsupportedError(f"{self.session.here()}: tcgen05_mma with multicast is not emulated")
-        if not pred:
-            return
-        program.all_come()
-        check_product(program, a, b, acc.shape)
-        check_memories(program, a, b, acc)
-        program.products += 1
-        program.last_product_line = program.line()
-        home = "tmem" if isinstance(a, Tmem) else "smem"
-        program.record(
-            MatrixIssue(
-                program.line(), a.shape[0] // program.ctas, b.shape[1], a.shape[1], a.dtype.name, home, program.ctas,
-                program.products, f"{acc.name} = {a.name} x {b.name}",
-            )
-        )  # fmt: skip
-        program.engine.append(Product(program.role(), a, b, acc, bool(use_acc), program.products))
-        bars = list(mbarriers or ())
-        for bar, wanted in zip(bars, mbarrier_preds or [True] * len(bars), strict=True):
-            self.tcgen05_commit(bar, wanted)
-
-    def tcgen05_commit(self, bar: Barrier, pred: Any = True, descs: Any = ()) -> None:
-        """Arrive when the products so far are done."""
-        program = self.program
-        program.step()
-        if descs:
-            raise UnsupportedError(f"{self.session.here()}: tcgen05_commit with descs (multicast copies)")
-        if not pred:
-            return
-        program.meet(certain=False)
-        event = CommitEvent(program.line(), [], program.products, bar.name)
-        program.record(event)
-        for instance in bar.instances:
-            instance.require(program.agents()[0].knowledge, 0, program.line())
-        program.engine.append(Commit(program.role(), bar, program.products, event))
 
     def warpgroup_mma(
         self, a: Any, b: Shared, acc: Tensor, use_acc: Any = True, precision: Any = None, max_num_imprecise_acc: Any = None,

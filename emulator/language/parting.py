@@ -73,13 +73,13 @@ class OneWarps(Int):
 
 
 def reducing(session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction or scan ``function(x, axis, ...)``: warps meet where the axis runs over several."""
+    """A reduction or scan ``function(x, axis, ...)`` of a tensor or of several: warps meet where the axis runs over several."""
 
     @functools.wraps(function)
     def call(x: Any, *args: Any, **options: Any) -> Any:
-        program = running(session)
-        if isinstance(x, Tensor) and program.warps() > 1:
-            owner = warps_of(x.layout, x.shape)
+        program, first = running(session), x[0] if isinstance(x, tuple) and x else x
+        if isinstance(first, Tensor) and program.warps() > 1:
+            owner = warps_of(first.layout, first.shape)
             axis = args[0] if args else options.get("axis")
             if owner is None:
                 program.meet(certain=False)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.emulator.errors import BoundsError, LayoutError
+from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
 from tilecast.emulator.language.everyday import Everyday
 from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout
 from tilecast.emulator.values.tensors import Float, Int, Int64, Tensor, joint_layout, raw
 
@@ -118,7 +119,13 @@ def mma_v2(session: Session, a: Tensor, b: Tensor, acc: Tensor, input_precision:
 
 def _product(session: Session, a: Tensor, b: Tensor, acc: Tensor, tensor_core: bool) -> Tensor:
     shapes = [list(t.a.shape) for t in (a, b, acc)]
-    if shapes[0][1] != shapes[1][0] or shapes[2] != [shapes[0][0], shapes[1][1]] or a.dtype is not b.dtype:
+    left, right = shapes[0], shapes[1]
+    if (
+        left[-1] != right[-2]
+        or shapes[2] != [*left[:-1], right[-1]]
+        or left[:-2] != right[:-2]
+        or a.dtype is not b.dtype
+    ):
         raise LayoutError(f"{session.here()}: {a.dtype} {shapes[0]} times {b.dtype} {shapes[1]} into {shapes[2]}")
     for number, operand in enumerate((a, b)):
         layout = operand.layout
@@ -128,8 +135,34 @@ def _product(session: Session, a: Tensor, b: Tensor, acc: Tensor, tensor_core: b
     with np.errstate(all="ignore"):
         product = _operand(a, truncated) @ _operand(b, truncated)
         out = acc.like((product + acc.a).astype(acc.a.dtype), acc.layout)
-    out.charge("fma", out.a.size * shapes[0][1])
+    out.charge("fma", out.a.size * left[-1])
     return out
+
+
+def _packed(compute: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Arithmetic of two neighbours at a time: add2 and the like, rounded once to the result's type."""
+
+    def call(session: Session, *operands: Any, dtype: Any = None) -> Tensor:
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        if not tensors or any(x.a.dtype.kind in "iub" for x in tensors):
+            raise UnsupportedError(f"{session.here()}: packed arithmetic of integers (FP4) is not emulated")
+        layout, kind = joint_layout(session, *operands), dtype or tensors[0].dtype
+        with np.errstate(all="ignore"):
+            exact = compute(*(np.asarray(raw(x), np.float64) for x in operands))
+        out = Tensor(session, dtypes.cast(np.asarray(exact, np.float32), kind), layout)
+        out.charge("fma", out.a.size / 2)
+        return out
+
+    return call
+
+
+def packed_arithmetic(session: Session) -> dict[str, Callable[..., Tensor]]:
+    """By name in nvidia.blackwell."""
+    functions: dict[str, Callable[..., Any]] = {
+        "add2": np.add, "sub2": np.subtract, "mul2": np.multiply, "fma2": lambda x, y, z: x * y + z, "min2": np.fmin,
+        "max2": np.fmax,
+    }  # fmt: skip
+    return {name: functools.partial(_packed(compute), session) for name, compute in functions.items()}
 
 
 def unplaced(*_given: Any) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Jitted
-from tilecast.emulator.modules import Module, Placeholder, counted, modules
-from tilecast.emulator.session import ANY_RELEASE, Session
+from tilecast.emulator.modules import Module, Placeholder, Questions, counted, modules
+from tilecast.emulator.session import ANY_RELEASE, RELEASES, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import load_machine
 
@@ -62,15 +64,33 @@ class _Lenient(types.ModuleType):
         return Unknown(self.__dict__["_session"], f"{self.__name__}.{name}")
 
 
+#: Modules of Triton that compute on the host only: the installed ones run as they are.
+_ON_THE_HOST = ("triton.tools.mxfp",)
+
+
+def _installed(name: str) -> str:
+    """File of a module of the Triton that is installed, found without importing it; empty without one."""
+    package, *rest = name.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [Path(place, *rest).with_suffix(".py") for place in places]
+    return next((str(file) for file in files if file.is_file()), "")
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of Triton that have no stand-in: empty ones."""
+    """Modules of Triton that have no stand-in: those of the host, where Triton is installed; otherwise empty ones."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """Every module of the package triton, and no other."""
-        return importlib.machinery.ModuleSpec(fullname, self) if fullname.startswith("triton.") else None
+        if not fullname.startswith("triton."):
+            return None
+        file = _installed(fullname) if fullname in _ON_THE_HOST else ""
+        if file:
+            return importlib.util.spec_from_file_location(fullname, file)
+        return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """Without names."""
@@ -86,7 +106,7 @@ class SuiteLaunches:
     Kernels may stand anywhere, also inside functions: they are the suite's own functions, decorated by a stand-in.
     """
 
-    def __init__(self, machine: str, sms: int | None = None) -> None:
+    def __init__(self, machine: str, sms: int | None = None, triton: str = RELEASES[-1]) -> None:
         chip = load_machine(machine)
         if chip.tensor_kind not in ("wgmma", "tcgen05"):
             raise RequestError(
@@ -98,7 +118,7 @@ class SuiteLaunches:
         self.session = Session(
             self.source, "late", 0, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]),
             int(chip.get("tmem.columns", 0.0)), ANY_RELEASE, chip.get("tmem.load_reduce", 0.0) > 0,
-            tensor_kind=chip.tensor_kind,
+            tensor_kind=chip.tensor_kind, adds_fences=triton,
         )  # fmt: skip
         self._files: set[str] = set()
         #: Over all tests.
@@ -134,10 +154,12 @@ class SuiteLaunches:
     def _stand_ins(self) -> dict[str, types.ModuleType]:
         found: dict[str, types.ModuleType] = {}
         for name, module in modules(self.session).items():
-            found[name] = _Lenient(self.session, name, vars(module)) if isinstance(module, Module) else module
+            lenient = isinstance(module, Module) and not isinstance(module, Questions)
+            found[name] = _Lenient(self.session, name, vars(module)) if lenient else module
         found["triton.language"] = _Lenient(
             self.session, "triton.language", vars(found["triton.experimental.gluon.language"])
         )
+        found["triton"].__dict__["__version__"] = f"{RELEASES[-1]}.0"
         # What files build at import for benchmarks that no test runs.
         told = {"Benchmark": Placeholder(), "perf_report": Placeholder()}
         found["triton.testing"] = _Lenient(self.session, "triton.testing", told)

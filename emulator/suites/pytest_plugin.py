@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gluon-sms", type=int, metavar="N", help="As if the GPU had so few SMs.")
     group.addoption(
+        "--gluon-triton",
+        choices=("3.6", "3.9"),
+        default="3.9",
+        help="Whose compiler's fences count: 3.9 (default) adds those within a partition, 3.6 only some of them.",
+    )
+    group.addoption(
         "--gluon-unsupported",
         choices=("skip", "fail"),
         default="skip",
@@ -88,7 +94,9 @@ def _start(config: pytest.Config) -> None:
     known = config.known_args_namespace
     try:
         need_packages()
-        suite = SuiteLaunches(known.gluon_machine or config.getini("gluon_machine") or "b200", known.gluon_sms)
+        suite = SuiteLaunches(
+            known.gluon_machine or config.getini("gluon_machine") or "b200", known.gluon_sms, known.gluon_triton
+        )
     except (RequestError, MachineError) as error:
         raise pytest.UsageError(str(error)) from None
     config.pluginmanager.register(_Rerouted(suite), _NAME)

@@ -23,6 +23,10 @@ class Dtype:
         return self.name
 
     @property
+    def value(self) -> Dtype:
+        return self
+
+    @property
     def primitive_bitwidth(self) -> int:
         return self.bits
 

@@ -9,52 +9,80 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.emulator.errors import LayoutError
-
-Basis = tuple[tuple[int, ...], ...]
-
-
-def _frozen(bases: Any) -> Basis:
-    return tuple(tuple(int(x) for x in basis) for basis in bases or ())
+from tilecast.emulator.values.memory_layouts import Basis, Constant, Divided, TensorMemoryLayout, frozen
 
 
-class DistributedLinearLayout:
+class DistributedLinearLayout(Constant):
     """Which element each register, lane, warp and CTA holds, by the bases of their bits."""
 
     def __init__(self, reg_bases: Any, lane_bases: Any, warp_bases: Any, block_bases: Any, shape: Any) -> None:
-        self.reg, self.lane = _frozen(reg_bases), _frozen(lane_bases)
-        self.warp, self.block = _frozen(warp_bases), _frozen(block_bases)
+        # Lists, for kernels' own functions change copies of layouts in place.
+        self.reg_bases, self.lane_bases, self.warp_bases, self.block_bases = (
+            [list(basis) for basis in frozen(bases)] for bases in (reg_bases, lane_bases, warp_bases, block_bases)
+        )
         self.shape = tuple(int(n) for n in shape)
-        self._hash = hash(self._key())
+
+    @property
+    def reg(self) -> Basis:
+        """Bases of a thread's registers."""
+        return frozen(self.reg_bases)
+
+    @property
+    def lane(self) -> Basis:
+        """Bases of the lanes of a warp."""
+        return frozen(self.lane_bases)
+
+    @property
+    def warp(self) -> Basis:
+        """Bases of the warps."""
+        return frozen(self.warp_bases)
+
+    @property
+    def block(self) -> Basis:
+        """Bases of the CTAs."""
+        return frozen(self.block_bases)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions."""
+        return len(self.shape)
 
     def _key(self) -> Any:
-        return (self.reg, self.lane, self.warp, self.block, self.shape)
+        lists = (self.reg_bases, self.lane_bases, self.warp_bases, self.block_bases)
+        return (*(tuple(map(tuple, bases)) for bases in lists), self.shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DistributedLinearLayout) and self._key() == other._key()
+        return self is other or (isinstance(other, DistributedLinearLayout) and self._key() == other._key())
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._key())
 
     def __repr__(self) -> str:
         return f"linear layout of {list(self.shape)} (lanes {list(self.lane)}, warps {list(self.warp)})"
 
 
 @dataclass(frozen=True)
-class SliceLayout:
-    """What is left of ``parent`` when dimension ``dim`` is reduced away."""
+class SliceLayout(Constant):
+    """What is left of ``parent`` when dimension ``dim`` is reduced away; None where the parent is not known."""
 
     dim: int
     parent: Any
 
+    def __new__(cls, dim: int, parent: Any) -> SliceLayout:
+        """The layout, or None."""
+        return None if parent is None else super().__new__(cls)  # type: ignore[return-value]
 
-class BlockedLayout:
+
+class BlockedLayout(Constant):
     """Triton's ordinary layout."""
 
     def __init__(
-        self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, **_cga: Any
+        self, size_per_thread: Any, threads_per_warp: Any, warps_per_cta: Any, order: Any, cga_layout: Any = ()
     ) -> None:
         self.key = tuple(tuple(map(int, x)) for x in (size_per_thread, threads_per_warp, warps_per_cta, order))
         self.size_per_thread, self.threads_per_warp, self.warps_per_cta, self.order = self.key
+        self.cga_layout = [list(basis) for basis in frozen(cga_layout)]
+        self.rank = len(self.order)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockedLayout) and self.key == other.key
@@ -67,7 +95,7 @@ class BlockedLayout:
 
 
 @dataclass(frozen=True)
-class NvmmaDistributedLayout:
+class NvmmaDistributedLayout(Constant):
     """Accumulator of wgmma."""
 
     version: tuple[int, ...]
@@ -82,7 +110,7 @@ class NvmmaDistributedLayout:
 
 
 @dataclass(frozen=True)
-class DotOperandLayout:
+class DotOperandLayout(Constant):
     """Left operand of wgmma in registers."""
 
     operand_index: int
@@ -90,103 +118,78 @@ class DotOperandLayout:
     k_width: int
 
 
-class SharedLayout:
-    """Any layout of shared memory; only how a pair of CTAs divides the tile is kept."""
-
-    def __init__(self, *_swizzle: Any, cga_layout: Any = None, **_more: Any) -> None:
-        self.cga = _frozen(cga_layout)
-
-    def split_dim(self, rank: int) -> int | None:
-        """Dimension of a ``rank``-dimensional tensor that the two CTAs divide; None when each has its own copy."""
-        for basis in self.cga:
-            for place, step in enumerate(basis):
-                if step:
-                    return rank - len(basis) + place
-        return None
-
-
-class NvmmaSharedLayout(SharedLayout):
-    """What the copy engine writes and the tensor core reads; a swizzle moves no values here, but must be a possible one."""
-
-    def __init__(
-        self, swizzle_byte_width: Any = 0, element_bitwidth: Any = 0, rank: Any = 2, transposed: Any = False, fp4_padded: Any = False,
-        cga_layout: Any = None, **_more: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(cga_layout=cga_layout)
-        #: Bytes; bits of an element (0: not known).
-        self.swizzle, self.bits = int(swizzle_byte_width), int(element_bitwidth)
-        self.transposed, self.fp4_padded = bool(transposed), bool(fp4_padded)
-
-    def __repr__(self) -> str:
-        turned = ", transposed" if self.transposed else ""
-        return f"NVMMA layout ({self.swizzle}-byte swizzle, {self.bits}-bit elements{turned}, CTAs {list(self.cga)})"
-
-    def pattern(self) -> tuple[Any, ...]:
-        """What a tensor map must share with the memory that it writes, whatever the rank."""
-        return (self.swizzle, self.bits, self.transposed, self.fp4_padded, tuple(b for b in self.cga if any(b)))
-
-    def shape_per_cta(self, shape: Sequence[int]) -> list[int]:
-        """Extents of the part of each CTA."""
-        split = self.split_dim(len(shape))
-        return [int(n) // (2 if d == split else 1) for d, n in enumerate(shape)]
-
-    @staticmethod
-    def get_default_for(
-        block_shape: Sequence[int], dtype: Any, transposed: Any = False, fp4_padded: Any = False, cga_layout: Any = None
-    ) -> SharedLayout:
-        """The widest swizzle that the rows of a CTA's part divide into."""
-        extents = NvmmaSharedLayout(cga_layout=cga_layout).shape_per_cta(block_shape)
-        if transposed:
-            extents = extents[1:] + extents[:1]
-        inner = extents[-1] * (2 if fp4_padded else 1) * dtype.primitive_bitwidth // 8
-        outer = math.prod(extents[:-1])
-        swizzle = next((width for width in (128, 64, 32) if inner % width == 0), 0)
-        # A pattern has eight rows.
-        if len(extents) < 2 or outer < 8:
-            swizzle = 0
-        return NvmmaSharedLayout(
-            swizzle, dtype.primitive_bitwidth, len(extents), transposed, fp4_padded, cga_layout=cga_layout
-        )
-
-
-class TensorMemoryLayout:
-    """Rows are lanes, columns are columns; only the 32-bit packed form with unit stride."""
-
-    def __init__(
-        self, block: Any, col_stride: Any = 1, cga_layout: Any = None, two_ctas: bool = False, unpacked: Any = True, **_: Any
-    ) -> None:  # fmt: skip
-        self.block = tuple(int(x) for x in block)
-        self.col_stride, self.cga, self.two_ctas = int(col_stride), _frozen(cga_layout), bool(two_ctas)
-        if self.col_stride != 1:
-            raise LayoutError(f"tensor memory with a column stride of {self.col_stride}: only 1 is emulated")
-
-    def splits_rows(self) -> bool:
-        """Whether the two CTAs of a pair divide the rows."""
-        return any(basis[0] for basis in self.cga)
-
-
 @dataclass(frozen=True)
-class TmemRegisterLayout:
+class TmemRegisterLayout(Constant):
     """A row of tensor memory to a lane, as Gluon's helpers choose it for a shape and a number of warps."""
 
     shape: tuple[int, ...]
     num_warps: int
+    variant: str = "32x32b"
+
+
+def tmem_registers(shape: Sequence[int], layout: Any, num_warps: int, variant: str) -> Any:
+    """How an access of tensor memory hands rows and columns to threads: linear bases where blocks have 128 rows (32x32b)."""
+    extents = tuple(int(n) for n in shape)
+    plain = isinstance(layout, TensorMemoryLayout) and layout.block[0] == 128 and len(extents) == 2
+    if not plain or not variant.startswith("32x32b") or num_warps < 4:
+        return TmemRegisterLayout(extents, num_warps, variant)
+    parts = layout.parts_of(2)
+    rows, columns = (n // count for n, count in zip(extents, parts, strict=True))
+    registers = [[0, 1 << bit] for bit in range(columns.bit_length() - 1)]
+    registers += [[1 << bit, 0] for bit in range(7, rows.bit_length() - 1)]
+    warps = [[32, 0], [64, 0]]
+    for _ in range(num_warps.bit_length() - 3):
+        warps.append(registers.pop() if registers else [0, 0])
+    half = [0, columns // 2]
+    if variant.endswith("splitn") and registers and registers[-1] != half and half in warps[2:]:
+        place = warps.index(half)
+        registers[-1], warps[place] = half, registers[-1]
+    blocks = [[step * own for step, own in zip(basis, (rows, columns), strict=True)] for basis in layout.cga]
+    return DistributedLinearLayout(registers, _LANES, warps, blocks, extents)
 
 
 _LANES = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0))
+
+
+@lru_cache(maxsize=4096)
+def blocked_bases(layout: BlockedLayout, shape: tuple[int, ...]) -> DistributedLinearLayout:
+    """A blocked layout of a tensor of ``shape`` by bases: what is more than the tensor repeats, what is less is in registers."""
+    rank = len(shape)
+    done = [1] * rank
+
+    def bases(counts: Sequence[int]) -> list[list[int]]:
+        found = []
+        for dim in layout.order:
+            for _ in range(int(counts[dim]).bit_length() - 1):
+                inside = done[dim] < own[dim]
+                found.append([done[dim] if inside and d == dim else 0 for d in range(rank)])
+                done[dim] *= 2 if inside else 1
+        return found
+
+    parts = Divided()
+    parts.cga = frozen(layout.cga_layout)
+    own = [n // count for n, count in zip(shape, parts.parts_of(rank), strict=True)]
+    registers, lanes, warps = (
+        bases(counts) for counts in (layout.size_per_thread, layout.threads_per_warp, layout.warps_per_cta)
+    )
+    registers += bases([n // d for n, d in zip(own, done, strict=True)])
+    blocks = [[step * n for step, n in zip(basis, own, strict=True)] for basis in parts.cga]
+    return DistributedLinearLayout(registers, lanes, warps, blocks, shape)
 
 
 def row_per_lane(layout: Any, shape: Sequence[int]) -> str:
     """Empty when ``layout`` holds rows of ``shape`` as tcgen05.ld and .st move them; otherwise what is wrong."""
     if layout is None:
         return ""
+    if isinstance(layout, BlockedLayout) and len(shape) == 2:
+        layout = blocked_bases(layout, tuple(shape))
     if isinstance(layout, TmemRegisterLayout):
         return (
             "" if layout.shape == tuple(shape) else f"needs a layout of {list(shape)}, got one of {list(layout.shape)}"
         )
     if not isinstance(layout, DistributedLinearLayout):
         return f"needs a linear layout with a row to a lane, got {layout!r}"
-    if layout.shape != tuple(shape):
+    if len(layout.shape) != len(shape) or layout.shape[0] != shape[0]:
         return f"needs a layout of {list(shape)}, got one of {list(layout.shape)}"
     if layout.lane != _LANES or layout.warp[:2] != ((32, 0), (64, 0)):
         return f"lane l of warp w must hold row 32 w + l, got {layout!r}"
@@ -233,6 +236,7 @@ def _mapped(
 def reshaped(layout: Any, old: tuple[int, ...], new: tuple[int, ...]) -> DistributedLinearLayout | None:
     """After a reshape, elements in row-major order."""
     known = linear(layout)
+    known = fitted(known, old) if known is not None else None
     if known is None or known.shape != old:
         return None
     steps = [math.prod(old[d + 1 :]) for d in range(len(old))]
@@ -269,10 +273,29 @@ def halved(layout: Any) -> DistributedLinearLayout | None:
     return _mapped(known, lambda basis: basis[:-1], known.shape[:-1])
 
 
-@lru_cache(maxsize=4096)
-def same_threads(a: Any, b: Any) -> bool:
-    """Whether a conversion only renames registers; layouts that are not followed may."""
+def fitted(layout: DistributedLinearLayout, shape: Sequence[int]) -> DistributedLinearLayout:
+    """A linear layout on a tensor of another shape: steps beyond it lead to what is there already, more is in registers."""
+    if tuple(shape) == layout.shape or len(shape) != len(layout.shape):
+        return layout
+
+    def inside(basis: tuple[int, ...]) -> tuple[int, ...]:
+        return basis if all(step < n for step, n in zip(basis, shape, strict=True)) else (0,) * len(shape)
+
+    made = _mapped(layout, inside, tuple(int(n) for n in shape))
+    every = (*made.reg, *made.lane, *made.warp, *made.block)
+    for dim, extent in enumerate(made.shape):
+        covered = 2 * max((basis[dim] for basis in every), default=0) or 1
+        while covered < extent:
+            made.reg_bases.append([covered if place == dim else 0 for place in range(len(made.shape))])
+            covered *= 2
+    return made
+
+
+def same_threads(a: Any, b: Any, shape: Sequence[int] | None = None) -> bool:
+    """Whether a conversion of a tensor of ``shape`` only renames registers; layouts that are not followed may."""
     one, two = linear(a), linear(b)
     if one is None or two is None:
         return a is None or b is None or a == b
+    if shape is not None:
+        one, two = fitted(one, shape), fitted(two, shape)
     return (one.lane, one.warp, one.block, set(one.reg)) == (two.lane, two.warp, two.block, set(two.reg))

@@ -16,11 +16,15 @@ from tilecast.emulator.values.layouts import (
     DistributedLinearLayout,
     DotOperandLayout,
     NvmmaDistributedLayout,
+    SliceLayout,
+    TmemRegisterLayout,
+    tmem_registers,
+)
+from tilecast.emulator.values.memory_layouts import (
     NvmmaSharedLayout,
     SharedLayout,
-    SliceLayout,
+    SharedLinearLayout,
     TensorMemoryLayout,
-    TmemRegisterLayout,
 )
 
 #: Threads of a warp; warps that setmaxnreg sets at once; 32-bit registers of an SM; the fewest that a thread can have.
@@ -64,7 +68,7 @@ def wrong_swizzle(layout: Any, shape: Sequence[int], dtype: Dtype) -> str:
     if layout.swizzle not in (0, 32, 64, 128):
         return f"a swizzle is 0, 32, 64 or 128 bytes wide, got {layout.swizzle}"
     extents = layout.shape_per_cta(shape)
-    inner = (extents[0] if layout.transposed else extents[-1]) * dtype.bits // 8
+    inner = (extents[0] if layout.transposed else extents[-1]) * dtype.bits // 8 * (2 if layout.fp4_padded else 1)
     if layout.swizzle and inner % layout.swizzle:
         return f"rows of {inner} bytes do not divide into the {layout.swizzle} bytes of the swizzle"
     return ""
@@ -83,7 +87,7 @@ def wrong_copy(described: Any, target: Any) -> str:
 
 def wrong_operand(layout: Any) -> str:
     """Whether the tensor core cannot read shared memory of this layout."""
-    if not isinstance(layout, SharedLayout) or isinstance(layout, NvmmaSharedLayout):
+    if not isinstance(layout, SharedLayout) or isinstance(layout, (NvmmaSharedLayout, SharedLinearLayout)):
         return ""
     return "the tensor core reads shared memory with NVMMASharedLayout, not with this one"
 
@@ -92,9 +96,9 @@ def wrong_tensor_memory(layout: Any, rows: int, columns: int, dtype: Dtype, ctas
     """Whether ``rows`` x ``columns`` of tensor memory cannot have ``layout`` in a program of ``ctas`` CTAs."""
     if not isinstance(layout, TensorMemoryLayout):
         return ""
-    if layout.two_ctas and ctas != 2:
+    if layout.two_ctas and ctas < 2:
         return "two_ctas=True needs a program of two CTAs"
-    own = rows // 2 if layout.splits_rows() else rows
+    own, columns = (n // parts for n, parts in zip((rows, columns), layout.parts_of(2), strict=True))
     block_rows, block_columns = layout.block
     if block_rows not in (64, 128) or own % block_rows:
         return f"blocks have 64 or 128 rows that divide the {own} of a CTA, got {block_rows}"
@@ -103,12 +107,15 @@ def wrong_tensor_memory(layout: Any, rows: int, columns: int, dtype: Dtype, ctas
     return ""
 
 
-def wrong_rows(registers: Any, layout: Any, rows: int) -> str:
+def wrong_rows(registers: Any, layout: Any, shape: Sequence[int]) -> str:
     """Whether a register layout that was written down holds rows elsewhere than blocks of tensor memory put them."""
     if not isinstance(layout, TensorMemoryLayout) or not isinstance(registers, DistributedLinearLayout):
         return ""
-    own = rows // 2 if layout.splits_rows() else rows
+    own = int(shape[0]) // layout.parts_of(2)[0]
     if own == layout.block[0]:
+        return ""
+    asked = tmem_registers(shape, layout, 1 << len(registers.warp), "32x32b")
+    if registers in (asked, tmem_registers(shape, layout, 1 << len(registers.warp), "32x32b_splitn")):
         return ""
     return f"has blocks of {layout.block[0]} rows, and a row to a lane needs blocks of all {own}: ask get_reg_layout()"
 
@@ -117,8 +124,8 @@ def wrong_pair(acc: Any, left: Any, ctas: int) -> str:
     """Whether tensor memory for one CTA and for two meet in a product, given the accumulator's layout and the left operand's."""
     if not isinstance(acc, TensorMemoryLayout):
         return ""
-    if acc.two_ctas != (ctas == 2):
-        return f"the accumulator's layout has two_ctas={acc.two_ctas}, the program has {ctas} CTA{'s' * (ctas != 1)}"
+    if acc.two_ctas and ctas < 2:
+        return f"the accumulator's layout has two_ctas={acc.two_ctas}, the program has {ctas} CTA"
     if isinstance(left, TensorMemoryLayout) and left.two_ctas != acc.two_ctas:
         return f"the left operand's layout has two_ctas={left.two_ctas}, the accumulator's {acc.two_ctas}"
     return ""

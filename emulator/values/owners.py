@@ -45,8 +45,8 @@ def _warps_of(layout: Any, shape: tuple[int, ...]) -> Any:
         return _tiled(shape, per_warp, layout.warps_per_cta, layout.order)
     if isinstance(layout, NvmmaDistributedLayout) and layout.version[0] == 3 and len(shape) == 2:
         return _tiled(shape, (_WGMMA_ROWS, layout.instr_shape[1]), layout.warps_per_cta, (0, 1))
-    if isinstance(layout, TmemRegisterLayout) and layout.num_warps == 4 and shape == layout.shape and shape[0] == 128:
-        return _tiled(shape, (_LANES, shape[1]), (4, 1), (0, 1))
+    if isinstance(layout, TmemRegisterLayout) and layout.variant == "32x32b" and shape == layout.shape:
+        return _tiled(shape, (_LANES, shape[1]), (4, 1), (0, 1)) if (layout.num_warps, shape[0]) == (4, 128) else None
     if isinstance(layout, DistributedLinearLayout) and layout.shape == shape and not any(map(any, layout.block)):
         return _linear(layout)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
-from tilecast.emulator.far import Far, combined, far_of, without_overflow
+from tilecast.emulator.far import Far, combined, far_of, frames, without_overflow
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
@@ -49,9 +50,39 @@ class Int64(Int):
     bits = 64
 
 
+class Undefined(Int):
+    """What no program may depend on, as a quotient by zero: an IntegerError where an address, a coordinate or a branch does."""
+
+    why = ""
+    #: Where it came from: (file, line) of the frames.
+    places: tuple[tuple[str, int], ...] = ()
+
+    def _used(self, *_others: Any) -> Any:
+        error = IntegerError(self.why)
+        error.places = self.places
+        raise error
+
+    __int__ = __index__ = __bool__ = __float__ = _used
+
+    def _spreads(self, *_others: Any) -> Undefined:
+        return self
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = _spreads  # type: ignore[assignment]
+    __hash__ = int.__hash__
+
+    def to(self, dtype: Any) -> Int:
+        """Not defined with another width either."""
+        return self
+
+
+def undefined(why: str, places: tuple[tuple[str, int], ...]) -> Undefined:
+    """A number that is not defined."""
+    made = Undefined(0)
+    made.why, made.places = why, places
+    return made
+
+
 def _truncated(a: int, b: int) -> int:
-    if b == 0:
-        raise IntegerError("integer division by zero")
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -80,7 +111,12 @@ def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
                 return getattr(operator, name)(left, right)
             if type(other) is not bool:
                 return NotImplemented
+        for one in (self, other):
+            if isinstance(one, Undefined):
+                return one
         left, right = (int(other), int(self)) if reflected else (int(self), int(other))
+        if not right and name in ("floordiv", "mod"):
+            return undefined("integer division by zero", frames())
         wide = self.bits == 64 or isinstance(other, Int64)
         result = _scalar(wide, compute(left, right))
         if self.far is not None or far_of(other) is not None:
@@ -219,7 +255,10 @@ class Tensor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedError(f"{self.session.here()}: the emulator does not know tensor.{name}")
+        function = self.session.methods.get(name)
+        if function is None:
+            raise UnsupportedError(f"{self.session.here()}: the emulator does not know tensor.{name}")
+        return functools.partial(function, self)
 
     def like(self, a: Any, layout: Any = None) -> Tensor:
         """A tensor of the same session."""
@@ -248,6 +287,16 @@ class Tensor:
         places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
         numbers = tuple(int(n) for n in places)
         return self.like(self.a.transpose(numbers), permuted(self.layout, numbers))
+
+    def broadcast_to(self, *shape: Any) -> Tensor:
+        """The values with larger extents."""
+        extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return self.like(np.broadcast_to(self.a, tuple(int(n) for n in extents)), self.layout)
+
+    def trans(self, *order: Any) -> Tensor:
+        """Dimensions in another order, by default the last two exchanged."""
+        rank = self._a.ndim
+        return self.permute(*(order or (*range(rank - 2), rank - 1, rank - 2)))
 
     def split(self) -> tuple[Tensor, Tensor]:
         """The two elements of the last dimension."""

@@ -177,3 +177,58 @@ def test_what_a_compiled_kernel_would_tell_is_refused_by_name(tmp_path: Path) ->
     )
     with pytest.raises(UnsupportedError, match="kernel: nothing is compiled here, so that a kernel has no asm"):
         tilecast.emulated(path).host(np.zeros(1))
+
+
+def test_autotuned_and_derived_arguments_leave_the_kernel_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        HEAD.replace(
+            "from triton.experimental import gluon\n", "import triton\nfrom triton.experimental import gluon\n", 1
+        )
+        + """
+@gluon.jit
+def kernel(out, N: gl.constexpr, TWICE: gl.constexpr):
+    gl.store(out + gl.arange(0, 32, layout=FLAT), gl.full([32], N + TWICE, gl.int32, FLAT))
+
+tuned = triton.autotune([triton.Config({"N": 3})], key=[])(kernel)
+derived = triton.heuristics({"TWICE": lambda given: 2 * given["N"]})(kernel)
+"""
+    )
+    found, out = tilecast.emulated(path), np.zeros(32, np.int32)
+    for launched, arguments, wanted in (
+        (found.tuned, {"TWICE": 1}, 4),
+        (found.derived, {"N": 5}, 15),
+        (found.kernel, {"N": 1, "TWICE": 1}, 2),
+    ):
+        launched[(1,)](out, **arguments)
+        assert (out == wanted).all()
+
+
+@pytest.mark.parametrize(
+    "call", ["[(first, (out, 1)), (second, (out,))], [1], [24]", "(out, 1), first, (out,), [second], [1], [24]"]
+)
+def test_partitions_are_given_as_releases_take_them_and_the_first_one_returns(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        HEAD
+        + f"""
+ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+
+@gluon.jit
+def first(out, number):
+    gl.store(out + gl.arange(0, 32, layout=FLAT), gl.full([32], number, gl.int32, FLAT))
+    return number + 1
+
+@gluon.jit
+def second(out):
+    gl.store(out + 32 + gl.arange(0, 32, layout=ONE), gl.full([32], 7, gl.int32, ONE))
+
+@gluon.jit
+def kernel(out):
+    found = gl.warp_specialize({call})
+    gl.store(out + 64 + gl.arange(0, 32, layout=FLAT), gl.full([32], found, gl.int32, FLAT))
+"""
+    )
+    out = np.zeros(96, np.int32)
+    tilecast.emulated(path).kernel[(1,)](out)
+    assert out.reshape(3, 32).tolist() == [[1] * 32, [7] * 32, [2] * 32]
