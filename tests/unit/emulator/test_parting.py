@@ -25,6 +25,12 @@ FORWARD: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
 # Four elements a thread: another warp's.
 WIDE: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
 
+
+@gluon.jit
+def both(a, b, c, d):
+    return a + c, b + d
+
+
 """
 
 
@@ -49,6 +55,18 @@ gl.store(out + 512 + gl.arange(0, 512, layout=WIDE), gl.load(out + gl.arange(0, 
 """
 
 
+MEETINGS = pytest.mark.parametrize(
+    "between",
+    [
+        "gl.barrier()",
+        "gl.barrier(cluster=True)",
+        "gl.sum(gl.arange(0, 512, layout=FORWARD), 0)",
+        "gl.arange(0, 512, layout=FORWARD).sum(0)",
+        "gl.reduce((gl.arange(0, 512, layout=FORWARD), gl.arange(0, 512, layout=FORWARD)), 0, both)",
+    ],
+)
+
+
 def test_what_one_warp_stores_to_global_memory_another_may_load_too_early(tmp_path: Path) -> None:
     with pytest.raises(
         RaceError, match=r"another stores it at line \d+: gl.store\(out \+ gl.arange\(0, 512, layout=FOR"
@@ -56,7 +74,7 @@ def test_what_one_warp_stores_to_global_memory_another_may_load_too_early(tmp_pa
         run(tmp_path, GLOBAL.replace("BETWEEN", ""))
 
 
-@pytest.mark.parametrize("between", ["gl.barrier()", "gl.sum(gl.arange(0, 512, layout=FORWARD), 0)"])
+@MEETINGS
 def test_what_makes_the_warps_meet_orders_their_accesses(tmp_path: Path, between: str) -> None:
     assert (run(tmp_path, GLOBAL.replace("BETWEEN", between))[512:] == np.arange(512)).all()
 
@@ -115,6 +133,14 @@ def test_one_warp_issues_a_product_while_others_still_load_what_it_overwrites(tm
         module(tmp_path, PRODUCTS.replace("BETWEEN", "")).kernel[(1,)](out)
     module(tmp_path, PRODUCTS.replace("BETWEEN", "gl.barrier()")).kernel[(1,)](out)
     assert (out == 64).all()
+
+
+def test_the_compiler_that_is_counted_on_says_whether_warps_meet_before_a_product(tmp_path: Path) -> None:
+    out = np.zeros(128, np.float32)
+    module(tmp_path, PRODUCTS.replace("BETWEEN", ""), triton="3.9").kernel[(1,)](out)
+    assert (out == 64).all()
+    with pytest.raises(RaceError, match="one warp issues it"):
+        module(tmp_path, PRODUCTS.replace("BETWEEN", ""), triton="3.6").kernel[(1,)](out)
 
 
 VOTE = '''
@@ -197,3 +223,23 @@ def test_what_partitions_allocate_lives_as_long_as_they_do(tmp_path: Path) -> No
     sized(128, 32)(np.zeros(1, np.float32))
     with pytest.raises(AllocationError, match="own brings shared memory to 262144 bytes"):
         sized(32, 256)(np.zeros(1, np.float32))
+
+
+BARRIER_MEMORY = """
+@gluon.jit
+def kernel(out):
+    memory = gl.allocate_shared_memory(gl.int64, [16384], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    mbarrier.init(memory.slice(0, 1), count=1)
+    FIRST
+    more = gl.allocate_shared_memory(gl.float32, [128, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    more.store(gl.zeros([128, 256], gl.float32, gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])))
+    THEN
+"""
+SIGNAL = "mbarrier.arrive(memory.slice(0, 1), count=1)\n    mbarrier.wait(memory.slice(0, 1), 0)"
+
+
+def test_a_barrier_in_memory_for_integers_keeps_that_alive_to_its_last_use(tmp_path: Path) -> None:
+    out = np.zeros(1, np.float32)
+    module(tmp_path, BARRIER_MEMORY.replace("FIRST", SIGNAL).replace("THEN", "pass")).kernel[(1,)](out)
+    with pytest.raises(AllocationError, match="more brings shared memory to 262144 bytes"):
+        module(tmp_path, BARRIER_MEMORY.replace("FIRST", "pass").replace("THEN", SIGNAL)).kernel[(1,)](out)
