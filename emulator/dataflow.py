@@ -211,7 +211,8 @@ class Dataflow:
             if value is not None:
                 self._push(cost + 1, frame, value, (str(place), *path)[:2] if len(targets) > 1 else path)
         if name in [argument.arg for argument in function.args.args]:
-            self._parameter(cost, frame, name, path)
+            # Where it is assigned to as well, that says more.
+            self._parameter(cost + 3 * assigned, frame, name, path)
         elif (
             not assigned and name in self._constants and name not in self._fields and _says_value(self._constants[name])
         ):

@@ -310,7 +310,8 @@ class Steps:
                     *self._sources(mask_lines),
                     *self._sources(calls, what="function"),
                 )
-            return Departure(departure.step, departure.what, (*departure.lines, *masks))
+            lines = departure.lines[:_BESIDE_MASKS] if departure.masks else departure.lines
+            return Departure(departure.step, departure.what, (*lines, *masks))
         for batch, head, row in verdict.wrong_rows:
             found = self._odd_row(batch, head, row)
             if found is not None:
@@ -323,8 +324,10 @@ class Steps:
         names = [name for name, right in (("lse", verdict.lse_right), ("out", verdict.out_right)) if not right]
         chains = {chain[0]: chain for name in names for chain in self._stores.get(name, {})}
         behind = [self._behind(chain, 1) for chain in chains.values()]
-        lines = (line for lines in behind for line in lines)
-        return Departure("after", f"S, P and O of every block are right: {what} is wrong", tuple(lines))
+        # Where they are stored, and who asks for that: it may be the wrong place.
+        asked = [chain[i] for i in (0, 1) for name in names for chain in self._stores.get(name, {}) if len(chain) > i]
+        lines = (*asked, *(line for lines in behind for line in lines))
+        return Departure("after", f"S, P and O of every block are right: {what} is wrong", lines)
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
         """Blocks of keys that nobody weighed for a row, or scores that are not finite."""
@@ -374,6 +377,8 @@ _SHOWN = 22
 #: Lines that a message quotes, and characters of each; lines that a value is followed back to.
 _QUOTED, _WIDTH = 22, 100
 _BEHIND = 20
+#: Lines about P where what hides scores is concerned.
+_BESIDE_MASKS = 6
 
 
 def explained(verdict: Verdict, steps: Steps, source: Source, mask_lines: Sequence[int]) -> str:

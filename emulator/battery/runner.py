@@ -112,7 +112,8 @@ def _behind(source: Source, error: EmulationError) -> str:
     twice = str(error).startswith("race on element") and "between warps" not in str(error)
     if not twice and not isinstance(error, BoundsError):
         return ""
-    lines = source.values(source.frames_of(error), _BEHIND)[1:]
+    frames = source.frames_of(error)
+    lines = list(dict.fromkeys([*frames[1:3], *source.values(frames, _BEHIND)[1:]]))
     text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
