@@ -17,6 +17,7 @@ from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.kept import FOLDER, kept_profile
+from tilecast.codegen.compiler.profile import compiler_name
 from tilecast.codegen.generate import generate
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops.shelf import (
@@ -29,7 +30,7 @@ from tilecast.model.compiled.loops.shelf import (
     own_loops,
     shelf_text,
 )
-from tilecast.model.families import find_family, native_family
+from tilecast.model.families import find_family, native_family, parse_variant
 from tilecast.model.kernel.header import without_header
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -101,11 +102,26 @@ def make(job: Wanted) -> KeptLoop:
 
 
 def write(path: Path = LOOPS, workers: int = 0, progress: Progress = silent) -> int:
-    """Write the file of loops with the compiler at hand, by ``workers`` processes (0: one a core); returns how many."""
+    """Write the file of loops with the compiler at hand, by ``workers`` processes (0: one a core); returns how many.
+
+    What is at hand from the same source and compiler is not compiled again.
+    """
     jobs = list(wanted())
-    loops = list(reported(spread(make, jobs, workers), "compile", len(jobs), progress))
+    known = [_at_hand(job) for job in jobs]
+    missing = [job for job, loop in zip(jobs, known, strict=True) if loop is None]
+    made = reported(spread(make, missing, workers), "compile", len(missing), progress)
+    loops = [*made, *(loop for loop in known if loop is not None)]
     write_text_atomically(path, shelf_text(loops))
     return len(loops)
+
+
+def _at_hand(job: Wanted) -> KeptLoop | None:
+    """The loop of a kernel as today's generator and compiler make it, where it was made before."""
+    work, variant = job
+    found = loops_at_hand(work, load_machine(MACHINE)).get(loop_of(variant))
+    if found is None or found.code.compiler != compiler_name():
+        return None
+    return found if found.source_hash == source_hash(work, parse_variant(found.code.variant)) else None
 
 
 def add(

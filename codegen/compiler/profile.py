@@ -39,6 +39,11 @@ class Profile:
     roles: KernelRoles | None = None
 
 
+def compiler_name() -> str:
+    """The compiler that is installed, as profiles name it; PackageNotFoundError where none is."""
+    return f"triton {version('triton')}"
+
+
 def profile_source(source: str, family: str, variant: str, work: Workload, target: str, loops: bool = False) -> Profile:
     """Compile a kernel's file for ``target`` and read it where a simulator could follow it; CompileError where it fails.
 
@@ -64,7 +69,7 @@ def profile_code(code: MachineCode, family: str, variant: str, work: Workload, l
             return Profile(used.registers, used.stack_bytes, unread=str(error))
         return Profile(used.registers, used.stack_bytes, roles=roles)
     made = Made(
-        family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, compiled.target, f"triton {version('triton')}",
+        family, variant, (work.head_dim_qk, work.head_dim_v), work.mask, work.dtype, compiled.target, compiler_name(),
         compiled.warps, used.registers, compiled.shared_bytes, used.stack_bytes,
     )  # fmt: skip
     try:

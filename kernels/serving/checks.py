@@ -167,9 +167,10 @@ def check_values(lists: tuple[Any, ...], k: Any, seqlen_q: int, seqlen_k: int, t
     lengths = [] if used is None else used.tolist()
     name = "cache_seqlens" if cu_k is None else "seqused_k"
     room = [seqlen_k] * len(lengths) if cu_k is None else [min(n, seqlen_k) for n in cu_k.diff().tolist()]
-    for number, (length, most) in enumerate(zip(lengths, room, strict=True)):
-        if not 0 <= length <= most:
-            raise AttentionError(f"{name}: expected 0 to {most} keys, got {length} for sequence {number}")
+    if used is not None:
+        for number, (length, most) in enumerate(zip(lengths, room, strict=True)):
+            if not 0 <= length <= most:
+                raise AttentionError(f"{name}: expected 0 to {most} keys, got {length} for sequence {number}")
     for name, factor in (("k_descale", lists[6]), ("v_descale", lists[7])):
         if factor is not None and not bool((factor > 0).logical_and(factor.isfinite()).all()):
             raise AttentionError(

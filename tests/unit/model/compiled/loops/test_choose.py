@@ -73,7 +73,7 @@ def test_what_is_chosen_is_the_fastest_of_those_looked_at(monkeypatch: pytest.Mo
 
 
 def test_the_choice_counts_the_clock_that_a_kernel_settles_at() -> None:
-    """Longest tiles first, K and V come from memory again and again, and what that draws the clock lacks."""
+    """A loop that keeps the tensor cores busier settles lower."""
     work = Workload(4, 16, seqlen_q=4096, mask="causal")
     found = best_kept(work, H200, "fa3")
     times = dict(looked_at(work, H200, "fa3"))
@@ -82,7 +82,7 @@ def test_the_choice_counts_the_clock_that_a_kernel_settles_at() -> None:
         full = evaluate_compiled(kept_loop(work.reduced(), H200, variant), work.reduced(), H200, variant, "sustained")
         assert guess == pytest.approx(full.seconds, rel=0.01)
         clocks[variant] = full.clock.mhz
-    assert max(clocks.values()) > 1.05 * min(clocks.values())
+    assert max(clocks.values()) > 1.03 * min(clocks.values())
     assert times[found.variant] == min(times.values())
 
 
