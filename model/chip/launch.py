@@ -90,19 +90,20 @@ def play(
     persistent = deal.stays
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
+    count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
     # Empty tiles (no visible key) still write zeros: start and end only.
     if persistent:
         # However well tiles overlap, each takes the time its busiest unit needs for it.
         least = tiles.iterations * max(pipeline.demand().values(), default=0.0)
-        late = _late_query(pipeline, machine, trace, min(slots, tiles.count * heads))
+        late = _late_query(pipeline, machine, trace, min(slots, count))
         per_tile = np.maximum(loop + _tile_turnaround(pipeline, machine, trace), least) + late
     else:
         per_tile = loop + start + finish
     # A persistent CTA starts and ends once; its tiles overlap, so their fill counts only as far as it shows.
     once = start + finish if persistent else 0.0
-    count = tiles.count * heads
-    edges = once + edge_memory_cycles(pipeline, machine, count, slots, stays=persistent)
+    rates = edge_memory_rates(pipeline, machine)
+    edges = once + float(edge_memory_cycles(rates, count, slots, persistent, pipeline.tiles_overlap))
     makespan = makespan_cycles(per_tile, tiles, heads, slots, deal) + edges
     share = tiles.weight * heads / slots
     # Slots that get no tile start none.
@@ -138,26 +139,27 @@ def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:
     return pipeline.prologue_cycles + max(0.0, first_load), pipeline.epilogue_cycles
 
 
-def edge_memory_cycles(pipeline: Pipeline, machine: Machine, count: int, slots: int, *, stays: bool) -> float:
+#: Cycles, a number or one to each variant.
+Cycles = float | NDArray[np.float64]
+
+
+def edge_memory_cycles(
+    rates: tuple[Cycles, Cycles, Cycles, Cycles], count: int, slots: int, stays: bool | NDArray[np.bool_],
+    overlap: bool | NDArray[np.bool_],
+) -> NDArray[np.float64]:  # fmt: skip
     """Cycles the launch takes longer because its ``count`` tiles read Q and write O with nothing to hide it under.
 
-    All tiles share the memory's bandwidth, whatever the number of SMs: twice the SMs move the same bytes in half as many
-    turns, each twice as long.  A few tiles are held by the copy engines of their own SMs instead.
+    ``rates`` as `edge_memory_rates` gives them.  All tiles share the memory's bandwidth, whatever the number of SMs: twice the
+    SMs move the same bytes in half as many turns, each twice as long.  A few tiles are held by the copy engines of their own
+    SMs instead.  A program that ``stays`` fetches its next Q under the tile before; it writes O under the next tile where
+    tiles ``overlap``.
     """
-    read, write, read_alone, write_alone = edge_memory_rates(pipeline, machine)
-    reads, writes = (int(n) for n in exposed_tiles(count, slots, stays, pipeline.tiles_overlap))
-    return max(reads * read + writes * write, -(-reads // slots) * read_alone + -(-writes // slots) * write_alone)
-
-
-def exposed_tiles(
-    count: int, slots: int, stays: bool | NDArray[np.bool_], overlap: bool | NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of ``count`` tiles, those whose reads of Q and those whose writes of O no loop hides.
-
-    A program that ``stays`` fetches its next Q under the tile before; it writes O under the next tile where tiles ``overlap``.
-    """
+    read, write, read_alone, write_alone = rates
     once = min(count, slots)
-    return np.where(stays, once, count), np.where(stays & overlap, once, count)
+    reads, writes = np.where(stays, once, count), np.where(stays & overlap, once, count)
+    return np.maximum(
+        reads * read + writes * write, -(-reads // slots) * read_alone + -(-writes // slots) * write_alone
+    )
 
 
 def edge_memory_rates(pipeline: Pipeline, machine: Machine) -> tuple[float, float, float, float]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.chip.dealing import dealing
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import exposed_tiles, makespan_cycles, traffic
+from tilecast.model.chip.launch import edge_memory_cycles, makespan_cycles, traffic
 from tilecast.model.chip.power import Activity, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
@@ -166,12 +166,8 @@ class Floors:
         deals = [dealing(self.family, scheduler) for scheduler in schedulers]
         persistent = np.array([deal.stays for deal in deals])
         both = costs.start + costs.finish
-        reads, writes = exposed_tiles(tiling.count, tiling.slots, persistent, costs.overlap)
-        turns_read, turns_written = -(-reads // tiling.slots), -(-writes // tiling.slots)
-        memory = np.maximum(
-            reads * costs.read_shared + writes * costs.write_shared,
-            turns_read * costs.read_alone + turns_written * costs.write_alone,
-        )
+        rates = costs.read_shared, costs.write_shared, costs.read_alone, costs.write_alone
+        memory = edge_memory_cycles(rates, tiling.count, tiling.slots, persistent, costs.overlap)
         # Around the loop of every tile, and of the launch: what no loop hides.
         turn = np.where(costs.overlap, 0.0, costs.finish - self.machine["tma.latency_l2_cycles"])
         edge = np.where(persistent, turn, both)[:, None]

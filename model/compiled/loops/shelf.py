@@ -138,17 +138,20 @@ def _read(path: Path) -> Iterator[tuple[str, _Line]]:
 @lru_cache(maxsize=256)
 def _loops(name: str) -> dict[Variant | None, KeptLoop]:
     found: dict[Variant | None, KeptLoop] = {}
-    for hashes, packed in _lines().get(name, []):
-        kept = [KeptLoop(*both) for both in zip(hashes, load_codes(packed), strict=True)]
-        found |= {loop_of(parse_variant(loop.code.variant)): loop for loop in kept}
+    for line in _lines().get(name, []):
+        found |= {loop_of(parse_variant(loop.code.variant)): loop for loop in _kept(line)}
     return found
+
+
+def _kept(line: _Line) -> list[KeptLoop]:
+    hashes, packed = line
+    return [KeptLoop(*both) for both in zip(hashes, load_codes(packed), strict=True)]
 
 
 def own_kept() -> list[KeptLoop]:
     """The loops of the user's file."""
     path = own_loops()
-    lines = [line for _, line in _read(path)] if path.is_file() else []
-    return [KeptLoop(*both) for hashes, packed in lines for both in zip(hashes, load_codes(packed), strict=True)]
+    return [loop for _, line in _read(path) for loop in _kept(line)] if path.is_file() else []
 
 
 def shelf_text(loops: Iterable[KeptLoop]) -> str:
