@@ -37,7 +37,9 @@ def register(name: str = "tilecast", fallback: str | None = None) -> None:
             "pip install 'transformers>=5'"
         ) from error
     functions.register(name, attention_function(fallback))
-    masks.register(name, no_mask)
+    # Looked up here and not where a mask is asked for: torch.compile traces that, and no import.
+    causal = getattr(importlib.import_module("transformers.masking_utils"), "causal_mask_function", None)
+    masks.register(name, functools.partial(no_mask, plain_causal=causal))
 
 
 def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, None]]:
@@ -116,17 +118,22 @@ def no_mask(
     allow_is_causal_skip: bool = False,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
+    plain_causal: Any = None,
     **more: Any,
 ) -> Any:
     """The mask of a forward pass as transformers asks for it: None, which keys are no padding (batch, kv_length), or with a static cache
     how many keys there are (`lengths_of`).
 
     UnsupportedError where that is not all there is to the mask.  ``attention_mask`` is the 2-D padding mask (batch, tokens so far), True for real tokens.  transformers sets one of the
-    ``allow_..._skip`` flags exactly when nothing but causality, a window or padding is in ``mask_function``.
+    ``allow_..._skip`` flags exactly when nothing but causality, a window or padding is in ``mask_function``; ``plain_causal`` is its mask function of
+    causal attention and nothing else.
     """
     reach = int(kv_offset) + kv_length
-    plain = mask_function is not None and mask_function is _plain_causal()
-    if plain and not (isinstance(q_offset, int) and q_offset + q_length == reach):
+    if (
+        mask_function is not None
+        and mask_function is plain_causal
+        and not (isinstance(q_offset, int) and q_offset + q_length == reach)
+    ):
         # A static cache: how many of its keys are there is known on the device, and never asked for.
         if attention_mask is not None and not bool(attention_mask[:, :reach].all()):
             raise UnsupportedError(
@@ -175,12 +182,6 @@ def is_lengths(mask: Any) -> bool:
     import torch
 
     return mask is not None and mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 1)
-
-
-@functools.cache
-def _plain_causal() -> Any:
-    """transformers' mask function of causal attention and nothing else; None where it has another name."""
-    return getattr(importlib.import_module("transformers.masking_utils"), "causal_mask_function", None)
 
 
 def _bidirectional_window(size: int) -> str:

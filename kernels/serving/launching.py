@@ -7,6 +7,7 @@ device: programs find their work themselves, so that a captured launch is right 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -41,13 +42,23 @@ class Counters:
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         found = self._of_stream.get(stream)
         if found is None or found.numel() < count:
-            found = torch.zeros(max(count, 4096), dtype=torch.int32, device=self._device)
-            self._of_stream[stream] = found
+            found = self._of_stream[stream] = self._lasting(max(count, 4096))
         if self._stock is None or self._taken > _COUNTERS // 2:
             # For captures to come, which cannot make any that are zero for free.
-            self._stock, self._taken = torch.zeros(_COUNTERS, dtype=torch.int32, device=self._device), 0
-            torch.cuda.current_stream(self._device).synchronize()
+            self._stock, self._taken = self._lasting(_COUNTERS), 0
         return found
+
+    def _lasting(self, count: int) -> Any:
+        """Zeros that outlast the call, made in another thread: torch.compile's CUDA graphs claim what theirs allocates, warming up
+        too, and refuse tensors that nobody gives back."""
+
+        def make() -> Any:
+            made = torch.zeros(count, dtype=torch.int32, device=self._device)
+            torch.cuda.current_stream(self._device).synchronize()
+            return made
+
+        with ThreadPoolExecutor(1) as elsewhere:
+            return elsewhere.submit(make).result()
 
     def _own(self, count: int) -> Any:
         if self._stock is None or self._taken + count > _COUNTERS:
