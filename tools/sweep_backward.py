@@ -304,6 +304,14 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
         with sdpa_kernel(backend):
             made = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=shape.mask == "causal")
         yield name, partial(torch.autograd.grad, made, inputs, dout, retain_graph=True)
+    if importlib.util.find_spec("flash_attn") and importlib.util.find_spec("cutlass"):
+        from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+
+        turned = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in (q, k, v)]
+        made = flash_attn_func(*turned, causal=shape.mask == "causal")
+        made = made[0] if isinstance(made, tuple) else made
+        seed = dout.transpose(1, 2).contiguous()
+        yield "flash-attn-4 (sm_90)", partial(torch.autograd.grad, made, turned, seed, retain_graph=True)
 
 
 class Table:
