@@ -9,7 +9,7 @@ The memory of the chip is a unit too: an SM has its share of the bandwidth, in b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
 from tilecast.model.gemm.traffic import Tiling, tiling
@@ -127,7 +127,7 @@ class _Parts:
         role, name = f"warps{t}" if self.portable else "store", f"store{t}{end}"
         made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.m["tma.bytes_per_clk"])
         rate = self.m.get("tma.store_bytes_per_clk", self.m["tma.bytes_per_clk"])
-        return replace(made, min_cycles=max(made.min_cycles, size / rate))
+        return made._replace(min_cycles=max(made.min_cycles, size / rate))
 
     def load(self, t: int, s: int) -> Op:
         size = float(stage_bytes(self.v, self.gemm))

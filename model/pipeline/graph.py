@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 #: Units of one SM that operations draw on, in the order reports show them.
 UNITS: tuple[str, ...] = (
@@ -29,12 +30,15 @@ UNITS: tuple[str, ...] = (
 )
 
 
+#: Extra demand of operations whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
+MaskDemand = tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+
+
 class PipelineError(ValueError):
     """A pipeline that cannot be built or is not well formed; the message is one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation of the loop body.
 
     ``role`` issues operations in program order.  A synchronous operation (``engine`` empty) keeps its role busy
@@ -67,8 +71,7 @@ class Op:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """``dst`` of iteration i starts no earlier than ``latency_cycles`` after ``src`` of i - ``distance`` ends.
 
     ``kind`` is "data" (a value), "buffer" (a slot is free again) or "order" (a barrier with no value);
@@ -95,8 +98,7 @@ class Buffer:
     consumer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One entry of a role's program: run ``op`` for iteration (loop step + ``shift``)."""
 
     op: str
@@ -132,7 +134,7 @@ class Pipeline:
     prologue_cycles: float
     epilogue_cycles: float
     #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
-    mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+    mask_demand: MaskDemand = ()
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
     facts_used: tuple[str, ...] = ()
     #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.

@@ -87,8 +87,8 @@ def _tall(workload: Workload, variant: ServingVariant, machine: Machine, page: i
 def _longer(op: Op, cycles: float, issue: float) -> Op:
     """The operation with instructions around it."""
     demand = tuple((unit, c + issue if unit == "issue" else c) for unit, c in op.demand)
-    return replace(
-        op, demand=demand, min_cycles=op.min_cycles + cycles, instructions=(*op.instructions, ("other", issue))
+    return op._replace(
+        demand=demand, min_cycles=op.min_cycles + cycles, instructions=(*op.instructions, ("other", issue))
     )
 
 

@@ -23,7 +23,8 @@ from math import ceil
 
 from tilecast.model.pipeline.graph import Op, Pipeline, PipelineError, Role, Step
 from tilecast.model.schedule.windows import earliest
-from tilecast.model.sm.bounds import Arc, deadlock_cycle, held_cycles, max_cycle_ratio
+from tilecast.model.sm.bounds import held_cycles
+from tilecast.model.sm.recurrences import Arc, deadlock_cycle, max_cycle_ratio
 
 #: Float noise that must not cost a cycle when rounding up.
 _NOISE = 1e-6

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilecast.model.sm.bounds import Arc
+from tilecast.model.sm.recurrences import Arc
 
 #: "No path": small enough that no sum of real path lengths reaches a real one.
 _NONE = -(1 << 60)

@@ -17,6 +17,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.bounds import RecMii, held_cycles, rec_mii
+from tilecast.model.sm.native.recurrences import longest_paths
 
 #: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
 _RECURRENCE_MARGIN = 0.9995
@@ -67,11 +68,10 @@ def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
     offsets = [0]
     for edge in recurrence.edges:
         offsets.append(offsets[-1] + edge.distance)
-    before, after = _paths(pipeline)
-    entry = recurrence.ops_on_cycle[0]
+    before, after = _around(pipeline, recurrence.ops_on_cycle[0])
     return LoopFloor(
         unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
-        _RECURRENCE_MARGIN * before[entry], _RECURRENCE_MARGIN * after[entry], recurrence,
+        _RECURRENCE_MARGIN * before, _RECURRENCE_MARGIN * after, recurrence,
     )  # fmt: skip
 
 
@@ -99,27 +99,17 @@ def _floor_of(asked: _Asked) -> LoopFloor:
     return loop_floor(asked.pipeline, asked.guess)
 
 
-def _paths(pipeline: Pipeline) -> tuple[dict[str, float], dict[str, float]]:
-    """Per operation: cycles before it can start in the first block, and from its start to the end of the last."""
-    links = [
-        (edge.src, edge.dst, pipeline.op(edge.src).min_cycles + edge.latency_cycles)
-        for edge in pipeline.edges
-        if edge.distance == 0
-    ]
+def _around(pipeline: Pipeline, op: str) -> tuple[float, float]:
+    """Cycles before an operation can start in the first block, and from its start to the end of the last."""
+    number = {one.name: at for at, one in enumerate(pipeline.ops)}
+    alone = [one.min_cycles for one in pipeline.ops]
+    links = []
+    for src, dst, back, latency, _, _ in pipeline.edges:
+        if not back:
+            links.append((number[src], number[dst], alone[number[src]] + latency))
     for role in pipeline.roles:
         for first, second in pairwise(role.program):
             if first.shift == second.shift:
-                links.append((first.op, second.op, held_cycles(pipeline.op(first.op))))
-    before = {op.name: 0.0 for op in pipeline.ops}
-    after = {op.name: op.min_cycles for op in pipeline.ops}
-    # As many rounds as there are operations settle every path of a graph without cycles.
-    for _ in pipeline.ops:
-        changed = False
-        for src, dst, cycles in links:
-            if before[src] + cycles > before[dst]:
-                before[dst], changed = before[src] + cycles, True
-            if after[dst] + cycles > after[src]:
-                after[src], changed = after[dst] + cycles, True
-        if not changed:
-            break
-    return before, after
+                links.append((number[first.op], number[second.op], held_cycles(pipeline.op(first.op))))
+    before, after = longest_paths(alone, links)
+    return before[number[op]], after[number[op]]

@@ -2,23 +2,20 @@
 
 ``II >= max(ResMII, RecMII)`` for every schedule of the loop (Rau, "Iterative modulo scheduling", MICRO 1994).
 ResMII is the largest demand on one unit; RecMII is the maximum over dependence cycles of latency over
-distance, found exactly in rational arithmetic by Dinkelbach's method: take any cycle, and while one with a
-larger ratio exists, move to it.  Pure Python, no solver; a pipeline of twenty operations takes about a
-millisecond.
+distance, found exactly (`recurrences`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
 
-from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role
-
-#: One constraint of a timed graph by node numbers: t[dst] >= t[src] + weight - distance * II.
-Arc = tuple[int, int, int, int]
+from tilecast.base.same import Same
+from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role, Step
+from tilecast.model.sm.native.recurrences import heaviest_cycle
+from tilecast.model.sm.recurrences import Arc, Stuck
 
 _TIE = 1e-9
 #: Weights of the exact search are whole numbers of cycles / _SCALE.
@@ -95,132 +92,79 @@ def res_mii(pipeline: Pipeline) -> ResMii:
     return ResMii(unit, demand.get(unit, 0.0), demand, roles)
 
 
-class _Link(NamedTuple):
-    """A timed dependence between graph nodes; ``ops`` are what a reader should see of it (None: internal).
+class _Graph:
+    """Timed dependences between moments of operations, all but those of a pipeline's edges.
 
-    ``weight`` is in cycles / _SCALE, so that sums and comparisons are exact.
+    Matrix operations have two nodes: they queue between issue and start.  Weights are in cycles / _SCALE, so that sums and
+    comparisons are exact.  Arcs are in three parts: from issue to start, a pipeline's edges, and what order imposes.
     """
 
-    src: str
-    dst: str
-    weight: int
-    distance: int
-    ops: tuple[str, str] | None = None
-    #: The pipeline's edge; None for links that order imposes, which say so in ``why``.
-    edge: Edge | None = None
-    why: str = ""
+    def __init__(self, ops: tuple[Op, ...], roles: tuple[Role, ...]) -> None:
+        #: By operation: the node of its issue, that of its start, and how long it runs.
+        self.issue: dict[str, int] = {}
+        self.runs: dict[str, int] = {}
+        self.weight = {op.name: _scaled(op.min_cycles) for op in ops}
+        self.nodes = 0
+        for op in ops:
+            self.issue[op.name] = self.nodes
+            self.nodes += op.engine == "tensor"
+            self.runs[op.name] = self.nodes
+            self.nodes += 1
+        self.queued: list[Arc] = [
+            (self.issue[op.name], self.runs[op.name], 0, 0) for op in ops if op.engine == "tensor"
+        ]
+        self.order: list[Arc] = []
+        #: What a reader should see of the order.
+        self.ordered: list[Edge] = []
+        named = {op.name: op for op in ops}
+        for role in roles:
+            matrix = tuple(step for step in role.program if named[step.op].engine == "tensor")
+            self._in_order(named, role.program, f"role {role.name} in order", self.issue, held_cycles)
+            self._in_order(named, matrix, "matrix engine in order", self.runs, attrgetter("min_cycles"))
+        self._place = {(e.src, e.dst, e.distance, e.why): at for at, e in enumerate(self.ordered)}
 
-    def shown(self) -> Edge | None:
-        """The edge that a reader should see."""
-        if self.edge is not None or self.ops is None:
-            return self.edge
-        return Edge(*self.ops, self.distance, 0.0, "order", self.why)
+    def _in_order(
+        self, ops: dict[str, Op], steps: Sequence[Step], why: str, node: dict[str, int], cycles: Callable[[Op], float]
+    ) -> None:
+        """In-order recurrences: a step after the one before it, the first of the next lap after the last of this.
 
+        Step (b, sb) behind step (a, sa): b of block j+sb waits for a of block j+sa, which is distance sb - sa.
+        Matrix operations of one role also execute in the order of issue.
+        """
+        for at, step in enumerate(steps):
+            following = steps[(at + 1) % len(steps)]
+            distance = following.shift - step.shift + (at + 1 == len(steps))
+            a, b = ops[step.op], ops[following.op]
+            self.order.append((node[a.name], node[b.name], _scaled(cycles(a)), distance))
+            self.ordered.append(Edge(a.name, b.name, distance, 0.0, "order", why))
 
-def _runs(op: Op) -> str:
-    """Node of the moment the operation starts to execute; the plain name is the moment it is issued."""
-    return f"{op.name}@run" if op.engine == "tensor" else op.name
+    def arcs(self, edges: Sequence[Edge]) -> list[Arc]:
+        """Every timed dependence of a pipeline with these ``edges``."""
+        issue, runs, weight = self.issue, self.runs, self.weight
+        of_edges = [(runs[src], issue[dst], weight[src] + _scaled(late), back) for src, dst, back, late, _, _ in edges]
+        return [*self.queued, *of_edges, *self.order]
 
+    def seen(self, edges: Sequence[Edge], cycle: Sequence[int]) -> tuple[Edge, ...]:
+        """What a reader should see of the arcs of a cycle; from issue to start: nothing."""
+        known = (*edges, *self.ordered)
+        return tuple(known[i - len(self.queued)] for i in cycle if i >= len(self.queued))
 
-def _links(pipeline: Pipeline, with_roles: bool) -> list[_Link]:
-    """Every timed dependence.  Matrix operations have two nodes: they queue between issue and start."""
-    links = [_Link(op.name, _runs(op), 0, 0) for op in pipeline.ops if op.engine == "tensor"]
-    for edge in pipeline.edges:
-        src = pipeline.op(edge.src)
-        weight = _scaled(src.min_cycles) + _scaled(edge.latency_cycles)
-        links.append(_Link(_runs(src), edge.dst, weight, edge.distance, (edge.src, edge.dst), edge, edge.why))
-    if with_roles:
-        links += _order_links(pipeline.ops, pipeline.roles)
-    return links
+    def find(self, edges: Sequence[Edge], guess: RecMii) -> list[int]:
+        """The arcs of another pipeline's recurrence; none where one of them is missing."""
+        place = {(src, dst, back, why): at for at, (src, dst, back, _, _, why) in enumerate(edges)}
+        found = []
+        for edge in guess.edges:
+            key = edge.src, edge.dst, edge.distance, edge.why
+            at = self._place[key] + len(edges) if key in self._place else place.get(key)
+            if at is None:
+                return []
+            found.append(at + len(self.queued))
+        return found
 
 
 @lru_cache(maxsize=1024)
-def _order_links(ops: tuple[Op, ...], roles: tuple[Role, ...]) -> tuple[_Link, ...]:
-    """In-order recurrences: a step after the one before it, the first of the next lap after the last of this.
-
-    Step (b, sb) behind step (a, sa): b of block j+sb waits for a of block j+sa, which is distance sb - sa.
-    Matrix operations of one role also execute in the order of issue.
-    """
-    named = {op.name: op for op in ops}
-    links: list[_Link] = []
-    for role in roles:
-        matrix = tuple(step for step in role.program if named[step.op].engine == "tensor")
-        for steps, why in ((role.program, f"role {role.name} in order"), (matrix, "matrix engine in order")):
-            for at, step in enumerate(steps):
-                following = steps[(at + 1) % len(steps)]
-                wrap = 1 if at + 1 == len(steps) else 0
-                distance = following.shift - step.shift + wrap
-                a, b = named[step.op], named[following.op]
-                pair = a.name, b.name
-                if steps is matrix:
-                    links.append(_Link(_runs(a), _runs(b), _scaled(a.min_cycles), distance, pair, None, why))
-                else:
-                    links.append(_Link(*pair, _scaled(held_cycles(a)), distance, pair, None, why))
-    return tuple(links)
-
-
-def positive_cycle(nodes: int, arcs: Sequence[Arc], weights: Sequence[int]) -> list[int] | None:
-    """Indices of the arcs of some cycle with positive total weight, in walking order; None when there is
-    none.
-
-    Longest-path Bellman-Ford from all nodes at once, looking for a cycle among the predecessors after every
-    round.
-    """
-    value = [0] * nodes
-    pred = [-1] * nodes
-    for _ in range(nodes + 1):
-        changed = False
-        for index, (src, dst, _, _) in enumerate(arcs):
-            reached = value[src] + weights[index]
-            if reached > value[dst]:
-                value[dst] = reached
-                pred[dst] = index
-                changed = True
-        if not changed:
-            return None
-        cycle = _predecessor_cycle(nodes, arcs, pred)
-        if cycle is not None:
-            return cycle
-    raise AssertionError("Bellman-Ford kept improving without a cycle")  # impossible: n rounds imply one
-
-
-def _predecessor_cycle(nodes: int, arcs: Sequence[Arc], pred: Sequence[int]) -> list[int] | None:
-    mark = [-1] * nodes
-    for start in range(nodes):
-        node = start
-        while mark[node] < 0 and pred[node] >= 0:
-            mark[node] = start
-            node = arcs[pred[node]][0]
-        if mark[node] == start and pred[node] >= 0:
-            cycle, at = [], node
-            while True:
-                cycle.append(pred[at])
-                at = arcs[pred[at]][0]
-                if at == node:
-                    return cycle[::-1]
-    return None
-
-
-def deadlock_cycle(nodes: int, arcs: Sequence[Arc]) -> list[int] | None:
-    """Arc indices of a cycle whose distances sum to zero or less (it could never start); None when sound."""
-    return positive_cycle(nodes, arcs, [1 - (nodes + 1) * distance for _, _, _, distance in arcs])
-
-
-def max_cycle_ratio(nodes: int, arcs: Sequence[Arc], start: Sequence[int] = ()) -> tuple[Fraction, list[int]]:
-    """Largest weight over distance of any cycle and the arcs of one that has it; (0, []) without cycles.
-
-    ``start`` names the arcs of a cycle that is known to be heavy: the search begins there.  Requires that no cycle has
-    distance <= 0 and positive weight (see `deadlock_cycle`).
-    """
-    best = list(start)
-    ratio = Fraction(sum(arcs[i][2] for i in best), sum(arcs[i][3] for i in best)) if best else Fraction(0)
-    while True:
-        p, q = ratio.numerator, ratio.denominator
-        cycle = positive_cycle(nodes, arcs, [w * q - p * h for _, _, w, h in arcs])
-        if cycle is None:
-            return ratio, best
-        best = cycle
-        ratio = Fraction(sum(arcs[i][2] for i in cycle), sum(arcs[i][3] for i in cycle))
+def _graph(ops: Same[tuple[Op, ...]], roles: Same[tuple[Role, ...]]) -> _Graph:
+    return _Graph(ops.value, roles.value)
 
 
 def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None = None) -> RecMii:
@@ -229,35 +173,23 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None
     ``guess`` is the recurrence of a similar pipeline: where this one has it too, the search begins with it.
     Raises PipelineError when operations wait for each other with no iteration in between, naming them.
     """
-    links = _links(pipeline, with_roles)
-    numbers: dict[str, int] = {}
-    for op in pipeline.ops:
-        numbers.setdefault(op.name, len(numbers))
-        numbers.setdefault(_runs(op), len(numbers))
-    arcs = [(numbers[link.src], numbers[link.dst], link.weight, link.distance) for link in links]
-    stuck = deadlock_cycle(len(numbers), arcs)
-    if stuck is not None:
-        raise PipelineError(f"pipeline {pipeline.name} deadlocks: {_walk(links, stuck)}")
-    ratio, cycle = max_cycle_ratio(len(numbers), arcs, _found_in(links, guess) if guess else ())
-    edges = tuple(shown for i in cycle if (shown := links[i].shown()) is not None)
+    graph = _graph(Same(pipeline.ops), Same(pipeline.roles if with_roles else ()))
+    arcs = graph.arcs(pipeline.edges)
+    try:
+        cycle = heaviest_cycle(graph.nodes, arcs, graph.find(pipeline.edges, guess) if guess else ())
+    except Stuck as stuck:
+        raise PipelineError(
+            f"pipeline {pipeline.name} deadlocks: {_walk(graph.seen(pipeline.edges, stuck.cycle))}"
+        ) from None
+    edges = graph.seen(pipeline.edges, cycle)
+    weight, distance = sum(arcs[i][2] for i in cycle), sum(arcs[i][3] for i in cycle)
     return RecMii(
-        float(ratio / _SCALE),
-        tuple(edge.src for edge in edges),
-        sum(links[i].weight for i in cycle) / _SCALE,
-        sum(links[i].distance for i in cycle),
-        edges,
-    )
+        weight / (distance * _SCALE) if cycle else 0.0,
+        tuple(edge.src for edge in edges), weight / _SCALE, distance, edges,
+    )  # fmt: skip
 
 
-def _found_in(links: Sequence[_Link], guess: RecMii) -> list[int]:
-    """Which of ``links`` make up the recurrence of another pipeline; none where one of them is missing."""
-    number = {(link.ops, link.distance, link.why): i for i, link in enumerate(links)}
-    found = [number.get(((edge.src, edge.dst), edge.distance, edge.why)) for edge in guess.edges]
-    return [i for i in found if i is not None] if None not in found else []
-
-
-def _walk(links: Sequence[_Link], cycle: Sequence[int]) -> str:
-    edges = [shown for i in cycle if (shown := links[i].shown()) is not None]
+def _walk(edges: Sequence[Edge]) -> str:
     path = " -> ".join([edge.src for edge in edges] + [edges[0].src])
     total = sum(edge.distance for edge in edges)
     return f"{path} wait for each other (total distance {total}, must be at least 1)"

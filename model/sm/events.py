@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.pipeline.graph import Edge, Pipeline
 from tilecast.model.sm.fluid import EPS_CYCLES as EPS
-from tilecast.model.sm.run import Run
+from tilecast.model.sm.run import Ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,10 @@ class Event:
     role_free: float
 
 
-def events_of(pipeline: Pipeline, run: Run) -> tuple[Event, ...]:
+def events_of(pipeline: Pipeline, run: Ran) -> tuple[Event, ...]:
     """Every operation of a finished run by start and end; its cause is the last of its role, sources and engine."""
-    number = {name: k for k, name in enumerate(run.loop.names)}
+    issues, starts, ends = run.issued, run.started, run.ended
+    number = {name: k for k, name in enumerate(run.names)}
     sources: dict[str, list[Edge]] = {op.name: [] for op in pipeline.ops}
     for edge in pipeline.edges:
         sources[edge.dst].append(edge)
@@ -44,10 +45,10 @@ def events_of(pipeline: Pipeline, run: Run) -> tuple[Event, ...]:
             ready, cause = free, (*last, "role")
             for edge in sources[name]:
                 if block >= edge.distance:
-                    handed = run.ended[number[edge.src]][block - edge.distance] + edge.latency_cycles
+                    handed = ends[number[edge.src]][block - edge.distance] + edge.latency_cycles
                     if handed > ready + EPS:
                         ready, cause = handed, (edge.src, block - edge.distance, edge.why or edge.kind)
-            issued, start, end = run.issued[k][block], run.started[k][block], run.ended[k][block]
+            issued, start, end = issues[k][block], starts[k][block], ends[k][block]
             if op.engine == "tensor":
                 matrix.append((start, issued, len(events)))
             events.append(Event(name, role.name, block, start, end, *cause, role_free=free))

@@ -61,8 +61,11 @@ def _shared(uses: Sequence[Use]) -> list[float]:
     speeds = [1.0] * len(use)
     left = dict.fromkeys((unit for wants in use for unit in wants), 1.0)
     hidden = min((one.hidden_fma for one in uses), default=inf)
+    fma = 0.0
+    for one in uses:  # in order: the sum of later Pythons rounds otherwise
+        fma += one.fma
     # One warp scheduler issues an FMA a cycle at most.
-    beyond = min(1.0, sum(one.fma for one in uses)) - hidden
+    beyond = min(1.0, fma) - hidden
     if beyond > 0.0:
         left["tensor"] = 1.0 - beyond
     for engine_first in (True, False):

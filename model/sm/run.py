@@ -4,87 +4,71 @@ Every running operation advances at a speed between 0 and 1 of what it would rea
 speeds are the max-min fair shares of the units the operations draw on: all speeds rise together until a unit is
 full, the operations on that unit freeze there, the others go on.  The matrix engine serves one operation at a
 time in issue order; copies run side by side.
-
-Operations go by number: that of the pipeline in a plain block, and count + that in a block with masks.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from math import inf
-from operator import attrgetter, mul
+from operator import mul
 
-from tilecast.model.pipeline.graph import Op, Pipeline, PipelineError
-from tilecast.model.sm.fair_share import speed_of_each, use_of
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.pipeline.graph import PipelineError
 from tilecast.model.sm.fluid import EPS_CYCLES as EPS
+from tilecast.model.sm.loop import MATRIX, SYNC, Loop
 
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
-_SYNC, _MATRIX, _COPY = range(3)
-_shares = attrgetter("tensor", "shares", "fma", "hidden_fma")
 
 
-def with_mask(pipeline: Pipeline) -> dict[str, Op]:
-    """Operations as they run in a block that crosses a mask boundary."""
-    masked: dict[str, Op] = {}
-    for name, extra in pipeline.mask_demand:
-        op = pipeline.op(name)
-        demand = dict(op.demand)
-        slower = 0.0
-        for unit, cycles in extra:
-            demand[unit] = demand.get(unit, 0.0) + cycles
-            slower = max(slower, cycles)
-        masked[name] = Op(
-            op.name, op.kind, op.role, tuple(demand.items()), op.min_cycles + slower,
-            op.engine, op.issue_cycles, op.tile, op.instructions, op.hidden_fma,
-        )  # fmt: skip
-    return masked
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A finished run: blocks run, how many of them with masks, and (laps, cycles) of the repetition found, None without one.
 
+    ``table`` has when every operation was issued, started and ended, [3][operation][block]; a matrix operation is issued
+    before it starts.
+    """
 
-class Loop:
-    """What all runs of one loop share: its operations by number, and the fair speeds found so far."""
+    names: tuple[str, ...]
+    blocks: int
+    masked: int
+    period: tuple[int, float] | None
+    table: NDArray[np.float64]
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.name = pipeline.name
-        plain, masked = pipeline.ops, with_mask(pipeline)
-        number = {op.name: k for k, op in enumerate(plain)}
-        self.names = tuple(number)
-        self.count = len(plain)
-        self.ops = (*plain, *(masked.get(op.name, op) for op in plain))
-        self.alone = [op.min_cycles for op in self.ops]
-        self.issue = [op.issue_cycles for op in plain]
-        self.engine = [_MATRIX if op.engine == "tensor" else _COPY if op.engine else _SYNC for op in plain]
-        self.sources: list[list[tuple[int, int, float]]] = [[] for _ in plain]
-        self.reach = [0.0] * self.count
-        for edge in pipeline.edges:
-            src = number[edge.src]
-            self.sources[number[edge.dst]].append((src, edge.distance, edge.latency_cycles))
-            self.reach[src] = max(self.reach[src], edge.latency_cycles)
-        self.programs = [[(number[step.op], step.shift) for step in role.program] for role in pipeline.roles]
-        self.role_of = [0] * self.count
-        for role, program in enumerate(self.programs):
-            for op, _ in program:
-                self.role_of[op] = role
-        #: The role whose laps are watched for repetition: the one with most to do.
-        self.pacer = max(range(len(self.programs)), key=lambda role: len(self.programs[role]))
-        self._uses = [use_of(op) for op in self.ops]
-        self._place = {use: place for place, use in enumerate(sorted(set(self._uses), key=_shares))}
-        self._speeds: dict[tuple[int, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+    @property
+    def issued(self) -> list[list[float]]:
+        """By operation, block by block."""
+        found: list[list[float]] = self.table[0].tolist()
+        return found
 
-    def speeds(self, running: list[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Fair speeds of the ``running`` operations, and cycles they take for a cycle's work."""
-        key = tuple(running)
-        found = self._speeds.get(key)
-        if found is None:
-            uses = [self._uses[op] for op in key]
-            of = speed_of_each(tuple(sorted(uses, key=self._place.__getitem__)))
-            speeds = tuple([of[use] for use in uses])
-            found = self._speeds[key] = speeds, tuple([1.0 / speed if speed > 0 else inf for speed in speeds])
+    @property
+    def started(self) -> list[list[float]]:
+        """By operation, block by block."""
+        found: list[list[float]] = self.table[1].tolist()
+        return found
+
+    @property
+    def ended(self) -> list[list[float]]:
+        """By operation, block by block."""
+        found: list[list[float]] = self.table[2].tolist()
         return found
 
 
+def run_loop(loop: Loop, blocks: int, masked: int, *, stop_early: bool) -> Ran:
+    """Run ``blocks`` blocks, the first ``masked`` with masks; no more than repeat each other, with ``stop_early``.
+
+    Raises PipelineError when the roles deadlock, naming what waits for what.
+    """
+    run = Run(loop, blocks, masked, stop_early=stop_early)
+    run.run()
+    return Ran(loop.body.names, run.blocks, masked, run.period, np.array([run.issued, run.started, run.ended]))
+
+
 class Run:
-    """State of one run; mutable, and never seen outside `simulate`.
+    """State of one run; mutable, and never seen outside `run_loop`.
 
     ``issued``, ``started`` and ``ended`` hold the times of every operation block by block (a matrix operation is issued
     before it starts).  ``period`` is (laps, cycles) of the repetition found, None without one.
@@ -94,18 +78,18 @@ class Run:
         self.loop, self.blocks, self.masked = loop, blocks, masked
         self.stop_early = stop_early
         self.now = 0.0
-        self.issued: list[list[float]] = [[] for _ in range(loop.count)]
-        self.started: list[list[float]] = [[] for _ in range(loop.count)]
-        self.ended: list[list[float]] = [[] for _ in range(loop.count)]
+        self.issued: list[list[float]] = [[] for _ in range(loop.body.count)]
+        self.started: list[list[float]] = [[] for _ in range(loop.body.count)]
+        self.ended: list[list[float]] = [[] for _ in range(loop.body.count)]
         self.period: tuple[int, float] | None = None
-        roles = range(len(loop.programs))
-        self.lap = [-max(shift for _, shift in program) for program in loop.programs]
+        roles = range(len(loop.body.programs))
+        self.lap = [-max(shift for _, shift in program) for program in loop.body.programs]
         self.step = [0 for _ in roles]
         #: Per role: its next operation (-1 when done) and that one's block, since when the role is free, when it may start.
         self.op, self.block = [-1 for _ in roles], [0 for _ in roles]
         self.free, self.ready = [0.0 for _ in roles], [inf for _ in roles]
         #: Per operation: roles that wait for its end.
-        self.waiting: list[list[int]] = [[] for _ in range(loop.count)]
+        self.waiting: list[list[int]] = [[] for _ in range(loop.body.count)]
         #: Running operations and what is left of each; matrix operations in the queue.
         self.running: list[int] = []
         self.left: list[float] = []
@@ -117,7 +101,7 @@ class Run:
 
     def run(self) -> None:
         """Advance from event to event until every program is done; PipelineError on deadlock."""
-        pacer, lap = self.loop.pacer, self.lap[self.loop.pacer]
+        pacer, lap = self.loop.body.pacer, self.lap[self.loop.body.pacer]
         while True:
             upcoming = self._start()
             if self.lap[pacer] != lap:
@@ -130,7 +114,7 @@ class Run:
                 self.now = upcoming
             elif any(op >= 0 for op in self.op):
                 waiting = [
-                    (self.loop.names[op], block) for op, block in zip(self.op, self.block, strict=True) if op >= 0
+                    (self.loop.body.names[op], block) for op, block in zip(self.op, self.block, strict=True) if op >= 0
                 ]
                 raise PipelineError(
                     f"pipeline {self.loop.name} deadlocks: "
@@ -142,7 +126,7 @@ class Run:
 
     def _next(self, role: int) -> None:
         """Move a role to its next operation; its program skips blocks that do not exist."""
-        program, step, lap = self.loop.programs[role], self.step[role], self.lap[role]
+        program, step, lap = self.loop.body.programs[role], self.step[role], self.lap[role]
         length, blocks = len(program), self.blocks
         while lap <= blocks:
             if step == length:
@@ -182,33 +166,33 @@ class Run:
                 if when > soon:
                     continue
                 op = self.op[role]
-                number = op + loop.count if self.block[role] < self.masked else op
-                kind = loop.engine[op]
+                number = op + loop.body.count if self.block[role] < self.masked else op
+                kind = loop.body.engine[op]
                 self.issued[op].append(now)
-                if kind == _SYNC:
+                if kind == SYNC:
                     ready[role] = inf
                 else:
-                    self.free[role] = now + loop.issue[op]
+                    self.free[role] = now + loop.body.issue[op]
                     self._next(role)
-                if kind == _MATRIX:
+                if kind == MATRIX:
                     self.queue.append(number)
                 else:
                     self.started[op].append(now)
                     self.running.append(number)
-                    self.left.append(loop.alone[number])
+                    self.left.append(loop.body.alone[number])
             upcoming = min(ready)
         if self.queue and not self.engine_busy:
             number = self.queue.popleft()
-            self.started[number % loop.count].append(now)
+            self.started[number % loop.body.count].append(now)
             self.running.append(number)
-            self.left.append(loop.alone[number])
+            self.left.append(loop.body.alone[number])
             self.engine_busy = True
         return upcoming
 
     def _advance(self, upcoming: float) -> None:
         """Let time pass to the next event."""
         running = self.running
-        speeds, slowness = self.loop.speeds(running)
+        speeds, slowness = self.loop.body.speeds(running)
         step = min(map(mul, self.left, slowness))
         if upcoming - self.now < step:
             step = upcoming - self.now
@@ -220,15 +204,15 @@ class Run:
         self.left = [rest for rest in left if rest > EPS]
         for number, rest in zip(running, left):  # noqa: B905
             if rest <= EPS:
-                self._finish(number % self.loop.count)
+                self._finish(number % self.loop.body.count)
 
     def _finish(self, op: int) -> None:
         self.ended[op].append(self.now)
-        kind = self.loop.engine[op]
-        if kind == _MATRIX:
+        kind = self.loop.body.engine[op]
+        if kind == MATRIX:
             self.engine_busy = False
-        elif kind == _SYNC:
-            role = self.loop.role_of[op]
+        elif kind == SYNC:
+            role = self.loop.body.role_of[op]
             self.free[role] = self.now
             self._next(role)
         if self.waiting[op]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from tilecast.model.pipeline.graph import Edge, Op, Pipeline, Role
+from tilecast.model.pipeline.graph import Edge, MaskDemand, Op, Pipeline, Role
 from tilecast.model.sm.bounds import rec_mii
 from tilecast.model.sm.events import Event, events_of
 from tilecast.model.sm.fluid import EPS_CYCLES as EPS
-from tilecast.model.sm.run import Loop, Run
+from tilecast.model.sm.loop import Loop
+from tilecast.model.sm.native.run import run_loop
+from tilecast.model.sm.run import Ran
 
 #: Iterations after which a loop that has not repeated is taken at its average.
 _LONGEST_WINDOW = 48
@@ -79,8 +81,7 @@ def simulate(pipeline: Pipeline, iterations: int, masked_iterations: int = 0) ->
 
     Raises PipelineError when the roles deadlock, naming what waits for what.
     """
-    run = Run(Loop(pipeline), iterations, masked_iterations, stop_early=False)
-    run.run()
+    run = run_loop(Loop(pipeline), iterations, masked_iterations, stop_early=False)
     return _trace(pipeline, run)
 
 
@@ -91,7 +92,7 @@ def drawn(trace: SmTrace) -> SmTrace:
     return simulate(trace.pipeline, _DRAWN, trace.masked_iterations)
 
 
-def _trace(pipeline: Pipeline, run: Run) -> SmTrace:
+def _trace(pipeline: Pipeline, run: Ran) -> SmTrace:
     ends = _iteration_ends(run)
     if run.period is not None:
         laps, cycles = run.period
@@ -104,7 +105,7 @@ def _trace(pipeline: Pipeline, run: Run) -> SmTrace:
     return SmTrace(pipeline, ends, ii, settled, run.period is not None, run.masked)
 
 
-def _iteration_ends(run: Run) -> tuple[float, ...]:
+def _iteration_ends(run: Ran) -> tuple[float, ...]:
     ends = [max(times) for times in zip(*run.ended, strict=True)]
     # An iteration's last operation may end before the previous one's when roles drift: keep ends monotone.
     for i in range(1, len(ends)):
@@ -129,7 +130,7 @@ class _Loop:
     ops: tuple[Op, ...]
     edges: tuple[Edge, ...]
     roles: tuple[Role, ...]
-    mask_demand: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    mask_demand: MaskDemand
     pipeline: Pipeline = field(compare=False)
 
 
@@ -152,15 +153,13 @@ def _prepared(loop: _Loop) -> Loop:
 
 @lru_cache(maxsize=1 << 15)
 def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
-    run = Run(_prepared(loop), _LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
-    run.run()
+    run = run_loop(_prepared(loop), _LONGEST_WINDOW + masked_iterations, masked_iterations, stop_early=True)
     return _trace(loop.pipeline, run)
 
 
 @lru_cache(maxsize=64)
 def _events(loop: _Loop, iterations: int, masked_iterations: int) -> tuple[Event, ...]:
-    run = Run(_prepared(loop), iterations, masked_iterations, stop_early=False)
-    run.run()
+    run = run_loop(_prepared(loop), iterations, masked_iterations, stop_early=False)
     return events_of(loop.pipeline, run)
 
 

@@ -1,0 +1,1 @@
+"""The simulation of a loop and its recurrences in C."""
