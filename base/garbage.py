@@ -17,6 +17,10 @@ def no_collections() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # They count as old from now on: the next collection of young values would look through all of them at once.
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 

@@ -155,8 +155,8 @@ def edge_memory_cycles(
     tiles ``overlap``.
     """
     read, write, read_alone, write_alone = rates
-    once = min(count, slots)
-    reads, writes = np.where(stays, once, count), np.where(stays & overlap, once, count)
+    saved = count - min(count, slots)
+    reads, writes = count - saved * stays, count - saved * (stays & overlap)
     return np.maximum(
         reads * read + writes * write, -(-reads // slots) * read_alone + -(-writes // slots) * write_alone
     )

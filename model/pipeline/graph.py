@@ -10,8 +10,11 @@ running alone at the unit's full rate, would occupy that unit of one SM.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
+
+from tilecast.base.same import Same
 
 #: Units of one SM that operations draw on, in the order reports show them.
 UNITS: tuple[str, ...] = (
@@ -156,33 +159,16 @@ class Pipeline:
     _hash: int = field(default=0, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        index = {op.name: op for op in self.ops}
-        if len(index) != len(self.ops):
-            raise PipelineError(f"pipeline {self.name}: two operations share a name")
-        for edge in self.edges:
-            for end in (edge.src, edge.dst):
-                if end not in index:
-                    raise PipelineError(f"pipeline {self.name}: edge names unknown operation '{end}'")
-            if edge.distance < 0:
-                raise PipelineError(f"pipeline {self.name}: edge {edge.src}->{edge.dst} has negative distance")
-        for op in self.ops:
-            for unit, cycles in op.demand:
-                if unit not in UNITS:
-                    raise PipelineError(f"pipeline {self.name}: operation {op.name} uses unknown unit '{unit}'")
-                if cycles > op.min_cycles * (1 + 1e-9):
-                    raise PipelineError(
-                        f"pipeline {self.name}: operation {op.name} needs {cycles:g} cycles of {unit} "
-                        f"but claims to finish in {op.min_cycles:g}"
-                    )
-        programmed = [step.op for role in self.roles for step in role.program]
-        if sorted(programmed) != sorted(index):
-            raise PipelineError(f"pipeline {self.name}: roles must run every operation exactly once")
-        total = dict.fromkeys(UNITS, 0.0)
-        for op in self.ops:
-            for unit, cycles in op.demand:
-                total[unit] += cycles
+        index, demand = _checked(Same(self.ops), Same(self.roles), self.name)
+        for src, dst, distance, *_ in self.edges:
+            if src not in index or dst not in index:
+                raise PipelineError(
+                    f"pipeline {self.name}: edge names unknown operation '{dst if src in index else src}'"
+                )
+            if distance < 0:
+                raise PipelineError(f"pipeline {self.name}: edge {src}->{dst} has negative distance")
         object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_demand", {unit: cycles for unit, cycles in total.items() if cycles > 0})
+        object.__setattr__(self, "_demand", demand)
 
     def __hash__(self) -> int:
         # A pipeline is a key of many caches and holds hundreds of values: hash it once.
@@ -209,3 +195,29 @@ class Pipeline:
             for pipe, count in op.instructions:
                 total[pipe] = total.get(pipe, 0.0) + count
         return total
+
+
+@lru_cache(maxsize=2048)
+def _checked(same_ops: Same[tuple[Op, ...]], same_roles: Same[tuple[Role, ...]], name: str) -> tuple[dict[str, Op], dict[str, float]]:  # fmt: skip
+    """Operations by name and their cycles per unit; PipelineError unless they are sound and the roles run each of them once."""
+    ops, roles = same_ops.value, same_roles.value
+    index = {op.name: op for op in ops}
+    if len(index) != len(ops):
+        raise PipelineError(f"pipeline {name}: two operations share a name")
+    for op in ops:
+        for unit, cycles in op.demand:
+            if unit not in UNITS:
+                raise PipelineError(f"pipeline {name}: operation {op.name} uses unknown unit '{unit}'")
+            if cycles > op.min_cycles * (1 + 1e-9):
+                raise PipelineError(
+                    f"pipeline {name}: operation {op.name} needs {cycles:g} cycles of {unit} "
+                    f"but claims to finish in {op.min_cycles:g}"
+                )
+    programmed = [step.op for role in roles for step in role.program]
+    if sorted(programmed) != sorted(index):
+        raise PipelineError(f"pipeline {name}: roles must run every operation exactly once")
+    total = dict.fromkeys(UNITS, 0.0)
+    for op in ops:
+        for unit, cycles in op.demand:
+            total[unit] += cycles
+    return index, {unit: cycles for unit, cycles in total.items() if cycles > 0}
