@@ -1,10 +1,12 @@
 """Shipped kernels against the best hand-written ones on the GPU at hand, launch by launch in turns.
 
-    python tools/h200_kernels.py OUT.csv [--quick]
+    python tools/h200_kernels.py OUT.csv [--quick] [--fa3 LIBRARY] [--peers cuDNN,FlashAttention-3]
 
 Every round runs each kernel once, in the same order, after a write that evicts L2 and a filler that keeps the queue
 busy, so that host time does not show; medians over the rounds, SM clock sampled by NVML during them.  Shapes are those
 of the FlashAttention papers: 16k tokens, hidden size 2048.  Peers that are not installed are left out and named.
+LIBRARY is FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed sequences); --peers times those alone whose
+names begin so.
 """
 
 from __future__ import annotations
@@ -97,6 +99,21 @@ def _version() -> str:
     return f"tilecast {version('tilecast')}"
 
 
+def fa3(library: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool):  # type: ignore[no-untyped-def]
+    """FlashAttention-3 on packed copies of q, k and v; its output is (batch, seqlen, heads, head_dim)."""
+    torch.ops.load_library(library)
+    forward, (batch, _, length, dim) = torch.ops._vllm_fa3_C.fwd, q.shape
+    starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+    packed = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v)]
+    rest = *(None,) * 9, dim**-0.5, causal, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None
+
+    def run() -> torch.Tensor:
+        out = forward(*packed, *(None,) * 4, starts, starts, None, None, None, length, length, *rest)[0]
+        return out.view(batch, length, -1, dim)
+
+    return run
+
+
 def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ignore[no-untyped-def]
     """name -> (function of nothing, version)."""
     q, k, v = tensors(dim, length)
@@ -115,8 +132,12 @@ def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ign
 
     found["cuDNN (torch SDPA)"] = (sdpa(SDPBackend.CUDNN_ATTENTION), str(torch.backends.cudnn.version()))
     found["FlashAttention-2 (torch SDPA)"] = (sdpa(SDPBackend.FLASH_ATTENTION), torch.__version__)
-    compiled = flex(causal, length)
-    found["FlexAttention"] = ((lambda: compiled(q, k, v)), torch.__version__)
+    if "--fa3" in sys.argv:
+        found["FlashAttention-3 (vLLM)"] = (fa3(sys.argv[sys.argv.index("--fa3") + 1], q, k, v, causal), "vLLM 0.33.0")
+    wanted = tuple(sys.argv[sys.argv.index("--peers") + 1].split(",")) if "--peers" in sys.argv else ("",)
+    if "FlexAttention".startswith(wanted):
+        compiled = flex(causal, length)
+        found["FlexAttention"] = ((lambda: compiled(q, k, v)), torch.__version__)
     try:
         from importlib.metadata import version
 
@@ -126,7 +147,7 @@ def kernels(dim: int, length: int, causal: bool, absent: set[str]):  # type: ign
         found["flash-attn-4 (sm_90)"] = ((lambda: flash_attn_func(*bshd, causal=causal)), version("flash-attn-4"))
     except ImportError as error:
         absent.add(f"flash-attn-4: {error}")
-    return found, (q, k, v)
+    return {n: f for n, f in found.items() if n.startswith((*wanted, "hopper_ws", "triton"))}, (q, k, v)
 
 
 def measure(functions, rounds: int):  # type: ignore[no-untyped-def]
@@ -174,7 +195,7 @@ def check(functions, inputs, causal: bool) -> str:  # type: ignore[no-untyped-de
     for name, (run, _) in functions.items():
         out = run()
         out = out[0] if isinstance(out, tuple) else out
-        out = out.transpose(1, 2) if "flash-attn-4" in name else out
+        out = out.transpose(1, 2) if name.startswith(("flash-attn-4", "FlashAttention-3")) else out
         first = out if first is None else first
         worst = max(worst, (out.float() - first.float()).abs().max().item())
     return f"{worst:.1e}"
@@ -208,7 +229,7 @@ def main() -> None:
         mine = next((s for n, s in speed.items() if n.startswith("hopper_ws")), math.nan)
         port = next((s for n, s in speed.items() if n.startswith("triton")), math.nan)
         ratios["hopper_ws"].append(mine / max(peers.values()))
-        ratios["triton"].append(port / speed["FlexAttention"])
+        ratios["triton"].append(port / speed.get("FlexAttention", math.nan))
         print(f"d{dim} {length} {'causal' if causal else 'full'}: " + "  ".join(f"{n} {s:.0f}" for n, s in speed.items())
               + f"  | x best peer {ratios['hopper_ws'][-1]:.3f}  apart {apart}  {clock.median():.0f} MHz", flush=True)  # fmt: skip
         with open(target, "w", newline="", encoding="utf-8") as file:
