@@ -38,6 +38,7 @@ from tilecast.kernels.selection import (
     refusal,
     wants_gradients,
 )
+from tilecast.kernels.serving import few_rows
 
 _tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -273,10 +274,14 @@ def _forward(
         out.zero_()
         if lse is not None:
             lse.fill_(-math.inf)
-    elif windowed:
-        launch(readable(q), readable(k), readable(v), out, lse, scale, left, right)
+        return out, lse
+    q, k, v = readable(q), readable(k), readable(v)
+    if seqlen_q <= few_rows.QUERIES and few_rows.attend(q, k, v, out, lse, scale, left, right):
+        return out, lse
+    if windowed:
+        launch(q, k, v, out, lse, scale, left, right)
     else:
-        launch(readable(q), readable(k), readable(v), out, lse, scale)
+        launch(q, k, v, out, lse, scale)
     return out, lse
 
 

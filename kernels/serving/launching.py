@@ -84,7 +84,7 @@ class Launcher:
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
         seqlen_q: int, seqlen_k: int, window: tuple[int, int],
     ) -> None:  # fmt: skip
-        """Write ``out`` and ``lse`` (None: not asked for), both contiguous, of the sequences with as many rows as the kernel is for.
+        """Write ``out`` and ``lse`` (None: not asked for) of the sequences with as many rows as the kernel is for.
 
         lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale.
         """
@@ -95,11 +95,12 @@ class Launcher:
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
     ) -> tuple[Any, ...]:
         """The plan of a shape, made where it is not known."""
-        q, k, v, _, lse, *lists = tensors
-        # All that compiled code, its arguments and the checks depend on, but addresses and scales; out and lse follow q.
+        q, k, v, out, lse, *lists = tensors
+        # All that compiled code, its arguments and the checks depend on, but addresses and scales.
         key = (
             q.dtype, q.shape, q.stride(), q.data_ptr() & 15, k.shape, k.stride(), k.data_ptr() & 15,
-            v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), lse is None,
+            v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), out.stride(),
+            None if lse is None else lse.stride(),
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
             softcap != 0.0, seqlen_q, seqlen_k, window,
         )  # fmt: skip

@@ -67,25 +67,38 @@ def _run(
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The operator on a device; lse is of size 0 when nobody asked."""
+    _kernels(q, k, q.shape[-1], v.shape[-1])  # refused before anything is made
+    out, lse = _empty(q, v, return_lse)
+    if out.numel() == 0:
+        return out, lse
+    lists = (cu_q, cu_k, used_k, table, slots, sinks, k_descale, v_descale)
+    into(q, k, v, out, lse if return_lse else None, lists, scale, softcap, seqlen_q, seqlen_k, (left, right))
+    return out, lse
+
+
+def into(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float | None, softcap: float,
+    seqlen_q: int, seqlen_k: int, window: tuple[int, int],
+) -> None:  # fmt: skip
+    """The same into ``out`` and ``lse`` (None: not asked for), whose rows start at 16 bytes; lists as `Launcher` takes them."""
     dims = q.shape[-1], v.shape[-1]
-    kernels = _known.get((q.get_device(), q.dtype, k.dtype, *dims))
-    if kernels is None:
-        kernels = _find(q, k, *dims)
+    kernels = _kernels(q, k, *dims)
     if scale is None:
         scale = 1.0 / math.sqrt(dims[0])
     elif refused := scale_refusal(scale):
         raise UnsupportedError(refused)
-    out, lse = _empty(q, v, return_lse)
-    if out.numel() == 0:
-        return out, lse
-    least, most = _rows(q, k, cu_q, seqlen_q)
-    lists = (cu_q, cu_k, used_k, table, slots, sinks, k_descale, v_descale)
+    least, most = _rows(q, k, lists[0], seqlen_q)
     if not most:
-        return out.zero_(), lse
+        out.zero_()
+        return
     for first, last, _, launch in kernels:
         if first <= most and least <= last:
-            launch(q, k, v, out, lse if return_lse else None, lists, scale, softcap, seqlen_q, seqlen_k, (left, right))
-    return out, lse
+            launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window)
+
+
+def _kernels(q: Any, k: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Launcher, Any], ...]:
+    """The kernels of a problem; UnsupportedError where there is none."""
+    return _known.get((q.get_device(), q.dtype, k.dtype, dim, dim_v)) or _find(q, k, dim, dim_v)
 
 
 def _rows(q: Any, k: Any, cu_q: Any, seqlen_q: int) -> tuple[int, int]:

@@ -71,6 +71,21 @@ def test_accuracy(dims, dtype, mask, seqlen, record) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("rows", "keys"), [(1, 512), (1, 8193), (5, 3001), (16, 640)])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_accuracy_of_few_queries(dims, rows, keys, mask) -> None:
+    """These run on the serving kernels; heads last and heads first, and the bits of a sequence alone."""
+    q, k, v = inputs(3, 8, 2, rows, keys, *dims, torch.bfloat16)
+    window = window_of(mask, keys)
+    out, lse = check(q, k, v, window)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    again, sums = attention(*turned, window=window, return_lse=True)
+    alone, its_lse = attention(q[1:2], k[1:2], v[1:2], window=window, return_lse=True)
+    assert torch.equal(bits(again), bits(out)) and torch.equal(sums, lse)
+    assert torch.equal(bits(alone), bits(out[1:2])) and torch.equal(its_lse, lse[1:2])
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("ratio", [1, 4, 8, 16])
 def test_accuracy_of_grouped_heads(ratio, mask, record) -> None:
     check(*inputs(2, 16, 16 // ratio, 257, 257, 128, 128, torch.bfloat16, seed=ratio), window_of(mask, 257), record)

@@ -1,0 +1,45 @@
+"""`tilecast.attention` of a few queries over many keys, on the serving kernels: they split the keys, and rows of a group share a tile.
+
+Which kernel runs depends on the lengths of a sequence and its group alone, never on batch or heads: the bits of a result do not either.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tilecast.kernels import registry
+from tilecast.kernels.errors import UnsupportedError
+from tilecast.kernels.serving import operator
+
+#: Most queries, most rows (queries of all heads that share a key head; more are not split) and fewest keys.
+QUERIES, ROWS, KEYS = 16, 128, 512
+_NO_LISTS = (None,) * 8
+#: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
+_without: set[Any] = set()
+
+
+def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, right: int) -> bool:
+    """Write ``out`` and ``lse`` (None: not asked for) if the problem is one of these; whether it was.
+
+    (batch, heads, seqlen, head_dim) tensors whose rows start at 16 bytes; masks as `registry.reduce_mask` gives them.
+    """
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    if seqlen_q > QUERIES or seqlen_k < KEYS or seqlen_q * (q.shape[1] // k.shape[1]) > ROWS:
+        return False
+    kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
+    if kind in _without or not _wanted():
+        return False
+    q, k, v, rows = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
+    try:
+        operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
+    except UnsupportedError:
+        _without.add(kind)
+        return False
+    return True
+
+
+def _wanted() -> bool:
+    """Whether nobody asked for a family that has no serving kernels."""
+    family = os.environ.get(registry.FAMILY_VARIABLE, "")
+    return not family or any(entry.family == family for entry in registry.shipped_serving())

@@ -1,0 +1,83 @@
+"""Few queries over many keys go to the serving kernels: which, with what, and when not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilecast.kernels import registry
+from tilecast.kernels.errors import UnsupportedError
+
+
+@pytest.fixture
+def served(op, torch, monkeypatch):
+    """The operator with a stand-in behind the serving kernels; ``served`` lists their arguments."""
+    from tilecast.kernels.fallback import sdpa_attention
+    from tilecast.kernels.serving import few_rows, operator
+
+    calls = []
+
+    def into(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window):
+        if q.dtype == torch.float16:
+            raise UnsupportedError("dtype")
+        calls.append((tuple(q.shape), lists, softcap, seqlen_q, seqlen_k, window))
+        values, sums = sdpa_attention(*(x.transpose(1, 2) for x in (q, k, v)), scale, *window, True)
+        out.copy_(values.transpose(1, 2))
+        if lse is not None:
+            lse.copy_(sums)
+
+    monkeypatch.setattr(operator, "into", into)
+    few_rows._without.clear()
+    op.served = calls
+    yield op
+    del op.served
+    few_rows._without.clear()
+
+
+def problem(torch, rows, keys, heads=(4, 2)):
+    source = torch.Generator().manual_seed(0)
+    shapes = ((2, heads[0], rows, 64), (2, heads[1], keys, 64), (2, heads[1], keys, 64))
+    return [torch.randn(shape, generator=source).bfloat16() for shape in shapes]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize(
+    ("rows", "mask", "window"),
+    [(1, {}, (-1, -1)), (1, {"causal": True}, (-1, -1)), (16, {"causal": True}, (-1, 0)), (3, {"window": (200, 0)}, (200, 0))],
+)  # fmt: skip
+def test_few_queries_are_served(served, torch, rows, mask, window, layout) -> None:
+    q, k, v = problem(torch, rows, 513)
+    if layout == "bshd":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    out, lse = served.attention(q, k, v, **mask, return_lse=True, layout=layout)
+    assert not served.launched
+    assert served.served == [((2, rows, 4, 64), (None,) * 8, 0.0, rows, 513, window)]
+    want, sums = served.attention(
+        q.double(), k.double(), v.double(), **mask, return_lse=True, layout=layout, fallback="sdpa"
+    )
+    torch.testing.assert_close(out.double(), want, atol=0.01, rtol=0.01)
+    torch.testing.assert_close(lse.double(), sums.double(), atol=1e-3, rtol=1e-3)
+    # The output follows the query in memory, as with the other kernels.
+    assert out.stride() == q.stride()
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads"), [(17, 600, (4, 2)), (1, 511, (4, 2)), (16, 600, (18, 2)), (16, 16, (4, 2))]
+)
+def test_others_are_not(served, torch, rows, keys, heads) -> None:
+    served.attention(*problem(torch, rows, keys, heads))
+    assert not served.served and len(served.launched) == 1
+
+
+def test_without_a_serving_kernel_the_others_run(served, torch, monkeypatch) -> None:
+    for _ in range(2):
+        served.attention(*(x.half() for x in problem(torch, 1, 600)))
+    assert not served.served and len(served.launched) == 2
+    monkeypatch.setenv(registry.FAMILY_VARIABLE, "triton")
+    served.attention(*problem(torch, 1, 600))
+    assert not served.served and len(served.launched) == 3
+
+
+def test_gradients_pass_through(served, torch) -> None:
+    q, k, v = (x.requires_grad_() for x in problem(torch, 4, 600))
+    served.attention(q, k, v, causal=True).float().square().sum().backward()
+    assert len(served.served) == 1 and all(x.grad.isfinite().all() for x in (q, k, v))
