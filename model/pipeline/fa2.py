@@ -10,7 +10,7 @@ from tilecast.model.kernel.variants.fa2 import Fa2Variant, ctas_per_sm
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
 from tilecast.model.pipeline.tensor_core import mma_smem_bytes, mma_sync_tile_cycles, mma_tile_cycles
 
 #: mma.sync m16n8k16: FLOP of one warp instruction.
@@ -22,12 +22,11 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
     ctas = ctas_per_sm(variant, workload, machine)
     streams = ctas * variant.warps // 4
     rows = variant.tile_m * 4 // variant.warps
-    ops: list[Op] = []
+    first = _Stream(workload, variant, machine, 0, rows).ops()
     edges: list[Edge] = []
     roles: list[Role] = []
     for s in range(streams):
         stream = _Stream(workload, variant, machine, s, rows)
-        ops += stream.ops()
         edges += stream.edges()
         roles += stream.roles()
     size = workload.dtype_bytes
@@ -36,7 +35,7 @@ def build(workload: Workload, variant: Fa2Variant, machine: Machine) -> Pipeline
     return Pipeline(
         name=f"fa2 {variant.tile_m}x{variant.tile_n} {variant.warps} warps, {ctas} CTA/SM",
         machine=machine.name,
-        ops=tuple(ops),
+        ops=tuple(of_tile(op, s) for s in range(streams) for op in first),
         edges=tuple(edges),
         roles=tuple(roles),
         buffers=(

@@ -16,6 +16,7 @@ FlashAttention-3's own step ("always") is taken as its authors show it, under PV
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
@@ -24,7 +25,7 @@ from tilecast.model.kernel.variants.fa3 import ALIKE, Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
 from tilecast.model.pipeline.softmax_cost import rescale_share
 from tilecast.model.pipeline.tensor_core import (
     INSTRUCTIONS_PER_MMA,
@@ -34,6 +35,8 @@ from tilecast.model.pipeline.tensor_core import (
 )
 
 _ROWS = 64
+#: Why a load waits for a product.
+_SLOTS = ("K slot", "V slot")
 #: Why exponentials wait for PV though the source does not say so: where Triton's compiler puts the wait (module docstring).
 COMPILED_WAIT = "wait for O as compiled"
 #: Instructions of an anchored step that do not scale with the tile, and those of them on the ALU pipe: counted in the
@@ -51,8 +54,20 @@ _FP8_PERMUTES_PER_ELEMENT = 0.5
 
 def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
+    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    return replace(
+        loosest, edges=_waiting(loosest.edges, variant), buffers=_buffers(workload, variant),
+        prologue_cycles=_prologue_cycles(variant, machine), query_ahead=variant.q_stages > 1,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
+    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     groups = range(variant.warpgroups)
-    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    first = _group_ops(workload, variant, machine, 0)
+    load = Role("load", (Step("load_k"), Step("load_v")), 1, 24)
+    registers = 240 if variant.warpgroups == 2 else 160
     edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
     rows = _ROWS * variant.warpgroups
     size = workload.dtype_bytes
@@ -62,14 +77,10 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
         + (" overlap" if variant.overlap else "")
         + (" ping-pong" if variant.ping_pong and variant.warpgroups > 1 else ""),
         machine=machine.name,
-        ops=ops,
+        ops=(*_load_ops(workload, variant, machine), *(of_tile(op, g) for g in groups for op in first)),
         edges=tuple(edges),
-        roles=roles,
-        buffers=(
-            Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
-            Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
-            Buffer("V", "smem", variant.tile_n * workload.head_dim_v * size, variant.kv_stages, "load_v", "pv0"),
-        ),
+        roles=(load, *(Role(f"consumer{g}", _program(workload, variant, machine, g), 4, registers) for g in groups)),
+        buffers=_buffers(workload, variant),
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
         ctas_per_sm=1,
@@ -82,19 +93,18 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2048)
-def _ops_and_roles(
-    workload: Workload, variant: Fa3Variant, machine: Machine
-) -> tuple[tuple[Op, ...], tuple[Role, ...]]:
-    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
-    ops = _load_ops(workload, variant, machine)
-    roles = [Role("load", (Step("load_k"), Step("load_v")), 1, 24)]
-    for g in range(variant.warpgroups):
-        ops += _group_ops(workload, variant, machine, g)
-        roles.append(
-            Role(f"consumer{g}", _program(workload, variant, machine, g), 4, 240 if variant.warpgroups == 2 else 160)
-        )
-    return tuple(ops), tuple(roles)
+def _waiting(loosest: tuple[Edge, ...], variant: Fa3Variant) -> tuple[Edge, ...]:
+    """Edges from those of the variant that waits least: a slot of the ring is there again after ``kv_stages`` blocks."""
+    return tuple([e._replace(distance=variant.kv_stages) if e.why in _SLOTS else e for e in loosest])
+
+
+def _buffers(workload: Workload, variant: Fa3Variant) -> tuple[Buffer, ...]:
+    rows, size = _ROWS * variant.warpgroups, workload.dtype_bytes
+    return (
+        Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
+        Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
+        Buffer("V", "smem", variant.tile_n * workload.head_dim_v * size, variant.kv_stages, "load_v", "pv0"),
+    )
 
 
 def _prologue_cycles(variant: Fa3Variant, machine: Machine) -> float:
@@ -205,8 +215,8 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
         Edge(f"max{g}", f"exp{g}", 0, 0.0, "data", "row max"),
         Edge(f"max{g}", f"rescale{g}", 0, 0.0, "data", "scale"),
         Edge(f"exp{g}", f"sum{g}", 0, 0.0, "data", "exponentials"),
-        Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", "K slot"),
-        Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", "V slot"),
+        Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", _SLOTS[0]),
+        Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", _SLOTS[1]),
     ]
     if v.rescale == "anchored":
         gone = (f"max{g}", f"rescale{g}")

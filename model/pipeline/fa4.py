@@ -8,6 +8,7 @@ tensor memory: that, and the row-statistics hand-shake through the correction wa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from tilecast.model.kernel.alike import with_knobs
@@ -16,7 +17,7 @@ from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
 from tilecast.model.pipeline.softmax_cost import rescale_share
 from tilecast.model.pipeline.tensor_core import (
     INSTRUCTIONS_PER_MMA,
@@ -27,22 +28,31 @@ from tilecast.model.pipeline.tensor_core import (
 
 #: Share of the P columns written before the matrix role may start PV (FA4C, split_P_arrive).
 _FIRST_PART = 0.75
+_STATISTICS_SLOT = "statistics slot"
 
 
 def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
     """The forward loop of ``variant``; legality is the caller's business (`variant.legality`)."""
+    loosest = _build(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    parts = _Parts(workload, variant, machine)
+    return replace(loosest, edges=parts.waiting(loosest.edges), buffers=parts.buffers())
+
+
+@lru_cache(maxsize=2048)
+def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline:
+    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.softmax_tiles)
-    ops, roles = _ops_and_roles(workload, with_knobs(variant, ALIKE.least_waiting), machine)
+    first = parts.tile_ops(0)
     edges = parts.edges()
     by_q = variant.split == "q"
     return Pipeline(
         name=f"fa4 {'2-CTA' if variant.cta_group == 2 else '1-CTA'} "
         f"{variant.softmax_tiles}x{variant.tile_m}x{variant.tile_n} split-{variant.split}",
         machine=machine.name,
-        ops=ops,
+        ops=(*(of_tile(op, s) for s in tiles for op in first), *parts.load_ops()),
         edges=tuple(edges),
-        roles=roles,
+        roles=parts.roles(),
         buffers=parts.buffers(),
         rows_per_cta=parts.query_rows,
         keys_per_iteration=variant.tile_n * (1 if by_q else variant.softmax_tiles),
@@ -65,16 +75,6 @@ def build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipeline
             ("rescale share", rescale_share(variant.rescale_threshold)),
         ),
     )
-
-
-@lru_cache(maxsize=2048)
-def _ops_and_roles(
-    workload: Workload, variant: Fa4Variant, machine: Machine
-) -> tuple[tuple[Op, ...], tuple[Role, ...]]:
-    """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
-    parts = _Parts(workload, variant, machine)
-    ops = [op for s in range(variant.softmax_tiles) for op in parts.tile_ops(s)]
-    return (*ops, *parts.load_ops()), parts.roles()
 
 
 class _Parts:
@@ -207,7 +207,7 @@ class _Parts:
                     lap + v.stats_slots - 1,
                     self.arrive_local(),
                     "order",
-                    "statistics slot",
+                    _STATISTICS_SLOT,
                 ),
             ]
             if v.split == "k":
@@ -224,6 +224,15 @@ class _Parts:
                 edges.append(Edge(f"exp{s}a", f"exp{s}b", 0, 0.0, "order", "columns in turn"))
                 edges.append(Edge(f"pv{s}a", f"pv{s}b", 0, 0.0, "order", "O accumulator"))
         return edges + self.ring_edges()
+
+    def waiting(self, loosest: tuple[Edge, ...]) -> tuple[Edge, ...]:
+        """`edges` from those of the variant that waits least: slots are there again later."""
+        sooner = int(str(ALIKE.least_waiting["stats_slots"])) - self.v.stats_slots
+        rings = self.ring_edges()
+        kept = loosest[: len(loosest) - len(rings)]
+        if sooner:
+            kept = tuple([e._replace(distance=e.distance - sooner) if e.why == _STATISTICS_SLOT else e for e in kept])
+        return (*kept, *rings)
 
     def arrive_local(self) -> float:
         """Hand-over through an mbarrier inside the CTA."""

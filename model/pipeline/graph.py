@@ -74,6 +74,11 @@ class Op(NamedTuple):
         return 0.0
 
 
+def of_tile(op: Op, tile: int) -> Op:
+    """What ``op`` of query tile 0 is for another one: names tell the tiles apart, nothing else does."""
+    return op._replace(name=op.name.replace("0", str(tile)), role=op.role.replace("0", str(tile)), tile=tile)
+
+
 class Edge(NamedTuple):
     """``dst`` of iteration i starts no earlier than ``latency_cycles`` after ``src`` of i - ``distance`` ends.
 
@@ -89,8 +94,7 @@ class Edge(NamedTuple):
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Storage that values of the loop live in: ``depth`` slots of ``bytes_per_slot`` (TMEM: 512 B a column)."""
 
     name: str
