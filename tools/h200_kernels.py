@@ -94,9 +94,9 @@ def ours(family: str, dim: int, length: int, causal: bool):  # type: ignore[no-u
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import tilecast
 
-    return f"tilecast {version('tilecast')}"
+    return f"tilecast {tilecast.__version__}"
 
 
 def fa3(library: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool):  # type: ignore[no-untyped-def]
