@@ -96,6 +96,7 @@ def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any
     l2_exponent = machine.get("power.l2_energy_exponent", exponent)
     share = machine["power.tensor_clock_share"]
     energy = energy_joule_at_1ghz(machine, activity)
+    alike = l2_exponent == exponent
     l2 = energy.pop("l2")
     joule = sum(energy.values())
     hbm = activity.hbm_bytes * machine["power.hbm_pj_per_byte"] * 1e-12
@@ -105,7 +106,9 @@ def _power_curve(machine: Machine, activity: Activity, seconds_at: Callable[[Any
         seconds = seconds_at(ghz)
         set_ghz = ghz / share
         tree = active * set_ghz ** (1 + exponent)
-        return idle + tree + (joule * set_ghz**exponent + l2 * set_ghz**l2_exponent + hbm) / seconds
+        rise = set_ghz**exponent
+        l2_rise = rise if alike else set_ghz**l2_exponent
+        return idle + tree + (joule * rise + l2 * l2_rise + hbm) / seconds
 
     return watts
 
@@ -180,8 +183,10 @@ def settled_mhz(
         return share * short + (1.0 - share) * settled
     limit, low, high = _range(machine, regime)
 
+    least = np.maximum(hbm_seconds, 1e-12)
+
     def seconds_at(ghz: Any) -> Any:
-        return np.maximum(busy_cycles / (ghz * 1e9), np.maximum(hbm_seconds, 1e-12))
+        return np.maximum(busy_cycles / (ghz * 1e9), least)
 
     watts = _power_curve(machine, activity, seconds_at)
     lows, highs = np.full(len(busy_cycles), low), np.full(len(busy_cycles), high)
@@ -189,8 +194,9 @@ def settled_mhz(
     for _ in range(_HALVINGS if held.any() else 0):
         middle = 0.5 * (lows + highs)
         over = watts(middle / 1e3) > limit
-        highs, lows = np.where(held & over, middle, highs), np.where(over, lows, middle)
-    return highs
+        np.copyto(highs, middle, where=over)
+        np.copyto(lows, middle, where=~over)
+    return np.where(held, highs, high)
 
 
 def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -25,9 +25,18 @@ class Alike:
 
 
 def with_knobs(variant: V, knobs: Mapping[str, object]) -> V:
-    """The variant with some knobs changed."""
-    changed: V = replace(variant, **knobs)  # type: ignore[type-var]
-    return changed
+    """The variant with some knobs changed; itself where it has them already."""
+    # Searches ask by the thousand: `dataclasses.replace` takes twice as long.
+    names = _knobs(type(variant))  # type: ignore[arg-type]
+    values = dict(zip(names, attrgetter(*names)(variant), strict=True))
+    if all(values[name] == value for name, value in knobs.items()):
+        return variant
+    return type(variant)(**{**values, **knobs})
+
+
+@lru_cache(maxsize=16)
+def _knobs(variant: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(variant))
 
 
 def key_without(variant: type[Any], knobs: Iterable[str]) -> attrgetter[Any]:

@@ -65,7 +65,10 @@ def build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline
 def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipeline:
     """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     groups = range(variant.warpgroups)
-    first = _group_ops(workload, variant, machine, 0)
+    # A warpgroup does the same whatever others there are, but for taking turns with them.
+    turns = variant.ping_pong and variant.warpgroups > 1
+    alone = with_knobs(variant, {"warpgroups": 2 if turns else 1, "ping_pong": turns})
+    first = _group_ops(workload, alone, machine)
     load = Role("load", (Step("load_k"), Step("load_v")), 1, 24)
     registers = 240 if variant.warpgroups == 2 else 160
     edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
@@ -134,7 +137,10 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     )  # fmt: skip
 
 
-def _group_ops(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Op]:
+@lru_cache(maxsize=2048)
+def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
+    """Operations of warpgroup 0."""
+    g = 0
     role = f"consumer{g}"
     elements = float(_ROWS * v.tile_n)
     step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))

@@ -28,6 +28,8 @@ from tilecast.model.pipeline.tensor_core import (
 
 #: Share of the P columns written before the matrix role may start PV (FA4C, split_P_arrive).
 _FIRST_PART = 0.75
+#: Knobs that leave the operations of a tile alone.
+_ONE_TILE = {**ALIKE.least_waiting, "softmax_tiles": 1, "split": "q"}
 _STATISTICS_SLOT = "statistics slot"
 
 
@@ -43,7 +45,7 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
     """What variants share that differ only in how long they wait (`ALIKE.least_waiting`)."""
     parts = _Parts(workload, variant, machine)
     tiles = range(variant.softmax_tiles)
-    first = parts.tile_ops(0)
+    first = _tile_ops(workload, with_knobs(variant, _ONE_TILE), machine)
     edges = parts.edges()
     by_q = variant.split == "q"
     return Pipeline(
@@ -52,7 +54,7 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
         machine=machine.name,
         ops=(*(of_tile(op, s) for s in tiles for op in first), *parts.load_ops()),
         edges=tuple(edges),
-        roles=parts.roles(),
+        roles=_roles(variant.softmax_tiles, variant.split_p),
         buffers=parts.buffers(),
         rows_per_cta=parts.query_rows,
         keys_per_iteration=variant.tile_n * (1 if by_q else variant.softmax_tiles),
@@ -74,6 +76,33 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
             ("exponentials on the FMA pipe", variant.emulated_share),
             ("rescale share", rescale_share(variant.rescale_threshold)),
         ),
+    )
+
+
+@lru_cache(maxsize=2048)
+def _tile_ops(workload: Workload, variant: Fa4Variant, machine: Machine) -> list[Op]:
+    """Operations of query tile 0, whatever tiles there are beside it."""
+    return _Parts(workload, variant, machine).tile_ops()
+
+
+@lru_cache(maxsize=16)
+def _roles(softmax_tiles: int, split_p: bool) -> tuple[Role, ...]:
+    parts = ("a", "b") if split_p else ("a",)
+    tiles = range(softmax_tiles)
+    matrix: list[Step] = []
+    for s in tiles:
+        matrix += [Step(f"pv{s}{p}") for p in parts]
+        matrix.append(Step(f"qk{s}", 1))
+    softmax = []
+    for s in tiles:
+        # The row sum of a block runs at the head of the next step, after the statistics slot is free.
+        program = (Step(f"sum{s}"), Step(f"max{s}"), *(Step(f"exp{s}{p}") for p in parts))
+        softmax.append(Role(f"softmax{s}", program, 4, 176))
+    return (
+        Role("load", (Step("load_k"), Step("load_v")), 1, 72),
+        Role("mma", tuple(matrix), 1, 72),
+        *softmax,
+        Role("correction", tuple(Step(f"correct{s}") for s in tiles), 4, 88),
     )
 
 
@@ -105,8 +134,9 @@ class _Parts:
             engine="tensor", issue_cycles=steps, tile=tile, instructions=(("other", count),),
         )  # fmt: skip
 
-    def tile_ops(self, s: int) -> list[Op]:
-        v, w, m = self.v, self.w, self.m
+    def tile_ops(self) -> list[Op]:
+        """Of query tile 0."""
+        s, v, w, m = 0, self.v, self.w, self.m
         first = v.tile_n * _FIRST_PART if v.split_p else v.tile_n
         softmax = f"softmax{s}"
         max_work = common.row_max_work(m, self.elements if not v.load_max else self.elements / 32)
@@ -252,25 +282,6 @@ class _Parts:
         return edges
 
     # -- programs, storage -----------------------------------------------------------------------------------------
-
-    def roles(self) -> tuple[Role, ...]:
-        parts = ("a", "b") if self.v.split_p else ("a",)
-        tiles = range(self.v.softmax_tiles)
-        matrix: list[Step] = []
-        for s in tiles:
-            matrix += [Step(f"pv{s}{p}") for p in parts]
-            matrix.append(Step(f"qk{s}", 1))
-        softmax = []
-        for s in tiles:
-            # The row sum of a block runs at the head of the next step, after the statistics slot is free.
-            program = (Step(f"sum{s}"), Step(f"max{s}"), *(Step(f"exp{s}{p}") for p in parts))
-            softmax.append(Role(f"softmax{s}", program, 4, 176))
-        return (
-            Role("load", (Step("load_k"), Step("load_v")), 1, 72),
-            Role("mma", tuple(matrix), 1, 72),
-            *softmax,
-            Role("correction", tuple(Step(f"correct{s}") for s in tiles), 4, 88),
-        )
 
     def buffers(self) -> tuple[Buffer, ...]:
         query, slot, slots = fa4_smem_bytes(self.v, self.w, self.m)

@@ -70,16 +70,18 @@ def _space(workload: Workload, machine: Machine, family: str) -> Space:
     legal, written, refusal = [], [], ""
     for variant in record.space(workload, machine):
         key = fit(variant)
-        if key not in allowed:
-            allowed[key] = record.legality(variant, workload, machine).legal
-        if not allowed[key]:
+        fits = allowed.get(key)
+        if fits is None:
+            fits = allowed[key] = record.legality(variant, workload, machine).legal
+        if not fits:
             continue
         legal.append(variant)
         key = pen(variant)
-        if key not in refusals:
-            refusals[key] = record.writable(variant, workload, machine).sentence()
-        if refusals[key]:
-            refusal = refusal or refusals[key]
+        refused = refusals.get(key)
+        if refused is None:
+            refused = refusals[key] = record.writable(variant, workload, machine).sentence()
+        if refused:
+            refusal = refusal or refused
         else:
             written.append(variant)
     return Space(tuple(written or legal), bool(written), "" if written else refusal)

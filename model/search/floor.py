@@ -39,12 +39,19 @@ def unmasked_seconds(workload: Workload, machine: Machine, variant: Variant, clo
     if not family_of(variant).fused:
         return 0.0
     pipeline = build_pipeline(loop_shape(workload), variant, machine)
-    tiles = head_tiles(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
-    if not tiles.masked.any():
+    if not _compare_unmasked(workload, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration):
         return 0.0
-    if np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0:
-        return 0.0  # tiles alike fill whole waves, tiles that are not are estimated: the two do not compare
     return evaluate_seconds(workload, machine, variant, clock, masks=False)
+
+
+@lru_cache(maxsize=256)
+def _compare_unmasked(workload: Workload, rows: int, keys: int) -> bool:
+    """Whether a forecast with plain blocks alone is another one, and no longer than with masked ones."""
+    tiles = head_tiles(workload, rows, keys)
+    if not tiles.masked.any():
+        return False
+    # Tiles alike fill whole waves, tiles that are not are estimated: the two do not compare.
+    return not (np.ptp(tiles.iterations) == 0 and np.ptp(tiles.masked) > 0)
 
 
 def floor_seconds(workload: Workload, machine: Machine, variant: Variant, clock: str | float = "sustained") -> float:

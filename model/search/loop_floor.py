@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.sm.bounds import RecMii, held_cycles, rec_mii
-from tilecast.model.sm.native.recurrences import longest_paths
+from tilecast.model.sm.bounds import RecMii, around, rec_mii
 
 #: A forecast takes nearly equal states for a repetition, so that its period may lie this far under the recurrence.
 _RECURRENCE_MARGIN = 0.9995
@@ -68,7 +66,7 @@ def loop_floor(pipeline: Pipeline, guess: RecMii | None = None) -> LoopFloor:
     offsets = [0]
     for edge in recurrence.edges:
         offsets.append(offsets[-1] + edge.distance)
-    before, after = _around(pipeline, recurrence.ops_on_cycle[0])
+    before, after = around(pipeline, recurrence.ops_on_cycle[0])
     return LoopFloor(
         unit.unit_cycles, _RECURRENCE_MARGIN * recurrence.latency, max(1, recurrence.distance), max(offsets) - min(offsets),
         _RECURRENCE_MARGIN * before, _RECURRENCE_MARGIN * after, recurrence,
@@ -97,19 +95,3 @@ class _Asked:
 @lru_cache(maxsize=1 << 15)
 def _floor_of(asked: _Asked) -> LoopFloor:
     return loop_floor(asked.pipeline, asked.guess)
-
-
-def _around(pipeline: Pipeline, op: str) -> tuple[float, float]:
-    """Cycles before an operation can start in the first block, and from its start to the end of the last."""
-    number = {one.name: at for at, one in enumerate(pipeline.ops)}
-    alone = [one.min_cycles for one in pipeline.ops]
-    links = []
-    for src, dst, back, latency, _, _ in pipeline.edges:
-        if not back:
-            links.append((number[src], number[dst], alone[number[src]] + latency))
-    for role in pipeline.roles:
-        for first, second in pairwise(role.program):
-            if first.shift == second.shift:
-                links.append((number[first.op], number[second.op], held_cycles(pipeline.op(first.op))))
-    before, after = longest_paths(alone, links)
-    return before[number[op]], after[number[op]]

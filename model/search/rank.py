@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
 from math import inf
+from typing import NamedTuple
 
 from tilecast.model.chip.evaluate import evaluate_seconds
 from tilecast.model.kernel.variant import Variant
@@ -27,8 +28,7 @@ DIGITS = 9
 _BAND = 1.01
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A variant with its forecast, or with the floor that made a forecast needless."""
 
     variant: Variant
@@ -67,7 +67,7 @@ def rank(
     if keep < 1 or per_group < 1:
         raise ValueError(f"rank: keep and per_group take at least 1, got {keep} and {per_group}")
     given = variants if isinstance(variants, tuple) else tuple(variants)
-    board = _Board(keep, per_group if group else keep)
+    board = _Board(keep, per_group if group else keep, grouped=group is not None)
     names = [group(variant) if group else () for variant in variants]
     forecast: list[Ranked] = []
     dropped: list[Ranked] = []
@@ -133,8 +133,8 @@ def _in_order_of_floors(
 class _Board:
     """The times kept so far: what a variant must not exceed to be kept."""
 
-    def __init__(self, keep: int, per_group: int) -> None:
-        self.keep, self.per_group = keep, per_group
+    def __init__(self, keep: int, per_group: int, *, grouped: bool) -> None:
+        self.keep, self.per_group, self.grouped = keep, per_group, grouped
         self.groups: dict[Hashable, list[float]] = {}
         self.all: list[float] = []
 
@@ -148,7 +148,9 @@ class _Board:
 
     def takes_any(self, floor: float, members: Sequence[int], names: Sequence[Hashable]) -> bool:
         """Whether it takes one of ``members`` with such a floor."""
-        return self.takes(floor, names[members[0]]) or any(self.takes(floor, names[order]) for order in members[1:])
+        if self.takes(floor, names[members[0]]):
+            return True
+        return self.grouped and any(self.takes(floor, names[order]) for order in members[1:])
 
     def add(self, name: Hashable, seconds: float) -> None:
         """Take a time in, and the one that it drives out of its group off."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 
 from tilecast.base.same import Same
 from tilecast.model.pipeline.graph import Edge, Op, Pipeline, PipelineError, Role, Step
-from tilecast.model.sm.native.recurrences import heaviest_cycle
+from tilecast.model.sm.native.recurrences import heaviest_cycle, longest_paths
 from tilecast.model.sm.recurrences import Arc, Stuck
 
 _TIE = 1e-9
@@ -121,6 +122,13 @@ class _Graph:
             matrix = tuple(step for step in role.program if named[step.op].engine == "tensor")
             self._in_order(named, role.program, f"role {role.name} in order", self.issue, held_cycles)
             self._in_order(named, matrix, "matrix engine in order", self.runs, attrgetter("min_cycles"))
+        #: For the paths of one iteration: operations by number, their cycles, and what a role keeps in order.
+        self.number = {op.name: at for at, op in enumerate(ops)}
+        self.alone = [op.min_cycles for op in ops]
+        self.steps = [
+            (self.number[first.op], self.number[second.op], held_cycles(named[first.op]))
+            for role in roles for first, second in pairwise(role.program) if first.shift == second.shift
+        ]  # fmt: skip
         self._place = {(e.src, e.dst, e.distance, e.why): at for at, e in enumerate(self.ordered)}
 
     def _in_order(
@@ -187,6 +195,20 @@ def rec_mii(pipeline: Pipeline, *, with_roles: bool = True, guess: RecMii | None
         weight / (distance * _SCALE) if cycle else 0.0,
         tuple(edge.src for edge in edges), weight / _SCALE, distance, edges,
     )  # fmt: skip
+
+
+def around(pipeline: Pipeline, op: str) -> tuple[float, float]:
+    """Cycles before an operation can start in the first block, and from its start to the end of the last; other operations
+    and hand-overs of the same block alone are waited for."""
+    graph = _graph(Same(pipeline.ops), Same(pipeline.roles))
+    number, alone = graph.number, graph.alone
+    links = [
+        (number[src], number[dst], alone[number[src]] + late)
+        for src, dst, back, late, _, _ in pipeline.edges
+        if not back
+    ]
+    before, after = longest_paths(alone, links + graph.steps)
+    return before[number[op]], after[number[op]]
 
 
 def _walk(edges: Sequence[Edge]) -> str:
