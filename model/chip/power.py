@@ -38,8 +38,6 @@ _UNIT_ENERGY = (
 _LOWEST_MHZ, _SAME_MHZ = 100.0, 1e-7
 #: How long work lasts, as a clock.
 _LASTING = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
-#: Halvings of the range of clocks that take it below that.
-_HALVINGS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +188,25 @@ def settled_mhz(
 
     watts = _power_curve(machine, activity, seconds_at)
     lows, highs = np.full(len(busy_cycles), low), np.full(len(busy_cycles), high)
-    held = watts(highs / 1e3) > limit
-    for _ in range(_HALVINGS if held.any() else 0):
-        middle = 0.5 * (lows + highs)
-        over = watts(middle / 1e3) > limit
-        np.copyto(highs, middle, where=over)
-        np.copyto(lows, middle, where=~over)
-    return np.where(held, highs, high)
+    under, over = watts(lows / 1e3) - limit, watts(highs / 1e3) - limit
+    held, stopped = over > 0.0, under >= 0.0
+    kept = np.zeros(len(busy_cycles))
+    # As `settle` does, each for itself; the upper end is kept.
+    while True:
+        wide = held & ~stopped & (highs - lows > _SAME_MHZ)
+        if not wide.any():
+            return np.where(held, np.where(stopped, low, highs), high)
+        crossing = (lows * over - highs * under) / (over - under)
+        middle = np.minimum(np.maximum(crossing, lows + _SAME_MHZ / 2), highs - _SAME_MHZ / 2)
+        excess = watts(middle / 1e3) - limit
+        above = wide & (excess > 0.0)
+        below = wide & ~above
+        under[above & (kept > 0)] *= 0.5
+        over[below & (kept < 0)] *= 0.5
+        for here, ends, excesses, side in ((above, highs, over, 1.0), (below, lows, under, -1.0)):
+            np.copyto(ends, middle, where=here)
+            np.copyto(excesses, excess, where=here)
+            kept[here] = side
 
 
 def fixed_clock(machine: Machine, activity: Activity, busy_cycles: float, hbm_seconds: float, mhz: float) -> Clock:
