@@ -7,13 +7,11 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tilecast.codegen.blackwell_dtype import TypedKernel
 from tilecast.codegen.blackwell_order import Phases, Rings
 from tilecast.codegen.exp2 import COEFFICIENTS
-from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, in_lines, sizes_statement
+from tilecast.codegen.gluon import in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
-
-#: Q, K, V and O are bf16 or fp16.
-ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class KvRing:
 
 
 @dataclass(frozen=True, slots=True)
-class BlackwellKernel(GluonKernel):
+class BlackwellKernel(TypedKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``; see the template for what each field becomes."""
 
     title: str
@@ -87,6 +85,8 @@ class BlackwellKernel(GluonKernel):
     store_columns: int = 16
     #: L2 that K and V of the heads at work together may fill (fa4.md (h)).
     l2_megabytes: int = 50
+    #: Whether Q, K and V have 8 bits an element: then P is e4m3, O bf16, and heads have factors.
+    fp8: bool = False
 
     @property
     def pair(self) -> bool:
@@ -121,7 +121,7 @@ class BlackwellKernel(GluonKernel):
     @property
     def kv_bytes_per_key(self) -> int:
         """Bytes of K and V for one key of one head."""
-        return (self.head_dim_qk + self.head_dim_v) * ELEMENT_BYTES
+        return (self.head_dim_qk + self.head_dim_v) * self.element_bytes
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class BlackwellKernel(GluonKernel):
         """
         window = ("window_left", "window_right") if self.mask == "window" else ()
         dealt = () if self.scheduler == "grid" else ("heads", "programs" if self.persistent else "heads_at_once")
-        return ("heads_q", "group", "seqlen_q", "seqlen_k", *window, "query_blocks", *dealt)
+        return ("heads_q", "group", "seqlen_q", "seqlen_k", *window, "query_blocks", *dealt, *self.factor_sizes)
 
     @property
     def tile(self) -> str:
@@ -452,7 +452,7 @@ class BlackwellKernel(GluonKernel):
             ]
         values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
         lines += [sizes_statement(values)]
-        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
+        return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), self.host_arguments)
 
     # -- launch --------------------------------------------------------------------------------------------------------
 

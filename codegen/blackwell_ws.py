@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 
 from tilecast.codegen import blackwell_order
-from tilecast.codegen.blackwell_kernel import ELEMENT_BYTES, BlackwellKernel, KvRing, Piece
+from tilecast.codegen.blackwell_kernel import BlackwellKernel, KvRing, Piece
 from tilecast.codegen.blackwell_order import Rings
 from tilecast.model.families import build_pipeline, legality
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
@@ -42,6 +42,8 @@ _REGISTERS: dict[tuple[bool, bool, int, bool], tuple[int, int]] = {
 }
 _REGISTERS_SMALL = (200, 48)  # head_dim below 96
 _REGISTERS_DEFAULT = (192, 48)
+#: In 8 bits the correction role also keeps factors: with 64 registers or fewer it spills.
+_MOST_SOFTMAX_REGISTERS_8_BITS = 192
 _REGISTERS_BY_KEYS = (184, 72)  # ours: operand addresses of 256 wide heads need more than 48; 176 spills with a mask
 _REGISTER_FILE = 65536
 #: Columns of O that the correction role holds at a time.
@@ -112,6 +114,7 @@ def context(
         other_registers=other_registers,
         registers_at_launch=at_launch,
         tmem_map=_tmem_map(variant, workload, by_keys),
+        fp8=workload.dtype == "fp8",
     )
 
 
@@ -119,8 +122,8 @@ def _refuse(variant: Fa4Variant, workload: Workload, machine: Machine) -> None:
     verdict = legality(variant, workload, machine)
     if not verdict.legal:
         raise VariantError(f"blackwell_ws: {verdict.sentence()}")
-    if workload.dtype not in ("bf16", "fp16"):
-        raise VariantError(f"blackwell_ws: dtype must be bf16 or fp16, got '{workload.dtype}'")
+    if workload.dtype not in ("bf16", "fp16", "fp8"):
+        raise VariantError(f"blackwell_ws: dtype must be bf16, fp16 or fp8, got '{workload.dtype}'")
     if variant.scheduler not in SCHEDULERS:
         raise VariantError(f"blackwell_ws: scheduler must be {', '.join(SCHEDULERS)}, got '{variant.scheduler}'")
     if variant.softmax_tiles > 2:
@@ -222,6 +225,8 @@ def _registers(variant: Fa4Variant, workload: Workload, machine: Machine) -> tup
     if variant.split == "k":
         return *_REGISTERS_BY_KEYS, at_launch
     softmax, other = _REGISTERS.get(key, _REGISTERS_SMALL if wide < 96 else _REGISTERS_DEFAULT)
+    if workload.dtype == "fp8":
+        softmax = min(softmax, _MOST_SOFTMAX_REGISTERS_8_BITS)
     return softmax, other, at_launch
 
 
@@ -249,7 +254,7 @@ def _check_shared_memory(
     query, _, _ = fa4_smem_bytes(variant, workload, machine)
     widths = (workload.head_dim_qk, workload.head_dim_v)
     ring_bytes = sum(
-        ring.slots * variant.tile_n * width * ELEMENT_BYTES // variant.cta_group
+        ring.slots * variant.tile_n * width * workload.dtype_bytes // variant.cta_group
         for ring, width in zip(rings, widths, strict=False)
     )
     rows = variant.softmax_tiles * (variant.stats_slots + by_keys) * 128 * 4

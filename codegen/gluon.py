@@ -35,6 +35,16 @@ class GluonKernel(ABC):
     def sizes(self) -> tuple[str, ...]:
         """Numbers that vary from call to call, in the order of the kernel's arguments."""
 
+    @property
+    def last_arguments(self) -> tuple[str, ...]:
+        """What the kernel gets after its sizes."""
+        return ("scale_log2",)
+
+    @property
+    def worked_out(self) -> tuple[tuple[str, str], ...]:
+        """(name, value at launch) of what roles know besides, once they have worked it out."""
+        return ()
+
     @abstractmethod
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them."""
@@ -47,18 +57,19 @@ class GluonKernel(ABC):
     @property
     def problem(self) -> str:
         """The type of what the roles know of a launch."""
-        return problem_statement(self.sizes)
+        return problem_statement((*self.sizes, *self.last_arguments, *(name for name, _ in self.worked_out)))
 
     @property
     def new_problem(self) -> str:
         """The statement that makes one."""
-        return in_lines(", ".join((*OUTPUTS, *self.sizes, "scale_log2")), "problem = Problem(", ")", _WIDTH - 4)
+        values = (*OUTPUTS, *self.sizes, *self.last_arguments, *(value for _, value in self.worked_out))
+        return in_lines(", ".join(values), "problem = Problem(", ")", _WIDTH - 4)
 
     @property
     def signature(self) -> str:
         """The head of the kernel."""
         names = (made.name for made in self.descriptors)
-        return in_lines(", ".join((*names, *OUTPUTS, *self.sizes, "scale_log2")), "def attention(", "):")
+        return in_lines(", ".join((*names, *OUTPUTS, *self.sizes, *self.last_arguments)), "def attention(", "):")
 
     @property
     def unspecialized(self) -> str:
@@ -83,9 +94,9 @@ def sizes_statement(values: Iterable[str]) -> str:
     return in_lines(", ".join(values), "sizes = (", ")", _WIDTH - 4)
 
 
-def problem_statement(sizes: Sequence[str]) -> str:
-    """The type of what the roles know of a launch: outputs, ``sizes`` and the scale."""
-    head, fields = 'Problem = namedtuple("Problem", ', " ".join((*OUTPUTS, *sizes, "scale_log2"))
+def problem_statement(names: Sequence[str]) -> str:
+    """The type of what the roles know of a launch: outputs and ``names``."""
+    head, fields = 'Problem = namedtuple("Problem", ', " ".join((*OUTPUTS, *names))
     if len(head) + len(fields) + 3 <= _WIDTH:
         return f'{head}"{fields}")'
     cut = fields.rindex(" ", 0, _WIDTH - len(head) - 2) + 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+from tilecast.model.kernel import e4m3
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
 WIDE = 192
@@ -444,7 +445,7 @@ o = {self.zeros}""",
     @property
     def octaves(self) -> int:
         """Power of two that exponentials reach in e4m3: 8, less what a row may outgrow its reference by."""
-        return 8 - (int(self.rescale_threshold) if self.rescale == "conditional" else 0)
+        return e4m3.OCTAVES - (int(self.rescale_threshold) if self.rescale == "conditional" else 0)
 
     @property
     def problem_of_head(self) -> str:

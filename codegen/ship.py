@@ -47,6 +47,7 @@ _REGISTRY = (
     "seqlen_q_max",
     "triton_min",
     "cache",
+    "dtypes",
 )
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
 
@@ -222,6 +223,8 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
 - `hopper_ws_*`: Gluon for sm_90a, anchored softmax; what `tilecast.attention` runs on H100 and H200.
 - `hopper_fp8_*`: the same family for e4m3 q, k and v, bf16 out: `launch(..., q_descale=, k_descale=, v_descale=)` also brings V
   along its keys first ([docs/fp8.md](../docs/fp8.md)).
+- `blackwell_fp8_*`: `blackwell_ws` for e4m3 or e5m2 q, k and v, bf16 out, the same arguments; not yet on hardware, and what the
+  operator runs there, having no other.
 - `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.
 - `triton_*`: plain Triton with pointers, any GPU from Ampere on.
 - `blackwell_ws_*`: Gluon for sm_100a and sm_103a, FlashAttention-4's structure; `_pair` kernels multiply with two CTAs

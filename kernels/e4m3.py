@@ -1,8 +1,8 @@
-"""``tilecast.attention`` of e4m3 tensors: descaling factors in, bf16 out, through ``torch.ops.tilecast.attention_e4m3_forward``.
+"""``tilecast.attention`` of 8-bit tensors: descaling factors in, bf16 out, through ``torch.ops.tilecast.attention_e4m3_forward``.
 
-q, k and v are torch.float8_e4m3fn; what they stand for is each times its factor, as in FlashAttention-3: float32, one number
-or one to a (batch, key head), for q as well.  A kernel is two launches: one brings V along its keys, which Hopper's matrix
-unit asks of 8-bit operands, and the other is attention.  There are no gradients.
+q, k and v are torch.float8_e4m3fn, on Blackwell also torch.float8_e5m2; what they stand for is each times its factor, as in
+FlashAttention-3: float32, one number or one to a (batch, key head), for q as well.  On Hopper a kernel is two launches: one
+brings V along its keys, which that matrix unit asks of 8-bit operands, and the other is attention.  There are no gradients.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tilecast.kernels.selection import (
 )
 
 E4M3 = torch.float8_e4m3fn
-NAMES = {E4M3: "fp8"}
+NAMES = {E4M3: "fp8", torch.float8_e5m2: "e5m2"}
 NO_GRADIENTS = (
-    "attention: expected tensors without requires_grad in torch.float8_e4m3fn, whose kernels have no gradients; "
+    "attention: expected tensors without requires_grad in 8 bits, whose kernels have no gradients; "
     "detach them, or use fallback='sdpa'"
 )
 Factors = tuple[Any, Any, Any]
@@ -77,8 +77,9 @@ def check_factors(q: Any, k: Any, factors: Factors) -> None:
     for name, factor in zip(("q_descale", "k_descale", "v_descale"), factors, strict=True):
         if factor is None:
             continue
-        if q.dtype != E4M3:
-            raise AttentionError(f"{name}: expected q, k, v of {E4M3} where factors are given, got {q.dtype}")
+        if q.dtype not in NAMES:
+            known = " or ".join(map(str, NAMES))
+            raise AttentionError(f"{name}: expected q, k, v of {known} where factors are given, got {q.dtype}")
         if not isinstance(factor, torch.Tensor) or factor.dtype != torch.float32:
             got = factor.dtype if isinstance(factor, torch.Tensor) else type(factor).__name__
             raise AttentionError(f"{name}: expected a float32 tensor, got {got}")
@@ -103,7 +104,7 @@ def refusal(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int) 
 
 
 def descaled(x: Any, factor: Any) -> Any:
-    """What an e4m3 tensor stands for, in bf16; heads share the factors of (batch, heads_kv) in groups."""
+    """What an 8-bit tensor stands for, in bf16; heads share the factors of (batch, heads_kv) in groups."""
     wide = x.float()
     if factor is not None:
         if factor.ndim == 2:
@@ -135,16 +136,19 @@ def _run(
     kernels = _kernels.get((q.get_device(), q.dtype, head_dim, v.shape[3], mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask, names=NAMES, known=_kernels)
-    launch = next((launch for first, last, launch, _ in kernels if first <= seqlen_q <= last), None)
-    if launch is None:
+    found = next(((launch, windowed) for first, last, launch, windowed in kernels if first <= seqlen_q <= last), None)
+    if found is None:
         raise UnsupportedError(
-            f"attention: no e4m3 kernel for head_dim {head_dim} takes {seqlen_q} query rows; fallback='sdpa' runs it"
+            f"attention: no 8-bit kernel for head_dim {head_dim} takes {seqlen_q} query rows; fallback='sdpa' runs it"
         )
     out, lse = _outputs(q, v, True)
     if out.numel() and k.numel():
-        factors = (q_descale, k_descale, v_descale)
+        launch, windowed = found
+        factors = (factor if factor is None else factor.contiguous() for factor in (q_descale, k_descale, v_descale))
+        read_v = v if getattr(launch, "any_v", False) else _read(v)
         # Causal kernels know their mask.
-        launch(_read(q), _read(k), v, out, lse, head_dim**-0.5 if scale is None else scale, -1, -1, *factors)
+        limits = (left, right) if windowed else (-1, -1)
+        launch(_read(q), _read(k), read_v, out, lse, head_dim**-0.5 if scale is None else scale, *limits, *factors)
     else:
         out.zero_()
         lse.fill_(-math.inf)

@@ -181,8 +181,9 @@ def _recipes(apart: list[Any]) -> Callable[[Any], tuple[int | None, Any]]:
 def e4m3_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated e4m3 kernel, which remembers what it works out for a shape.
 
-    ``module`` is the file as a module: its ``plan`` of two launches, ``workspaces`` and ``OPTIONS``.  The result has the
-    signature, the shapes and the refusals of the file's ``launch``.
+    ``module`` is the file as a module: its ``plan`` of one launch, or of two, which then has ``PREPARE_WARPS`` for the first,
+    ``workspaces`` and ``OPTIONS``.  The result has the signature, the shapes and the refusals of the file's ``launch``, and
+    ``any_v``: whether V may have any strides.
     """
     plans: dict[Any, Any] = {}
 
@@ -206,31 +207,37 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             steps = plans[key] = _e4m3_steps(module, tensors, window_left, window_right)
-        for (start, recipe), scales in zip(steps, ((), (scale * LOG2E,)), strict=False):
+        for start, recipe, scaled in steps:
             arguments = [
                 value if at is None else tensors[at] if value is None else on_tensor(value, tensors[at])
                 for at, value in recipe
             ]
-            start(*arguments, *scales)
+            start(*arguments, *((scale * LOG2E,) if scaled else ()))
         if not steps:
             out.zero_()
             lse.fill_(float("-inf"))
 
+    # The first of two launches reads V by plain loads.
+    launch.any_v = hasattr(module, "PREPARE_WARPS")  # type: ignore[attr-defined]
     return launch
 
 
 def _e4m3_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
-    """(compiled kernel on its grid, recipe of its arguments) of both launches of a shape; empty for empty tensors."""
+    """(compiled kernel on its grid, recipe of its arguments, whether the scale follows) of the launches of a shape, of which
+    the last is attention; empty for empty tensors."""
     # One tensor may be given twice, and still every argument must tell which one it is of.
     apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
     recipe = _recipes(apart)
     steps = []
-    options = ({"num_warps": module.PREPARE_WARPS}, module.OPTIONS)
-    planned = module.plan(*apart, window_left, window_right)
-    for (kernel, grid, arguments), scales, more in zip(planned, ((), (1.0,)), options, strict=False):
+    *before, last = module.plan(*apart, window_left, window_right) or (None,)
+    for kernel, grid, arguments in before:
+        compiled = kernel.warmup(*arguments, grid=grid, num_warps=module.PREPARE_WARPS) or kernel
+        steps.append((compiled[grid], [recipe(argument) for argument in arguments], False))
+    if last is not None:
+        kernel, grid, arguments = last
         # An interpreter compiles nothing.
-        compiled = kernel.warmup(*arguments, *scales, grid=grid, **more) or kernel
-        steps.append((compiled[grid], [recipe(argument) for argument in arguments]))
+        compiled = kernel.warmup(*arguments, 1.0, grid=grid, **module.OPTIONS) or kernel
+        steps.append((compiled[grid], [recipe(argument) for argument in arguments], True))
     return steps
 
 

@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
-from tilecast.kernels.e4m3 import E4M3, attention_e4m3
+from tilecast.kernels.e4m3 import NAMES as EIGHT_BITS
+from tilecast.kernels.e4m3 import attention_e4m3
 from tilecast.kernels.errors import (
     NO_TRANSFORMS,
     UnsupportedError,
@@ -102,16 +103,17 @@ def attention(
     """softmax(scale q k^T + mask) v, fused, with gradients of q, k and v.
 
     q: (batch, heads_q, seqlen_q, head_dim), k: (batch, heads_kv, seqlen_k, head_dim), v: (batch, heads_kv, seqlen_k,
-    head_dim_v), all bfloat16, all float16 or all float8_e4m3fn (no gradients, bfloat16 out) on one CUDA device; heads_q is a multiple of heads_kv (GQA, MQA).  With
-    ``layout="bshd"`` heads and seqlen change places in q, k, v and the output.  Views with unit last stride and strides
-    and address of whole 16 bytes are read in place; another tensor is copied first.
+    head_dim_v), on one CUDA device, all bfloat16, all float16, or all float8_e4m3fn or, on Blackwell, float8_e5m2 (no gradients,
+    bfloat16 out); heads_q is a multiple of heads_kv (GQA, MQA).  With ``layout="bshd"`` heads and seqlen change places in q, k,
+    v and the output.  Views with unit last stride and strides and address of whole 16 bytes are read in place; another tensor
+    is copied first.
 
     causal: hide keys after the diagonal.  The diagonal ends bottom right: query i sits at key i + seqlen_k - seqlen_q,
     as in FlashAttention (SDPA's is_causal starts top left, which differs when the lengths do).
     window: (left, right) keys beside the diagonal that stay visible, -1 for no limit; causal=True means right = 0.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: also return the natural log of each row's sum of exp(score), float32 (batch, heads_q, seqlen_q).
-    q_descale, k_descale, v_descale: what e4m3 tensors are to be multiplied by, float32, one number or (batch, heads_kv).
+    q_descale, k_descale, v_descale: what 8-bit tensors are to be multiplied by, float32, one number or (batch, heads_kv).
     fallback: "sdpa" sends what is not supported (dtype, device, head_dim, torch.func transforms) to PyTorch's SDPA with
     these same semantics; None (the default) raises.
 
@@ -138,7 +140,12 @@ def attention(
                 raise
     # A dispatch mode, a functorch level, the profiler or a tracer must see the operator: only bare calls skip it.
     # (Meta tensors have no kernel but the fake one.)
-    if q_descale is not None or k_descale is not None or v_descale is not None or getattr(q, "dtype", None) is E4M3:
+    if (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or getattr(q, "dtype", None) in EIGHT_BITS
+    ):
         factors = (q_descale, k_descale, v_descale)
         out, lse = attention_e4m3(q, k, v, factors, scale, left, right, return_lse, fallback)
     elif (

@@ -7,7 +7,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "capability": [[9, 0]],              exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
      "head_dim_qk": 128, "head_dim_v": 128,
      "mask": "causal",                    none, causal or window; a window kernel takes any (left, right) at run time
-     "dtypes": ["bf16", "fp16"],          or ["fp8"] alone: e4m3 in, bf16 out, `launching.e4m3_launcher`
+     "dtypes": ["bf16", "fp16"],          or ["fp8"] or ["fp8", "e5m2"]: e4m3 or e5m2 in, bf16 out, `launching.e4m3_launcher`
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
@@ -44,7 +44,7 @@ from typing import Any, TypeVar
 
 INDEX = Path(__file__).parent / "generated" / "index.json"
 PACKAGE = "tilecast.kernels.generated"
-DTYPES = ("bf16", "fp16", "fp8")
+DTYPES = ("bf16", "fp16", "fp8", "e5m2")
 #: Kernel masks that compute a problem's mask, narrowest first: a causal problem is a window of (-1, 0), and so on.
 COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "window": ("window",)}
 NO_LIMIT = 2**62
@@ -132,7 +132,7 @@ def candidates(
 ) -> tuple[Entry, ...]:
     """Kernels for a problem, best first; the first whose query lengths fit is the one to run.
 
-    ``dtype`` is bf16, fp16 or fp8, ``mask`` as `reduce_mask` says.  Kernels that a better one makes unreachable are left out,
+    ``dtype`` is one of `DTYPES`, ``mask`` as `reduce_mask` says.  Kernels that a better one makes unreachable are left out,
     so that what comes back is what has to be imported.  Empty where nothing fits.
     """
     known = shipped() if entries is None else entries
@@ -179,7 +179,7 @@ def launcher(entry: Entry) -> Callable[..., Any]:
 
     if entry.direction == "bwd":
         return launching.backward_launcher(module)
-    return launching.e4m3_launcher(module) if entry.dtypes == {"fp8"} else launching.launcher(module)
+    return launching.e4m3_launcher(module) if "fp8" in entry.dtypes else launching.launcher(module)
 
 
 def shipped() -> tuple[Entry, ...]:

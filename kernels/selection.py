@@ -5,6 +5,7 @@ Kernels are imported when a problem is met for the first time, and remembered.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -135,6 +136,7 @@ def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
     if device < 0 or torch.cuda.device_count() < 2:
         return launch
 
+    @functools.wraps(launch)
     def launch_there(*arguments: Any) -> None:
         if torch.cuda.current_device() == device:
             launch(*arguments)

@@ -246,6 +246,9 @@ def compile_kernels(
         left, right = work["window"] or (-1, -1)
         tensors = _tensors(work, direction, _DTYPE_NAMES[dtype], capability, with_lse)
         arguments, options = (*tensors, work["head_dim_qk"] ** -0.5, left, right), {}
+        if dtype == "fp8":
+            by_head = _Shape((work["batch"], work["heads_kv"]), "torch.float32", 4, capability)
+            options = {f"{x}_descale": by_head for x in "qkv"}
     # Triton prints the whole PTX when the assembler refuses it; the sentence below says what matters.
     with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:

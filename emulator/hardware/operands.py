@@ -8,12 +8,13 @@ from tilecast.emulator.errors import LayoutError
 from tilecast.emulator.hardware.context import Context
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.tensor_memory import Tmem
-from tilecast.emulator.values import legal
+from tilecast.emulator.values import dtypes, legal
 
 
 def check_product(program: Context, a: Any, b: Any, acc_shape: Any) -> None:
-    """LayoutError for types and shapes that do not multiply."""
-    if a.shape[1] != b.shape[0] or list(acc_shape) != [a.shape[0], b.shape[1]] or a.dtype is not b.dtype:
+    """LayoutError for types and shapes that do not multiply; e4m3 and e5m2 multiply each other."""
+    alike = a.dtype is b.dtype or {a.dtype, b.dtype} == {dtypes.FP8E4, dtypes.FP8E5}
+    if a.shape[1] != b.shape[0] or list(acc_shape) != [a.shape[0], b.shape[1]] or not alike:
         raise LayoutError(
             f"{program.here()}: {a.dtype} {list(a.shape)} times {b.dtype} {list(b.shape)} into {list(acc_shape)}"
         )

@@ -26,7 +26,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
-from tilecast.model.pipeline.softmax_cost import rescale_share
+from tilecast.model.pipeline.rescaling import rescale_share
 from tilecast.model.pipeline.tensor_core import (
     INSTRUCTIONS_PER_MMA,
     mma_completion_latency_cycles,

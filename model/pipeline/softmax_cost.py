@@ -20,11 +20,6 @@ STEP_ALU_INSTRUCTIONS = 14
 CORRECTION_INSTRUCTIONS = 30
 CORRECTION_ALU_INSTRUCTIONS = 14
 
-#: Share of tile steps in which one warp of the correction group really rescales at threshold 8:
-#: a tenth (FA4B) of the 65 % expected for threshold 0 over 64 blocks of independent scores.
-_RESCALE_SHARE_AT_8 = 0.065
-_RESCALE_SHARE_AT_0 = 0.65
-
 Pairs = tuple[tuple[str, float], ...]
 
 
@@ -138,11 +133,6 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
         },
         {"mufu": hardware / 128.0, "fma": scale_count + emulation_count, "alu": alu_count},
     )
-
-
-def rescale_share(threshold: float) -> float:
-    """Expected share of steps in which a warp rescales O, log-linear between thresholds 0 and 8 and beyond."""
-    return float(_RESCALE_SHARE_AT_0 * (_RESCALE_SHARE_AT_8 / _RESCALE_SHARE_AT_0) ** (threshold / 8.0))
 
 
 def mask_work(machine: Machine, elements: float) -> Pairs:

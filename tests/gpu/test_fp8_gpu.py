@@ -1,4 +1,4 @@
-"""e4m3 attention on a Hopper GPU, against float64 of the descaled inputs; beside it P rounded to e4m3 in float64.
+"""e4m3 attention on a Hopper or Blackwell GPU, against float64 of the descaled inputs; beside it P rounded to e4m3 in float64.
 
 That emulation loses what the format loses; kernels may lose half as much again, for blocks have maxima of their own.
 """
@@ -16,21 +16,25 @@ import tilecast  # noqa: E402
 from tilecast.kernels import registry  # noqa: E402
 
 HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-DIMS = [d for d, _ in registry.head_dims(HERE, "fp8", "causal")]
+DIMS = [d for d, d_v in registry.head_dims(HERE, "fp8", "causal") if d == d_v]
+WINDOWS = [d for d, d_v in registry.head_dims(HERE, "fp8", "window") if d == d_v]
 pytestmark = pytest.mark.skipif(not DIMS, reason="no e4m3 kernel runs on this GPU")
 E4M3 = torch.float8_e4m3fn
 #: Of the error of P rounded in float64; sums over 128k keys of V > 0 in Hopper's short accumulator are judged by themselves.
 FACTOR, LONG = 1.5, 2e-2
 
 
-def exact(q, k, v, causal, rounded):
+def exact(q, k, v, causal, rounded, window=None):
     """(out, lse) in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[3])
+    rows = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+    after = torch.arange(k.shape[2], device=q.device)[None] - rows
     if causal:
-        rows = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
-        s = s.masked_fill(torch.arange(k.shape[2], device=q.device)[None] > rows, -math.inf)
+        s = s.masked_fill(after > 0, -math.inf)
+    if window is not None:
+        s = s.masked_fill((after > window[1]) | (after < -window[0]), -math.inf)
     largest = s.amax(-1, keepdim=True)
     p = torch.exp(s - torch.where(largest.isinf(), 0.0, largest)) * 256
     total = p.sum(-1, keepdim=True)
@@ -56,8 +60,9 @@ def check(q, k, v, factors, causal, limit=None, **options):
     out, lse = tilecast.attention(q, k, v, causal=causal, return_lse=True, **named, **options)
     assert out.dtype == torch.bfloat16
     tensors = [wide(x, f) for x, f in zip((q, k, v), factors, strict=True)]
-    want, want_lse = exact(*tensors, causal, False)
-    emulated, _ = exact(*tensors, causal, True)
+    window = options.get("window")
+    want, want_lse = exact(*tensors, causal, False, window)
+    emulated, _ = exact(*tensors, causal, True, window)
     error, floor = ((x.double() - want).norm() / want.norm() for x in (out, emulated))
     assert error <= (FACTOR * floor + 2**-8 if limit is None else limit), (float(error), float(floor))
     assert torch.equal(lse.isinf(), want_lse.isinf())
@@ -77,6 +82,18 @@ def test_descaled_inputs(dim, causal, rows, keys) -> None:
     heads = [torch.rand(2, 2, device="cuda") + 0.5 for _ in range(3)]
     check(q, k, v, heads, causal)
     check(q, k, v, (heads[0].expand(2, 2), torch.tensor(0.7, device="cuda"), None), causal)
+
+
+@pytest.mark.parametrize("dim", WINDOWS)
+def test_windows(dim) -> None:
+    q, k, v = draw(1, 4, 300, dim, 0).to(E4M3), draw(1, 2, 700, dim, 1).to(E4M3), draw(1, 2, 700, dim, 2).to(E4M3)
+    check(q, k, v, (None, torch.rand(1, 2, device="cuda") + 0.5, None), False, window=(200, 30))
+
+
+@pytest.mark.parametrize("dim", [d for d, d_v in registry.head_dims(HERE, "e5m2", "causal") if d == d_v])
+def test_e5m2(dim) -> None:
+    q, k, v = (draw(1, 2, 500, dim, seed).to(torch.float8_e5m2) for seed in range(3))
+    check(q, k, v, (None, None, torch.rand(1, 2, device="cuda") + 0.5), True)
 
 
 @pytest.mark.parametrize("dim", DIMS)

@@ -76,7 +76,7 @@ for line in sys.stdin:
             unread = profile_code(code, header["family"], header["variant"], header_workload(header)).unread
         matrix = [name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in done.ptx]
         instructions = mufu = 0
-        if "blackwell_ws" in path and not triton.__version__.startswith("3.6"):  # whose disassembler is too old
+        if "/blackwell_" in path and not triton.__version__.startswith("3.6"):  # whose disassembler is too old
             loops = steady_loops(code.instructions())
             loop = min((loop for loop in loops if loop.pipes()["mufu"] >= 8), key=lambda loop: len(loop.instructions))
             instructions, mufu = len(loop.instructions), loop.pipes()["mufu"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from tilecast.model.kernel import e4m3
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
@@ -26,8 +27,7 @@ _SMEM_BOOKKEEPING_BYTES = 3 * 1024
 _COMPILER_BYTES = 6 * 1024
 SCHEDULERS = ("grid", "persistent", "longest-first", "paired")
 _WRITTEN_TILES = (32, 64, 128, 256)
-#: In e4m3: octaves that a row may outgrow its reference by, widest key tile, heads.
-_MOST_E4M3_GROWTH = 4.0
+#: In e4m3: widest key tile, heads.
 _WIDEST_E4M3_BLOCK = 128
 _E4M3_HEADS = (32, 64, 128, 256)
 #: Key tiles: wgmma takes N in steps of 8, the published kernels use steps of 16.
@@ -123,15 +123,13 @@ def _in_range_of_e4m3(variant: Fa3Variant) -> Verdict:
     """Whether exponentials, of which e4m3 has 2^-9 to 448, neither saturate nor vanish."""
     if variant.rescale == "anchored":
         return Verdict("rescale=anchored lets exponentials outgrow their reference by far more than e4m3 has range for", "use rescale=always or conditional")  # fmt: skip
-    if variant.rescale == "conditional" and variant.rescale_threshold > _MOST_E4M3_GROWTH:
-        return Verdict(f"rescale_threshold must be at most {_MOST_E4M3_GROWTH:g} in e4m3, whose exponentials end at 2^8, got {variant.rescale_threshold:g}", f"use {_MOST_E4M3_GROWTH:g}")  # fmt: skip
-    return LEGAL
+    return e4m3.growth_in_range(variant.rescale_threshold) if variant.rescale == "conditional" else LEGAL
 
 
 def _writable_in_e4m3(variant: Fa3Variant, workload: Workload) -> Verdict:
     """What the template asks of e4m3 kernels besides."""
     if variant.rescale == "conditional" and variant.rescale_threshold % 1:
-        return Verdict(f"rescale_threshold must be a whole number in e4m3, got {variant.rescale_threshold:g}", f"use {_MOST_E4M3_GROWTH:g}")  # fmt: skip
+        return Verdict(f"rescale_threshold must be a whole number in e4m3, got {variant.rescale_threshold:g}", f"use {e4m3.MOST_GROWTH:g}")  # fmt: skip
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width not in _E4M3_HEADS:
             return Verdict(f"{name} must be {', '.join(map(str, _E4M3_HEADS))} in e4m3, got {width}", "pad the head")
@@ -157,14 +155,14 @@ def space(workload: Workload, machine: Machine) -> tuple[Fa3Variant, ...]:
 
 
 @lru_cache(maxsize=8)
-def _combinations(schedulers: tuple[str, ...], e4m3: bool) -> tuple[Fa3Variant, ...]:
+def _combinations(schedulers: tuple[str, ...], narrow: bool) -> tuple[Fa3Variant, ...]:
     # One warpgroup has no other to take turns with; a CTA of one tile has no next Q to prefetch.
     return tuple(
         Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
-                   ping_pong=turns, rescale=rescale, rescale_threshold=_MOST_E4M3_GROWTH if e4m3 else 8.0,
+                   ping_pong=turns, rescale=rescale, rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0,
                    emulated_share=share, scheduler=scheduler)
         for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
-            schedulers, ("always",) if e4m3 else ("anchored", "conditional", "always"),
+            schedulers, ("always",) if narrow else ("anchored", "conditional", "always"),
             (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
         )
         if not (turns and groups == 1) and not (q_stages == 2 and scheduler in ("grid", "longest-first"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from tilecast.model.kernel import e4m3
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
@@ -20,8 +21,10 @@ _SMEM_BOOKKEEPING_BYTES = 3 * 1024
 _COMPILER_BYTES = 640
 #: Schedulers, dtypes and key tiles of the template: tiles are powers of two in Triton, and a row of S fits registers.
 SCHEDULERS = ("grid", "persistent", "longest-first")
-_WRITTEN_DTYPES = ("bf16", "fp16")
+_WRITTEN_DTYPES = ("bf16", "fp16", "fp8")
 _WRITTEN_TILES = (64, 128)
+#: Elements along the summed dimension of one 8-bit matrix instruction.
+_NARROW_DEPTH = 32
 #: The correction role holds O in pieces of this many columns.
 _O_COLUMNS = 32
 #: Key tiles: the published kernels use steps of 16.
@@ -112,7 +115,9 @@ def legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
 def writable(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the Gluon template can write a legal ``variant``: the rules of the template and of Triton's compiler."""
     if workload.dtype not in _WRITTEN_DTYPES:
-        return Verdict(f"family fa4 is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
+        return Verdict(f"family fa4 is written for bf16, fp16 and fp8, got dtype '{workload.dtype}'", "use one of them")
+    if workload.dtype == "fp8" and not (refused := _writable_in_8_bits(variant, workload)).legal:
+        return refused
     if variant.scheduler not in SCHEDULERS:
         return Verdict(f"family fa4 is written with scheduler {', '.join(SCHEDULERS)}, got '{variant.scheduler}'", "use one of them")  # fmt: skip
     if variant.softmax_tiles > 2:
@@ -139,6 +144,15 @@ def writable(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
             "use stats_slots=1 or fewer kv_stages",
         )
     return LEGAL
+
+
+def _writable_in_8_bits(variant: Fa4Variant, workload: Workload) -> Verdict:
+    """What the template asks of kernels for 8-bit q, k and v besides: their P is e4m3."""
+    if workload.head_dim_qk % _NARROW_DEPTH:
+        return Verdict(f"head_dim_qk must be a multiple of {_NARROW_DEPTH} in fp8, got {workload.head_dim_qk}", "pad Q and K")  # fmt: skip
+    if variant.split_p and variant.tile_n < 4 * _NARROW_DEPTH:
+        return Verdict(f"split_p leaves the last product {variant.tile_n // 4} keys, an fp8 instruction takes {_NARROW_DEPTH}", "use split_p=false or tile_n=128")  # fmt: skip
+    return e4m3.growth_in_range(variant.rescale_threshold)
 
 
 def ring_slots(variant: Fa4Variant, workload: Workload, machine: Machine) -> tuple[int, int]:
@@ -169,15 +183,16 @@ def space(workload: Workload, machine: Machine) -> tuple[Fa4Variant, ...]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     schedulers = ("persistent", "grid") if workload.mask == "none" else ("longest-first", "persistent", "grid")
     maxima = (True, False) if machine.get("tmem.load_reduce", 0.0) else (False,)
-    return _combinations(schedulers, maxima)
+    return _combinations(schedulers, maxima, workload.dtype == "fp8")
 
 
 @lru_cache(maxsize=8)
-def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...]) -> tuple[Fa4Variant, ...]:
+def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...], narrow: bool) -> tuple[Fa4Variant, ...]:
     # Two tiles in flight, of queries or of key blocks; with one there is nothing to split.
     flights = ((2, "q"), (2, "k"), (1, "q"))
     return tuple(
         Fa4Variant(tile_n=tile_n, softmax_tiles=tiles, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
+                   rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0,
                    split_p=split_p, stats_slots=slots, load_max=load_max, scheduler=scheduler)
         for scheduler, group, (tiles, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
             schedulers, (1, 2), flights, _TILES, (0, 2, 3), _SHARES, (2, 1), (True, False), maxima
@@ -205,6 +220,8 @@ def published(workload: Workload, machine: Machine) -> Fa4Variant:
         split="k" if wide == 256 else "q",
         cta_group=2 if pair else 1,
         emulated_share=share,
+        # With 8, exponentials of rows that outgrew their reference saturated (PR #2717).
+        rescale_threshold=4.0 if workload.dtype == "fp8" else 8.0,
         scheduler="longest-first" if masked else "persistent",
     )
 

@@ -84,7 +84,7 @@ def check_softmax(outcome: Outcome, case: Case) -> None:
     assert outcome.softmax_mufu == variant.tile_n - emulated + factors
     dims = str(work.head_dim_v) if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     theirs = FLASH_ATTENTION_4.get((dims, work.mask, str(variant.cta_group)))
-    if theirs is not None:
+    if theirs is not None and work.dtype != "fp8":  # counted in bf16, and other shares of exponentials
         assert outcome.softmax_instructions <= 1.1 * theirs
         if kernel.machine == "b200":
             assert outcome.softmax_instructions >= 0.9 * theirs
@@ -100,13 +100,13 @@ def check(outcome: Outcome, case: Case) -> None:
     assert outcome.shared_bytes <= SHARED[case.target]
     assert outcome.tmem_columns <= 512
     assert outcome.triton.startswith("3.6") == (case.release == OLDEST)
-    if case.module.startswith(("blackwell_ws", "hopper_ws", "hopper_fp8", "gemm_")):
+    if case.module.startswith(("blackwell_", "hopper_ws", "hopper_fp8", "gemm_")):
         # Where references move, at tiles of 128 keys: none in the steady loop.
         most = 64 if case.module == "hopper_ws_d128_full" else 0
         if case.module.startswith("hopper_fp8_d64") and case.release == NEWEST:
             most = 72  # 3.6, with which they were measured and chosen, spills nothing
         assert outcome.stack_bytes <= most
-    if case.module.startswith("blackwell_ws") and case.release == NEWEST:
+    if case.module.startswith("blackwell_") and case.release == NEWEST:
         check_softmax(outcome, case)
     if case.module.startswith("triton_bwd"):
         assert outcome.shared_bytes <= CONSUMER_SHARED

@@ -8,6 +8,9 @@ from pathlib import Path
 from tilecast.base.data import MEASURED
 from tilecast.codegen.ship import read_e4m3_list
 from tilecast.model.families import parse_variant
+from tilecast.model.forecast.predict import predict
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fp8.md").read_text(encoding="utf-8")
 
@@ -26,6 +29,7 @@ def shipped(row: dict[str, str]) -> bool:
     return any(
         (k.workload.head_dim_qk, k.workload.mask) == (dim, mask) and parse_variant(f"family=fa3,{k.variant}") == variant
         for k in read_e4m3_list()
+        if k.family == "hopper_ws"
     )
 
 
@@ -56,3 +60,19 @@ def test_what_ships_lost_no_more_than_the_format_and_is_deterministic() -> None:
     for row in filter(shipped, rows):
         if row["protocol"] != "positive":
             assert float(row["error"]) <= 1.5 * float(row["float64_with_rounded_p"])
+
+
+def test_forecast_costs_of_a_threshold_are_the_models() -> None:
+    machine, knobs = load_machine("b200"), "fa4:cta_group=2,emulated_share=0.1875,scheduler=persistent"
+    for batch, length in ((32, 512), (8, 2048), (4, 4096), (1, 16384)):
+        work = Workload(batch, 16, 16, length, length, dtype="fp8")
+        times = [
+            predict(
+                work, machine, parse_variant(f"{knobs},rescale_threshold={most}"), clock="short", interval=False
+            ).time_ms
+            for most in (4, 0.75, 0)
+        ]
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| {batch} x {length} |"))
+        assert [row.split("|")[column].strip() for column in (3, 5)] == [
+            f"{100 * (time / times[0] - 1):+.1f} %" for time in times[1:]
+        ]

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import tilecast  # noqa: E402
-from tilecast.kernels import launching, selection  # noqa: E402
+from tilecast.kernels import e4m3, launching, registry, selection  # noqa: E402
 from tilecast.kernels.errors import AttentionError, UnsupportedError  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
@@ -49,7 +49,7 @@ def test_factors_of_16_bit_tensors_and_mixed_dtypes_are_refused() -> None:
     ("capability", "options", "text"),
     [
         ((8, 0), {}, r"no shipped kernel for fp8, mask 'none' on compute capability 8.0"),
-        ((10, 0), {}, r"no shipped kernel for fp8, mask 'none' on compute capability 10.0"),
+        ((12, 0), {}, r"no shipped kernel for fp8, mask 'none' on compute capability 12.0"),
         ((9, 0), {"window": (3, 0)}, "no shipped kernel for fp8, mask 'window'"),
         ((9, 0), {"scale": -1.0}, "scale: expected a number above 0"),
     ],
@@ -59,6 +59,40 @@ def test_what_no_kernel_does_is_said_or_falls_back(monkeypatch, capability, opti
     with pytest.raises(UnsupportedError, match=text):
         tilecast.attention(*tensors(), **options)
     assert tilecast.attention(*tensors(), **options, fallback="sdpa").dtype == torch.bfloat16
+
+
+def test_e5m2_is_blackwells(monkeypatch) -> None:
+    wide = [x.float().to(torch.float8_e5m2) for x in tensors()]
+    monkeypatch.setattr(selection, "capability_of", lambda kind, device: (9, 0))
+    with pytest.raises(UnsupportedError, match=r"no shipped kernel for e5m2, mask 'none' on compute capability 9\.0"):
+        tilecast.attention(*wide)
+    assert tilecast.attention(*wide, fallback="sdpa").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("mask", "module"),
+    [({}, "full_pair"), ({"causal": True}, "causal"), ({"window": (3, 0)}, "window")],
+)
+@pytest.mark.parametrize("dtype", [E4M3, torch.float8_e5m2])
+def test_blackwell_kernels_get_limits_rows_and_factors(monkeypatch, mask, module, dtype) -> None:
+    monkeypatch.setattr(selection, "capability_of", lambda kind, device: (10, 0))
+    log: list = []
+
+    def launcher(entry):
+        return lambda *arguments: log.append((entry.module, arguments))
+
+    monkeypatch.setattr(registry, "launcher", launcher)
+    monkeypatch.setattr(e4m3, "_kernels", {})
+    q, k, v = (x.to(dtype) for x in tensors(128))
+    v = v.view(torch.uint8).transpose(2, 3).contiguous().transpose(2, 3).view(dtype)
+    factor = torch.ones(2, 1).t()
+    tilecast.attention(q, k, v, **mask, k_descale=torch.ones(1, 4)[:, ::2], v_descale=factor)
+    (name, (got_q, _, got_v, *_, left, right, no_factor, k_factor, v_factor)) = log[0]
+    assert name == f"blackwell_fp8_d128_{module}"
+    assert (left, right) == mask.get("window", (-1, -1))
+    # The copy engine reads rows of whole heads, factors lie one after the other.
+    assert got_q is q and got_v.stride(3) == 1 and torch.equal(got_v.float(), v.float())
+    assert no_factor is None and k_factor.is_contiguous() and v_factor.is_contiguous()
 
 
 def test_gradients_and_other_heads_are_refused(monkeypatch) -> None:
@@ -106,17 +140,23 @@ class _Stub:
         return lambda *arguments: self.log.append((self.name, grid, arguments))
 
 
-@pytest.fixture
-def module(monkeypatch):
+def stubbed(monkeypatch, name):
     """A shipped file whose kernels are stubs, and their log."""
-    file = importlib.import_module("tilecast.kernels.generated.hopper_fp8_d64_full")
+    file = importlib.import_module(f"tilecast.kernels.generated.{name}")
     log: list = []
     utils = types.SimpleNamespace(get_device_properties=lambda _: {"multiprocessor_count": 132})
     runtime = types.SimpleNamespace(driver=types.SimpleNamespace(active=types.SimpleNamespace(utils=utils)))
     monkeypatch.setattr(file, "triton", types.SimpleNamespace(cdiv=file.triton.cdiv, runtime=runtime))
-    for name in ("prepare", "attention"):
-        monkeypatch.setattr(file, name, _Stub(name, log))
+    for kernel in ("prepare", "attention"):
+        if hasattr(file, kernel):
+            monkeypatch.setattr(file, kernel, _Stub(kernel, log))
     return file, log
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A file for Hopper, with two kernels."""
+    return stubbed(monkeypatch, "hopper_fp8_d64_full")
 
 
 def test_a_launcher_plans_a_shape_once_and_gives_both_kernels_this_calls_tensors(module) -> None:
@@ -136,6 +176,47 @@ def test_a_launcher_plans_a_shape_once_and_gives_both_kernels_this_calls_tensors
         assert after[3] is out and after[4] is lse and after[-2] is factors
         assert after[-1] == pytest.approx(0.125 * 1.4426950408889634)
     assert file.prepare.made == file.attention.made == 1
+
+
+def test_a_launcher_of_one_kernel_gives_it_factors_as_they_are(monkeypatch) -> None:
+    file, log = stubbed(monkeypatch, "blackwell_fp8_d64_window")
+    launch = launching.e4m3_launcher(file)
+    assert not launch.any_v
+    q, k, v = tensors()
+    out, factor = torch.empty(1, 4, 30, 64, dtype=torch.bfloat16), torch.ones(1, 2)
+    for _ in range(2):
+        launch(q, k, v, out, None, 0.125, 5, 0, None, factor, torch.ones(1))
+        ((name, _, arguments),) = log
+        log.clear()
+        assert (
+            name == "attention"
+            and [made.base is x for made, x in zip(arguments, (q, k, v), strict=False)] == [True] * 3
+        )
+        *steps, q_factor, k_factor, v_factor, scale = arguments[-7:]
+        assert steps == [0, 1, 0] and q_factor is None and k_factor is factor and float(v_factor) == 1.0
+        assert scale == pytest.approx(0.125 * 1.4426950408889634)
+    assert file.attention.made == 1
+    launch(q[:, :, :0], k, v, out[:, :, :0], None, 0.125)
+    assert not log
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"q": torch.ones(1, 4, 30, 64)}, r"q: expected .*e4m3 or e5m2.* got .*float32"),
+        ({"v": torch.ones(1, 2, 50, 64).to(torch.float8_e5m2)}, r"v: expected .*e4m3fn.* got .*e5m2"),
+        ({"v": torch.ones(1, 2, 64, 50).to(E4M3).transpose(2, 3)}, r"v: expected .*\(1, 2, 50, 64\).*strides"),
+        ({"k_descale": torch.ones(2, 1).t()[:, ::2]}, r"k_descale: expected contiguous float32 with 1 or \(1, 2\)"),
+        ({"k_descale": torch.ones(2, 2)[:1].t()}, r"k_descale: expected contiguous float32 with 1 or \(1, 2\)"),
+    ],
+)
+def test_launches_of_blackwell_kernels_refuse_in_one_sentence(change, text) -> None:
+    file = importlib.import_module("tilecast.kernels.generated.blackwell_fp8_d64_full")
+    q, k, v = tensors()
+    options = {"q": q, "k": k, "v": v, "out": torch.empty(1, 4, 30, 64, dtype=torch.bfloat16), "lse": None} | change
+    for launch in (file.launch, launching.e4m3_launcher(file)):
+        with pytest.raises(ValueError, match=text):
+            launch(scale=0.125, **options)
 
 
 @pytest.mark.parametrize(

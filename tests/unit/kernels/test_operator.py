@@ -128,7 +128,7 @@ def test_index_is_read_as_documented(tmp_path) -> None:
         ([ROW | {"triton_min": "3.9"}], r"field 'triton_min': expected \[major, minor\], got '3.9'"),
         ([ROW | {"smem": 1}], "unknown field 'smem'"),
         ([ROW | {"mask": "alibi"}], r"entry 0 \(m\): field 'mask': expected none, causal, window, got 'alibi'"),
-        ([ROW | {"dtypes": ["fp4"]}], "field 'dtypes': expected some of bf16, fp16, fp8, got"),
+        ([ROW | {"dtypes": ["fp4"]}], "field 'dtypes': expected some of bf16, fp16, fp8, e5m2, got"),
         ([ROW | {"capability": {"max": [9, 0]}}], "field 'capability': expected"),
         ([ROW | {"capability": [[9]]}], "field 'capability': expected"),
         ([ROW | {"capability": []}], "field 'capability': expected"),

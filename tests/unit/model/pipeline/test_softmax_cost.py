@@ -12,7 +12,6 @@ from tilecast.model.pipeline.softmax_cost import (
     load_cycles,
     mask_work,
     one_warp_cycles,
-    rescale_share,
     row_max_work,
     row_sum_work,
     work,
@@ -76,11 +75,6 @@ def test_work_adds_up_unit_by_unit() -> None:
 def test_one_warp_hides_part_of_the_lighter_pipes() -> None:
     done = work(B200, {"mufu": 100.0, "fma": 60.0, "alu": 20.0}, {})
     assert one_warp_cycles(B200, done) == pytest.approx(100 + B200["issue.one_warp_exposed_share"] * 80)
-
-
-@pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.65), (8.0, 0.065), (4.0, 0.65 / 10**0.5)])
-def test_share_of_steps_that_rescale(threshold: float, share: float) -> None:
-    assert rescale_share(threshold) == pytest.approx(share)
 
 
 def test_copies_take_their_bytes_at_the_copy_engines_rate() -> None:
