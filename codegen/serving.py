@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import triton_portable
+from tilecast.codegen import hopper_serving, triton_portable, triton_serving
+from tilecast.codegen.hopper_serving import HopperServingKernel
 from tilecast.codegen.render import render
-from tilecast.codegen.triton_serving import TEMPLATE, context
+from tilecast.codegen.triton_serving import ServingKernel
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.serving import TRITON_SERVING, writable
+from tilecast.model.serving import TRITON_SERVING, find_serving, writable
 
-#: Targets that every variant runs on: tiles come by pointers.
-TARGETS = triton_portable.targets(False)
+AnyServing = ServingVariant | HopperServingVariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,15 @@ class GeneratedServing:
 
     source: str
     header: dict[str, object]
-    variant: ServingVariant
+    variant: AnyServing
+    #: Targets of `compiler.compile` that it runs on.
+    targets: tuple[str, ...]
 
 
 def generate_serving(
-    workload: Workload, machine: Machine, variant: ServingVariant | None = None, version: str = ""
+    workload: Workload, machine: Machine, variant: AnyServing | None = None, version: str = ""
 ) -> GeneratedServing:
-    """The kernel of ``variant`` (default: the one to start from for the queries of ``workload`` on this machine).
+    """The kernel of ``variant`` (default: the portable one to start from for the queries of ``workload`` on this machine).
 
     Raises VariantError, with the violated resource, by how much and the lever, for a variant that cannot be written.
     """
@@ -39,15 +42,24 @@ def generate_serving(
     verdict = writable(made, workload, machine)
     if not verdict.legal:
         raise VariantError(f"{made.family} cannot write {workload.label()} for {machine.name}: {verdict.sentence()}")
+    template, kernel, targets = _template(made, workload)
     header: dict[str, object] = {
         "tilecast": version,
-        "family": TRITON_SERVING.template,
+        "family": find_serving(made.family).template,
         "machine": machine.name,
-        "targets": list(TARGETS),
+        "targets": list(targets),
         "pass": "serve",
         "variant": variant_text(made),
         "workload": workload.as_dict(),
     }
-    return GeneratedServing(
-        render(TEMPLATE, {"k": context(made, workload), "header": header_text(header)}), header, made
-    )
+    return GeneratedServing(render(template, {"k": kernel, "header": header_text(header)}), header, made, targets)
+
+
+def _template(
+    variant: AnyServing, workload: Workload
+) -> tuple[str, ServingKernel | HopperServingKernel, tuple[str, ...]]:
+    """The file that writes a variant, what it reads, and targets that the result runs on."""
+    if isinstance(variant, HopperServingVariant):
+        return hopper_serving.TEMPLATE, hopper_serving.context(variant, workload), hopper_serving.TARGETS
+    # Any variant runs on all of them: tiles come by pointers.
+    return triton_serving.TEMPLATE, triton_serving.context(variant, workload), triton_portable.targets(False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.pieces import InPieces, Piece, pieces
@@ -53,6 +54,9 @@ class ServingKernel(InPieces):
     qk_pieces: tuple[Piece, ...]
     #: Of a narrow cache, the even and the odd columns of each piece, one after the other.
     v_pieces: tuple[Piece, ...]
+
+    #: Whether K and V come by tensor descriptors.
+    described: ClassVar[bool] = False
 
     @property
     def one_loop(self) -> bool:

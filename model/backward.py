@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tilecast.model.kernel.knobs import parse_knobs
+from tilecast.model.kernel.knobs import family_named, parse_knobs
 from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.variants import fa2_backward, fa3_backward
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
@@ -78,11 +78,8 @@ def parse_backward(text: str, base: V) -> V:
 
 def named_in(text: str) -> BackwardFamily | None:
     """The family that a variant's text names, "family=..." or "...:"; None where it names none."""
-    head, colon, _ = text.partition(":")
-    if colon and "=" not in head:
-        return find_backward(head.strip())
-    given = (part.partition("=") for part in text.split(","))
-    return next((find_backward(value.strip()) for key, _, value in given if key.strip() == "family"), None)
+    name = family_named(text)
+    return None if name is None else find_backward(name)
 
 
 def find_backward(name: str) -> BackwardFamily:

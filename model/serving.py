@@ -1,4 +1,4 @@
-"""The kernel class of serving steps that is written: its record, and its variants as text.
+"""The kernel classes of serving steps that are written: their records, and their variants as text.
 
 Beside `families`, as `backward` is; `step/` forecasts what it runs.
 """
@@ -7,55 +7,73 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import serving
+from tilecast.model.kernel.variants import hopper_serving, serving
+from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
+V = TypeVar("V", ServingVariant, HopperServingVariant)
+
 
 @dataclass(frozen=True, slots=True)
-class ServingFamily:
+class ServingFamily(Generic[V]):
     """A kernel class of serving steps."""
 
     name: str
     #: Name of the template that writes it; generated files bear it.
     template: str
     about: str
-    variant: type[ServingVariant]
-    legality: Callable[[ServingVariant, Workload, Machine], Verdict]
-    writable: Callable[[ServingVariant, Workload, Machine], Verdict]
+    variant: type[V]
+    legality: Callable[[V, Workload, Machine], Verdict]
+    writable: Callable[[V, Workload, Machine], Verdict]
     #: Every legal combination of knobs worth telling apart, and the one to start from.
-    space: Callable[[Workload, Machine], Iterable[ServingVariant]]
-    chosen: Callable[[Workload, Machine], ServingVariant]
+    space: Callable[[Workload, Machine], Iterable[V]]
+    chosen: Callable[[Workload, Machine], V]
 
 
 TRITON_SERVING = ServingFamily(
     *serving.NAMES, "paged, packed and split attention in plain Triton, any GPU from Ampere on", ServingVariant,
     serving.legality, serving.writable, serving.space, serving.chosen,
 )  # fmt: skip
+HOPPER_SERVING = ServingFamily(
+    *hopper_serving.NAMES, "decoding on Hopper: K and V by the copy engine, wgmma, in Gluon", HopperServingVariant,
+    hopper_serving.legality, hopper_serving.writable, hopper_serving.space, hopper_serving.chosen,
+)  # fmt: skip
+_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING)
 
 
-def writable(variant: ServingVariant, workload: Workload, machine: Machine) -> Verdict:
+def writable(variant: ServingVariant | HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether a kernel of ``variant`` can be written: legal, and within what its template writes."""
-    verdict = TRITON_SERVING.legality(variant, workload, machine)
-    return TRITON_SERVING.writable(variant, workload, machine) if verdict.legal else verdict
+    family = find_serving(variant.family)
+    verdict = family.legality(variant, workload, machine)
+    return family.writable(variant, workload, machine) if verdict.legal else verdict
 
 
-def parse_serving(text: str, base: ServingVariant) -> ServingVariant:
+def find_serving(name: str) -> ServingFamily[Any]:
+    """The kernel class of a name, its own or its template's; VariantError where there is none."""
+    for family in _FAMILIES:
+        if name in (family.name, family.template):
+            return family
+    names = " or ".join(name for family in _FAMILIES for name in (family.name, family.template))
+    raise VariantError(f"--pass serve: expected family {names}, got '{name}'")
+
+
+def parse_serving(text: str, base: V) -> V:
     """A variant from "tile_m=16,..."; knobs not named keep ``base``'s values.
 
     Raises VariantError with the nearest names for an unknown family, knob or value.
     """
+
+    def check_family(name: str) -> None:
+        if find_serving(name).name != base.family:
+            raise VariantError(f"--variant: expected knobs of family {base.family}, got family '{name}'")
+
     return parse_knobs(text, base, check_family, _value)
-
-
-def check_family(name: str) -> None:
-    """VariantError unless ``name`` is the family of serving kernels."""
-    if name not in serving.NAMES:
-        raise VariantError(f"--pass serve: expected family {' or '.join(serving.NAMES)}, got '{name}'")
 
 
 def _value(key: str, text: str, current: object) -> object:

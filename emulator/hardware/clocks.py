@@ -26,19 +26,22 @@ def code_of(stream: int, epoch: int) -> int:
 
 
 class Knowledge:
-    """Epochs of streams, the ones fenced for the asynchronous proxy, and completed copies (a bit each)."""
+    """Epochs of streams, the ones fenced for the asynchronous proxy, completed copies (a bit each), and what atomics told of other programs."""
 
-    __slots__ = ("copies", "epochs", "fenced")
+    __slots__ = ("copies", "epochs", "fenced", "others")
 
     def __init__(self) -> None:
         self.epochs = [0] * STREAMS
         self.fenced = [0] * STREAMS
         self.copies = 0
+        #: Number of another program of the launch -> what of it happened before; never changed in place.
+        self.others: dict[int, Knowledge] = {}
 
     def copy(self) -> Knowledge:
         """A snapshot."""
         new = Knowledge.__new__(Knowledge)
         new.epochs, new.fenced, new.copies = self.epochs.copy(), self.fenced.copy(), self.copies
+        new.others = self.others
         return new
 
     def join(self, other: Knowledge) -> None:
@@ -46,6 +49,23 @@ class Knowledge:
         self.epochs = [a if a > b else b for a, b in zip(self.epochs, other.epochs, strict=True)]
         self.fenced = [a if a > b else b for a, b in zip(self.fenced, other.fenced, strict=True)]
         self.copies |= other.copies
+        if other.others and other.others is not self.others:
+            self.learn(other.others)
+
+    def learn(self, others: dict[int, Knowledge]) -> None:
+        """Learn what is known of other programs."""
+        known = self.others.copy()
+        for number, told in others.items():
+            mine = known.get(number)
+            known[number] = told.copy()
+            if mine is not None:
+                known[number].join(mine)
+        self.others = known
+
+    def has_of(self, number: int, code: int) -> bool:
+        """Whether an event of another program, by its number, happened before."""
+        told = self.others.get(number)
+        return told is not None and told.has(code)
 
     def has(self, code: int) -> bool:
         """Whether the event happened before."""

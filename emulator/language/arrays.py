@@ -301,7 +301,7 @@ def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int,
         return
     same = memory.program[at] == program.number + 1
     unknown = [code for code in np.unique(memory.code[at[same]]) if not known.has(int(code))]
-    culprits = at[~same | np.isin(memory.code[at], unknown)]
+    culprits = at[np.where(same, np.isin(memory.code[at], unknown), ~_told(memory, at, known))]
     if not culprits.size:
         return
     first = culprits[0]
@@ -311,6 +311,16 @@ def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int,
         f"race on element {int(first)} of {memory.name}: {what} at {quote(line)}; "
         f"{who} has stored to it at {quote(int(memory.line[first]))}, and nothing orders the two"
     )
+
+
+def _told(memory: Array, at: Any, known: Knowledge) -> Any:
+    """Whether the last store to each element is by a program whose atomic told of it."""
+    if not known.others:
+        return np.zeros(at.shape, bool)
+    events = np.stack([memory.program[at] - 1, memory.code[at]])
+    found, places = np.unique(events, axis=1, return_inverse=True)
+    told = np.array([known.has_of(int(number), int(code)) for number, code in found.T])
+    return told[places.reshape(-1)]
 
 
 def put(program: Storing, memory: Array, places: Any, new: Any, code: int, known: Knowledge, line: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tilecast.emulator.errors import BoundsError, EmulationError, IntegerError, RequestError, UnsupportedError
 from tilecast.emulator.far import Far, Over, Sampled
+from tilecast.emulator.hardware.clocks import Knowledge
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.language.arrays import Array, array_of, ordered, put
 from tilecast.emulator.session import Planned, Session
@@ -98,6 +99,21 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     return Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None)
 
 
+def tell(program: Program, memory: Array, places: Any, sem: str) -> None:
+    """An atomic at ``places``: one that releases tells those that acquire there later what its program has done, and has been told."""
+    told, agents = program.session.told, program.role().agents
+    for place in places.reshape(-1).tolist():
+        at = memory.flat.__array_interface__["data"][0] + place * memory.flat.itemsize
+        if sem in ("acquire", "acq_rel") and at in told:
+            for agent in agents:
+                agent.knowledge.join(told[at])
+        if sem in ("release", "acq_rel"):
+            known = told.setdefault(at, Knowledge())
+            for agent in agents:
+                released = agent.release()
+                known.learn({**released.others, program.number: released})
+
+
 def running(session: Session) -> Program:
     """The running program; UnsupportedError outside a kernel."""
     program = session.program
@@ -141,6 +157,7 @@ class Jitted:
                 return None
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
+            session.told.clear()
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}
             extents = _extents(grid, bound)

@@ -39,3 +39,12 @@ def parse_knobs(
             raise VariantError(f"--variant: knob '{key}' is given twice")
         changes[key] = value_of(key, value, getattr(given, key))
     return replace(given, **changes)  # type: ignore[no-any-return]
+
+
+def family_named(text: str) -> str | None:
+    """The family that a variant's text names, "family=..." or "...:"; None where it names none."""
+    head, colon, _ = text.partition(":")
+    if colon and "=" not in head:
+        return head.strip()
+    given = (part.partition("=") for part in text.split(","))
+    return next((value.strip() for key, _, value in given if key.strip() == "family"), None)

@@ -10,6 +10,7 @@ from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.variants.unfused import UnfusedVariant
 
@@ -18,7 +19,9 @@ Variant = Fa4Variant | Fa3Variant | Fa2Variant | UnfusedVariant
 BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def variant_text(variant: Variant | Fa2BackwardVariant | Fa3BackwardVariant | ServingVariant | AppendVariant) -> str:
+def variant_text(
+    variant: Variant | Fa2BackwardVariant | Fa3BackwardVariant | ServingVariant | HopperServingVariant | AppendVariant,
+) -> str:
     """The variant as --variant takes it: family first, then every knob."""
     knobs = (f"{f.name}={_plain(getattr(variant, f.name))}" for f in fields(variant))
     return ",".join(knobs)

@@ -139,15 +139,17 @@ def _backward(work: Workload, machine: Machine, kernel: Kernel, version: str) ->
 
 def _serving(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
     """A generated serving kernel, and its targets."""
-    from tilecast.codegen.serving import TARGETS, generate_serving
-    from tilecast.model.serving import TRITON_SERVING, check_family, parse_serving
+    from tilecast.codegen.serving import generate_serving
+    from tilecast.model.kernel.knobs import family_named
+    from tilecast.model.serving import TRITON_SERVING, find_serving, parse_serving
 
-    if kernel.family is not None:
-        check_family(kernel.family)
-    variant = None
+    named = family_named(kernel.variant or "") if kernel.family is None else kernel.family
+    family = TRITON_SERVING if named is None else find_serving(named)
+    variant = family.chosen(work, machine)
     if kernel.variant is not None:
-        variant = parse_serving(kernel.variant, TRITON_SERVING.chosen(work, machine))
-    return generate_serving(work, machine, variant, version), TARGETS
+        variant = parse_serving(kernel.variant, variant)
+    made = generate_serving(work, machine, variant, version)
+    return made, made.targets
 
 
 def _append(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:

@@ -265,7 +265,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(machine, dims, querie
         ("tile_m=128,warps=1", "a thread needs"),
         ("tile_k=2", "family serving has no knob 'tile_k'"),
         ("warps=3", "knob 'warps' takes one of 1, 2, 4, 8, got '3'"),
-        ("family=fa4", "expected family serving or triton_serving, got 'fa4'"),
+        ("family=fa4", "expected family serving or triton_serving or serving-hopper or hopper_serving, got 'fa4'"),
     ],
 )
 def test_refuses_what_cannot_be_written(knobs, said) -> None:

@@ -385,3 +385,33 @@ def test_8_bit_floats_of_ml_dtypes_are_taken(tmp_path: Path) -> None:
     out = np.zeros((1, 8), np.float32)
     module(tmp_path, SCALE.replace("x * factor", "x.to(gl.float32) * factor")).scale[(1, 1)](x, out, 1, 8, 2.0, 64)
     assert (out == 2).all()
+
+
+#: Each program leaves a row and counts itself in; the last one adds the rows up.
+LAST = """
+@gluon.jit
+def total(rows, arrived, out, SEM: gl.constexpr):
+    places = gl.arange(0, 128, layout=FLAT)
+    gl.store(rows + gl.program_id(0) * 128 + places, places + gl.program_id(0))
+    gl.barrier()
+    if gl.atomic_add(arrived, 1, sem=SEM) == gl.num_programs(0) - 1:
+        gl.barrier()
+        sums = gl.zeros([128], gl.int32, layout=FLAT)
+        for number in range(gl.num_programs(0)):
+            sums += gl.load(rows + number * 128 + places)
+        gl.store(out + places, sums)
+"""
+
+
+@pytest.mark.parametrize("order", ["acq_rel", "release", "relaxed"])
+def test_an_atomic_that_releases_and_acquires_orders_programs(tmp_path: Path, order: str) -> None:
+    rows, arrived, out = (np.zeros(n, np.int32) for n in (3 * 128, 1, 128))
+    launch = module(tmp_path, LAST).total[(3,)]
+    if order == "acq_rel":
+        for _ in range(2):
+            arrived[:] = 0
+            launch(rows, arrived, out, order)
+            assert (out == 3 * np.arange(128) + 3).all()
+    else:
+        with pytest.raises(RaceError, match="program 0 has stored to it"):
+            launch(rows, arrived, out, order)

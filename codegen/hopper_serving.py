@@ -1,0 +1,128 @@
+"""What the template of Hopper's serving kernels needs to know: paged, packed and split attention in Gluon.
+
+Python decides here, `templates/hopper_serving.py.j2` only writes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilecast.codegen.gluon import in_lines
+from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS, HopperServingVariant
+from tilecast.model.kernel.workload import Workload
+
+TEMPLATE = "hopper_serving.py.j2"
+TARGETS = ("sm_90a",)
+_POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
+             "v_scales", "partials", "arrived")  # fmt: skip
+_STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qol" for axis in "bsh")
+_FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
+_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "split_limit", "left", "right", "rows_min", "rows_max")
+_SCRATCH = ("split_bound", "slot_rows", "split_tiles")
+_NUMBERS = (*_STRIDES, "stride_table", *_FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
+#: Registers of an SM for threads, and threads of a program: a warpgroup, and the load warp's.
+_REGISTERS, _THREADS = 65536, 256
+
+
+@dataclass(frozen=True, slots=True)
+class HopperServingKernel:
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    title: str
+    description: str
+    head_dim_qk: int
+    head_dim_v: int
+    tile_n: int
+    kv_stages: int
+    split_keys: int
+    whole_keys: int
+    most_splits: int
+    most_items: int
+    merged: int
+    programs: int
+    planned: int
+    tile_m: ClassVar[int] = ROWS
+    #: Columns of a piece.
+    piece: ClassVar[int] = PIECE
+    #: A launch has no more programs than SMs hold: each takes items until there are none.
+    waves: ClassVar[int] = 1
+    latent: ClassVar[bool] = False
+    narrow: ClassVar[bool] = False
+    #: Whether K and V come by tensor descriptors.
+    described: ClassVar[bool] = True
+
+    @property
+    def register_option(self) -> str:
+        """What the options of a launch say about registers."""
+        return f', "maxnreg": {_REGISTERS // _THREADS // self.programs}' if self.programs > 1 else ""
+
+    @property
+    def load_registers(self) -> int:
+        """Registers of a thread of the load warp."""
+        return 120 if self.programs == 1 else 56
+
+    @property
+    def batch_fields(self) -> str:
+        """What both roles know of the sequences."""
+        return " ".join(("cu_q", "cu_k", "used_k", "table", "slots", "stride_table", "count", *_SIZES))
+
+    @property
+    def rows_fields(self) -> str:
+        """What the softmax role knows of its tensors."""
+        factors = ("scale_log2", "cap_log2")
+        return " ".join(("q", "out", "lse", "sinks", "k_scales", "v_scales", *_STRIDES, *_FACTOR_STRIDES, *factors))
+
+    @property
+    def scratch_fields(self) -> str:
+        """What it knows of where splits leave what they have."""
+        return " ".join(("partials", "arrived", "counters", *_SCRATCH))
+
+    @property
+    def unspecialized(self) -> str:
+        """Numbers that the compiled code must not depend on."""
+        return "[" + ", ".join(f'"{name}"' for name in _NUMBERS) + "]"
+
+    @property
+    def signature(self) -> str:
+        """The head of the kernel."""
+        names = [*_POINTERS, *_NUMBERS, "scale_log2", "cap_log2", "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        return in_lines(", ".join(names), "def attention(", "):")
+
+
+def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
+    """The kernel of a legal variant."""
+    return HopperServingKernel(
+        title=_title(workload),
+        description=_description(variant),
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        tile_n=variant.tile_n,
+        kv_stages=variant.kv_stages,
+        split_keys=variant.split_keys,
+        whole_keys=variant.whole_keys,
+        most_splits=variant.most_splits,
+        most_items=variant.most_items,
+        merged=variant.merged,
+        programs=variant.programs,
+        planned=variant.planned,
+    )
+
+
+def _title(workload: Workload) -> str:
+    dims = f"{workload.head_dim_qk}"
+    if workload.head_dim_v != workload.head_dim_qk:
+        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
+    return f"Decoding on Hopper for head_dim {dims}: attention to paged, packed or cached keys, split over keys"
+
+
+def _description(variant: HopperServingVariant) -> str:
+    lines = [
+        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and "
+        f"{variant.kv_stages} of V ahead; a warpgroup owns {ROWS} rows, the query heads of one key head for consecutive queries.",
+        f"Sequences of up to {ROWS} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
+        "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
+    ]
+    return textwrap.fill("  ".join(lines), 120)

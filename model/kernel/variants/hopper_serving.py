@@ -1,0 +1,114 @@
+"""Decoding on Hopper: knobs, legality, what the template writes, first choices.
+
+A warp copies K and V into rings in shared memory, so that as much of them is on its way as memory holds; a warpgroup multiplies
+with wgmma.  A tile has 64 rows, the M of wgmma, however few of them a sequence has: memory is what a decode step waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: The family, and the template that writes it.
+NAMES = ("serving-hopper", "hopper_serving")
+#: Rows of a tile: the M of wgmma.
+ROWS = 64
+#: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
+PIECE = 64
+#: Bytes that barriers and the compiler's own exchanges add.
+_MARGIN = 2048
+#: Registers of O that a thread has room for, beside S, P and addresses.
+_MOST_COLUMNS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HopperServingVariant:
+    """Blocks in flight, and how keys are split."""
+
+    family: str = "serving-hopper"
+    #: Keys of a block, and blocks of K, and of V, that are in flight.
+    tile_n: int = 64
+    kv_stages: int = 6
+    #: Fewest keys of a split, keys up to which a sequence stays whole, most splits of a sequence, and of all its key heads together.
+    split_keys: int = 512
+    whole_keys: int = 1024
+    most_splits: int = 128
+    most_items: int = 132
+    #: Splits that are merged at a time; of more, groups are merged first.
+    merged: int = 16
+    #: Programs of an SM.
+    programs: int = 1
+    #: Sequences that a program looks at together to find its work.
+    planned: int = 128
+
+
+def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
+    """Splits that a sequence may have."""
+    return max(1, min(variant.most_splits, variant.most_items // heads_kv))
+
+
+def shared_bytes(variant: HopperServingVariant, workload: Workload) -> int:
+    """Shared memory of the tiles: Q, and the rings of K and V."""
+    moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    return workload.dtype_bytes * (moving + ROWS * workload.head_dim_qk)
+
+
+def legality(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    if machine.tensor_kind != "wgmma":
+        return Verdict(
+            f"{machine.name} has no wgmma, which family serving-hopper multiplies with", "use family serving"
+        )
+    # Each program of an SM takes 1 KiB beside its own.
+    need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
+    if variant.programs * (need + 1024) > limit + 1024:
+        return over_limit(
+            "shared memory", variant.programs * need, limit, "bytes", "use fewer kv_stages or a smaller tile_n"
+        )
+    return LEGAL
+
+
+def writable(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant`` that computes what it should."""
+    if workload.dtype not in ("bf16", "fp16"):
+        return Verdict(
+            f"family serving-hopper is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
+        )
+    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
+        if width % PIECE or width > _MOST_COLUMNS:
+            return Verdict(
+                f"{name} must be a multiple of {PIECE} up to {_MOST_COLUMNS} for family serving-hopper, got {width}", "use family serving"
+            )  # fmt: skip
+    if variant.tile_n not in (32, 64, 128):
+        return Verdict(f"tile_n must be 32, 64 or 128, got {variant.tile_n}", "use 64")
+    if variant.split_keys % variant.tile_n:
+        return Verdict(f"split_keys must be a multiple of tile_n {variant.tile_n}, got {variant.split_keys}", "use 512")
+    if variant.merged not in (4, 8, 16, 32):
+        return Verdict(f"merged must be 4, 8, 16 or 32, got {variant.merged}", "use 16")
+    if variant.most_splits > variant.merged**2:
+        return Verdict(
+            f"most_splits must be at most {variant.merged**2}, merged times merged, got {variant.most_splits}", "use 128 and 16"
+        )  # fmt: skip
+    if variant.planned not in (32, 64, 128, 256):
+        return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 128")
+    return LEGAL
+
+
+def space(workload: Workload, machine: Machine) -> Iterator[HopperServingVariant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    for (n, stages), split in product(((64, 6), (64, 4), (128, 3), (128, 2), (64, 3), (64, 2)), (512, 256, 1024)):
+        found = HopperServingVariant(tile_n=n, kv_stages=stages, split_keys=split)
+        if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
+            yield found
+
+
+def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
+    """The variant to start from: as many blocks of 64 keys in flight as shared memory holds, up to 8."""
+    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - ROWS * workload.head_dim_qk * workload.dtype_bytes
+    stages = room // (64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes)
+    return HopperServingVariant(kv_stages=max(1, min(8, stages)))

@@ -1,0 +1,190 @@
+"""Hopper's decoding kernel in the emulator against float64: pages, caches, packed keys, masks, groups, splits, merges of merges.
+
+Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), and every access to shared memory is checked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from tilecast.codegen.serving import generate_serving
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.serving import HOPPER_SERVING, parse_serving, writable
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("greenlet")
+
+import tilecast  # noqa: E402
+from support.serving import Made, Problem, error_of, make, outputs, parted  # noqa: E402
+
+#: Small splits and rings, so that small problems have many: groups of 4 splits, and groups of groups.
+SMALL = HopperServingVariant(kv_stages=2, split_keys=64, whole_keys=64, most_splits=16, merged=4, planned=32)
+NARROW = replace(SMALL, tile_n=32, split_keys=32, kv_stages=3)
+WIDE = replace(SMALL, tile_n=128, split_keys=128)
+STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
+MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
+
+
+def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
+    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    made = {}
+
+    def of(variant: HopperServingVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
+        key = variant, dims, mode, seed
+        if key not in made:
+            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
+            path.write_text(generate_serving(work(dims), load_machine("h200-sxm"), variant).source)
+            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
+        return made[key]
+
+    return of
+
+
+def launch(module, problem: Problem, made: Made | None = None, sms: int = 3):
+    """(what was made, out, lse) of a launch."""
+    made = make(problem) if made is None else made
+    out, lse = outputs(made, problem)
+    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+    module.launch(
+        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
+        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists,
+    )  # fmt: skip
+    return made, out, lse
+
+
+PROBLEMS = [
+    *[(SMALL, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
+    *[(SMALL, Problem(MANY, page=page)) for page in (32, 64, 128, 256)],
+    *[(variant, Problem(MANY, page=page)) for variant, page in ((NARROW, 16), (NARROW, 64), (WIDE, 16), (WIDE, 128), (WIDE, 256))],
+    *[(SMALL, Problem(MANY, layout=layout)) for layout in ("packed", "cache")],
+    *[(SMALL, Problem(STEP, dims=dims)) for dims in ((128, 128), (192, 128), (256, 256))],
+    *[(SMALL, Problem(MANY[:2], heads=heads, page=64)) for heads in ((2, 2), (16, 2), (3, 1))],
+    *[(SMALL, Problem(MANY, window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
+    (SMALL, Problem(STEP, softcap=2.0, sinks=True)),
+    (SMALL, Problem(MANY, sinks=True, page=64)),
+    (SMALL, Problem(((4, 5), (4, 190), (4, 0)), packed_q=False, layout="cache")),
+    # As many rows as a tile has, and more than one tile, which is not split.
+    (SMALL, Problem(((16, 200), (17, 200), (40, 300)), page=64)),
+    # More sequences than a program plans at a time; the last of them are split.
+    (SMALL, Problem(((1, 3),) * 34 + ((1, 190),) * 3, heads=(1, 1), packed_q=False, page=64)),
+    (SMALL, Problem(MANY, dtype="bfloat16", page=64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variant", "problem"), PROBLEMS, ids=lambda value: "")
+def test_is_attention(variant, problem, kernel) -> None:
+    made, out, lse = launch(kernel(variant, problem.dims), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_is_attention_whatever_goes_first(seed, kernel) -> None:
+    problem = Problem(MANY)
+    made, out, lse = launch(kernel(SMALL, problem.dims, "random", seed), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(kernel) -> None:
+    together = Problem(MANY, page=64)
+    module = kernel(SMALL, together.dims)
+    made, out, lse = launch(module, together)
+    for number, (got, sums) in enumerate(parted(together, out, lse)):
+        q, k, v = made.sequences[number]
+        alone = Problem((MANY[number],), page=64)
+        single = make(alone)
+        assert module.scratch(1, 1, 4, MANY[number][0], MANY[number][1], 3)[1] >= 1
+        pages = -(-MANY[number][1] // 64)
+        for pool, own in ((single.k, k), (single.v, v)):
+            for page in range(pages):
+                rows = own[page * 64 : page * 64 + 64]
+                pool[int(single.lists["block_table"][0, page]), : len(rows)] = rows
+        single.q.copy_(q)
+        work_memory = [
+            torch.zeros(n, dtype=kind)
+            for n, kind in zip(module.scratch(1, 1, 4, *MANY[number], 7), (torch.float32, torch.int32), strict=True)
+        ]
+        single.lists["work"] = work_memory
+        _, other, other_lse = launch(module, alone, single, sms=7)
+        assert torch.equal(other, got)
+        assert torch.equal(other_lse, sums)
+        assert not work_memory[1].any()
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
+    chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
+    chosen = HOPPER_SERVING.chosen(workload, chip)
+    assert writable(chosen, workload, chip).legal
+    assert parse_serving(variant_text(chosen), HOPPER_SERVING.variant()) == chosen
+    assert all(writable(variant, workload, chip).legal for variant in HOPPER_SERVING.space(workload, chip))
+
+
+@pytest.mark.parametrize(
+    ("dims", "machine", "knobs", "said"),
+    [
+        ((96, 96), "h200-sxm", "", "head_dim_qk must be a multiple of 64 up to 256"),
+        ((128, 128), "b200", "", "has no wgmma"),
+        ((128, 128), "h200-sxm", "kv_stages=7", "shared memory needs"),
+        ((128, 128), "h200-sxm", "programs=2", "shared memory needs"),
+        ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
+        ((128, 128), "h200-sxm", "split_keys=500", "split_keys must be a multiple of tile_n 64"),
+        ((128, 128), "h200-sxm", "merged=8", "most_splits must be at most 64"),
+        ((128, 128), "h200-sxm", "family=serving", "expected knobs of family serving-hopper, got family 'serving'"),
+        ((128, 128), "h200-sxm", "warps=8", "no knob 'warps'"),
+    ],
+)
+def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
+    with pytest.raises(VariantError, match=said):
+        generate_serving(work(dims), load_machine(machine), parse_serving(knobs, HopperServingVariant()))
+
+
+@pytest.mark.parametrize("made", ["no keys", "heads that are one", "last stride"])
+def test_refuses_what_the_copy_engine_does_not_take(made, kernel) -> None:
+    problem = Problem(((1, 40),), heads=(4, 2))
+    module, given = kernel(SMALL, problem.dims), make(problem)
+    if made == "no keys":
+        given.k = given.k[:0]
+    elif made == "heads that are one":
+        given.k = given.k[:, :, :1].expand(-1, -1, 2, -1)
+    else:
+        given.k = given.k.transpose(1, 3).contiguous().transpose(1, 3)
+    with pytest.raises(ValueError, match=r"^k: expected "):
+        launch(module, problem, given)
+
+
+def test_generate_writes_one(tmp_path, capsys) -> None:
+    from tilecast.cli import main
+
+    file = tmp_path / "decode.py"
+    with pytest.raises(SystemExit) as stop:
+        main(
+            [
+                "generate",
+                "h200",
+                "--pass",
+                "serve",
+                "--family",
+                "hopper_serving",
+                "--seqlen",
+                "1",
+                "--head-dim",
+                "64",
+                "-o",
+                str(file),
+            ]
+        )
+    assert not stop.value.code
+    assert "targets   sm_90a" in capsys.readouterr().out
+    spec = importlib.util.spec_from_file_location("decode", file)
+    assert spec is not None and "def load_role" in file.read_text()

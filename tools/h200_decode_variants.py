@@ -1,0 +1,193 @@
+"""Variants of Hopper's decoding kernel on the GPU at hand, beside the portable kernel that ships and FlashAttention-3.
+
+    python tools/h200_decode_variants.py OUT.csv [--fa3 LIBRARY] [--rounds 7] [--variant KNOBS]... [--points 10]
+
+Each is a CUDA graph of one launch, L2 evicted before, all in turns; the table has medians, the range, and the largest difference
+from the portable kernel's output.  Variants are compiled first, each in a process of its own.  LIBRARY: see sweep_decode.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import importlib
+import importlib.util
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+DIM = 128
+#: (batch, keys, page, heads), most telling first.
+POINTS = (
+    (1, 8192, 16, (32, 8)), (128, 4096, 64, (64, 8)), (1, 131072, 64, (8, 1)), (32, 8192, 16, (32, 8)), (256, 1024, 16, (8, 1)),
+    (1, 32768, 64, (32, 8)), (32, 512, 64, (32, 8)), (8, 8192, 64, (32, 8)), (1, 8192, 16, (8, 1)), (32, 8192, 16, (32, 32)),
+)  # fmt: skip
+VARIANTS = (
+    "tile_n=64,kv_stages=6", "tile_n=128,kv_stages=3", "kv_stages=4", "split_keys=256", "most_items=264", "tile_n=32,kv_stages=12",
+    "programs=2,tile_n=32,kv_stages=5,most_items=264", "whole_keys=512,split_keys=256,most_items=264",
+)  # fmt: skip
+SHIPPED = "triton_serve_decode_d128"
+FIELDS = ("gpu", "date", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us", "low_us", "high_us", "tbs",
+          "speedup_over_fa3", "largest_difference")  # fmt: skip
+
+
+def load(path: Path) -> Any:
+    """A generated file as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(variant: str, path: Path) -> None:
+    """The source of a variant."""
+    from tilecast.codegen.serving import generate_serving
+    from tilecast.model.kernel.workload import Workload
+    from tilecast.model.machine.machine import load_machine
+    from tilecast.model.serving import HOPPER_SERVING, parse_serving
+
+    machine = load_machine("h200-sxm")
+    work = Workload(heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=8192, head_dim_qk=DIM, head_dim_v=DIM, mask="causal")
+    path.write_text(
+        generate_serving(work, machine, parse_serving(variant, HOPPER_SERVING.chosen(work, machine))).source
+    )
+
+
+def problem(pool: Any, batch: int, keys: int, page: int, heads: tuple[int, int]) -> dict[str, Any]:
+    """Tensors of a decode step, pages in random order."""
+    import torch
+
+    pages = batch * keys // page
+    size = pages * page * heads[1] * DIM
+    k, v = (pool[i][:size].view(pages, page, heads[1], DIM) for i in (0, 1))
+    table = torch.randperm(pages, device="cuda").to(torch.int32).view(batch, -1)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(torch.bfloat16)
+    return {"q": q, "k": k, "v": v, "table": table, "lengths": lengths, "starts": starts, "keys": keys}
+
+
+def call_of(module: Any, x: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
+    """A launch of a module with memory of its own, and what it writes."""
+    import torch
+
+    q, k = x["q"], x["k"]
+    out = torch.empty_like(q)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    sizes = module.scratch(q.shape[0], k.shape[2], q.shape[2] // k.shape[2], 1, x["keys"], sms)
+    kinds = (torch.float32, torch.int32)
+    work = [torch.zeros(n, dtype=kind, device="cuda") for n, kind in zip(sizes, kinds, strict=True)]
+    return lambda: module.launch(
+        q, k, x["v"], out, None, DIM**-0.5, seqused_k=x["lengths"], block_table=x["table"], max_seqlen_q=1, max_seqlen_k=x["keys"],
+        window=(-1, 0), work=work, sms=sms,
+    ), out  # fmt: skip
+
+
+def compile_here(path: Path) -> None:
+    """Fill Triton's cache with a file, for both sizes of pages."""
+    import torch
+
+    module = load(path)
+    pool = [torch.zeros(1 << 21, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    for page in sorted({point[2] for point in POINTS}):
+        call_of(module, problem(pool, 1, 1024, page, (8, 1)))[0]()
+    torch.cuda.synchronize()
+
+
+def measure(
+    modules: dict[str, Any], fa3: Any, pool: Any, point: tuple[Any, ...], rounds: int, evict: Any
+) -> list[dict[str, Any]]:
+    """Rows of a point."""
+    from sweep_decode import graph_of, times_us
+
+    batch, keys, page, heads = point
+    x = problem(pool, batch, keys, page, heads)
+    graphs, outs, rows = {}, {}, []
+    for name, module in modules.items():
+        try:
+            call, outs[name] = call_of(module, x)
+            graphs[name] = graph_of(call)
+        except Exception as error:  # one variant that fails must not cost the others
+            print(f"{point} {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    if fa3 is not None:
+        graphs["fa3"] = graph_of(lambda: fa3(x["q"], x["k"], x["v"], x["lengths"], x["table"], x["starts"]))
+    found = times_us(graphs, rounds, evict)
+    theirs = statistics.median(found["fa3"]) if fa3 is not None else None
+    for name, values in found.items():
+        median = statistics.median(values)
+        row: dict[str, Any] = {
+            "batch": batch,
+            "keys": keys,
+            "heads_q": heads[0],
+            "heads_kv": heads[1],
+            "page": page,
+            "kernel": name,
+        }
+        row |= {"us": round(median, 2), "low_us": round(min(values), 2), "high_us": round(max(values), 2)}
+        row["tbs"] = round(batch * keys * heads[1] * DIM * 4 / median * 1e-6, 3)
+        if theirs is not None:
+            row["speedup_over_fa3"] = round(theirs / median, 3)
+        if name in outs:
+            row["largest_difference"] = f"{float((outs[name].float() - outs[SHIPPED].float()).abs().max()):.1e}"
+        rows.append(row)
+        print({key: row[key] for key in row if key != "page"}, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--variant", action="append", help="knobs; again for more")
+    parser.add_argument("--points", type=int, default=len(POINTS), help="how many of the points, from the first")
+    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.compile_only:
+        compile_here(given.out)
+        return
+    import torch
+    import triton
+    from sweep_decode import load_fa3
+
+    from tilecast.kernels.registry import PACKAGE
+
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {}
+        for number, variant in enumerate(given.variant or VARIANTS):
+            paths[variant] = Path(folder) / f"decode_{number}.py"
+            write(variant, paths[variant])
+        shipped = importlib.import_module(f"{PACKAGE}.{SHIPPED}")
+        files = [Path(str(shipped.__file__)), *paths.values()]
+        running = [subprocess.Popen([sys.executable, __file__, str(path), "--compile-only"]) for path in files]
+        for one in running:
+            one.wait()
+        print(f"compiled {len(files)} files in {time.perf_counter() - started:.0f} s", flush=True)
+        modules = {SHIPPED: shipped, **{variant: load(path) for variant, path in paths.items()}}
+        fa3 = load_fa3(given.fa3) if given.fa3 else None
+        points = POINTS[: given.points]
+        longest = max(batch * keys * heads[1] for batch, keys, _, heads in points) * DIM
+        pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        evict = torch.empty((256 << 20) // 4, dtype=torch.int32, device="cuda")
+        same = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
+        with given.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            for point in points:
+                writer.writerows({**same, **row} for row in measure(modules, fa3, pool, point, given.rounds, evict))
+                file.flush()
+    print(f"all in {time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
