@@ -19,7 +19,7 @@ _POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k",
              "v_scales", "partials", "arrived")  # fmt: skip
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qol" for axis in "bsh")
 _FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
-_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "split_limit", "left", "right", "rows_min", "rows_max")
+_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "split_bits", "left", "right", "rows_min", "rows_max")
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
 _NUMBERS = (*_STRIDES, "stride_table", *_FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
 #: Registers of an SM for threads, and threads of a program: a warpgroup, and the load warp's.
@@ -63,6 +63,10 @@ class HopperServingKernel:
         """Registers of a thread of the load warp."""
         return 120 if self.programs == 1 else 56
 
+    def bits(self, name: str) -> int:
+        """log2 of a power of two."""
+        return int(getattr(self, name)).bit_length() - 1
+
     @property
     def batch_fields(self) -> str:
         """What both roles know of the sequences."""
@@ -88,6 +92,7 @@ class HopperServingKernel:
     def signature(self) -> str:
         """The head of the kernel."""
         names = [*_POINTERS, *_NUMBERS, "scale_log2", "cap_log2", "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        names += ["ONE: gl.constexpr", "PLANNED: gl.constexpr", "Q_ROWS: gl.constexpr"]
         return in_lines(", ".join(names), "def attention(", "):")
 
 

@@ -86,8 +86,12 @@ def writable(variant: HopperServingVariant, workload: Workload, machine: Machine
             )  # fmt: skip
     if variant.tile_n not in (32, 64, 128):
         return Verdict(f"tile_n must be 32, 64 or 128, got {variant.tile_n}", "use 64")
-    if variant.split_keys % variant.tile_n:
-        return Verdict(f"split_keys must be a multiple of tile_n {variant.tile_n}, got {variant.split_keys}", "use 512")
+    if variant.split_keys % variant.tile_n or variant.split_keys & (variant.split_keys - 1):
+        return Verdict(
+            f"split_keys must be a power of two and a multiple of tile_n {variant.tile_n}, got {variant.split_keys}", "use 512"
+        )  # fmt: skip
+    if workload.head_dim_v & (workload.head_dim_v - 1):
+        return Verdict(f"head_dim_v must be 64, 128 or 256, got {workload.head_dim_v}", "use family serving")
     if variant.merged not in (4, 8, 16, 32):
         return Verdict(f"merged must be 4, 8, 16 or 32, got {variant.merged}", "use 16")
     if variant.most_splits > variant.merged**2:

@@ -138,7 +138,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
         ((128, 128), "h200-sxm", "kv_stages=7", "shared memory needs"),
         ((128, 128), "h200-sxm", "programs=2", "shared memory needs"),
         ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
-        ((128, 128), "h200-sxm", "split_keys=500", "split_keys must be a multiple of tile_n 64"),
+        ((128, 128), "h200-sxm", "split_keys=500", "split_keys must be a power of two and a multiple of tile_n 64"),
         ((128, 128), "h200-sxm", "merged=8", "most_splits must be at most 64"),
         ((128, 128), "h200-sxm", "family=serving", "expected knobs of family serving-hopper, got family 'serving'"),
         ((128, 128), "h200-sxm", "warps=8", "no knob 'warps'"),
