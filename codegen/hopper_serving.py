@@ -22,8 +22,8 @@ _FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
 _SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "split_bits", "left", "right", "rows_min", "rows_max")
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
 _NUMBERS = (*_STRIDES, "stride_table", *_FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
-#: Registers of an SM for threads, and threads of a program: a warpgroup, and the load warp's.
-_REGISTERS, _THREADS = 65536, 256
+#: Registers of an SM, and threads of a program: two warpgroups, and the one that the load warp is of.
+_REGISTERS, _THREADS = 65536, 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class HopperServingKernel:
     most_splits: int
     most_items: int
     merged: int
-    programs: int
     planned: int
     tile_m: ClassVar[int] = ROWS
     #: Columns of a piece.
     piece: ClassVar[int] = PIECE
-    #: A launch has no more programs than SMs hold: each takes items until there are none.
+    #: Programs of an SM, and how many times as many a launch has: each takes items until there are none.
+    programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
@@ -56,12 +56,12 @@ class HopperServingKernel:
     @property
     def register_option(self) -> str:
         """What the options of a launch say about registers."""
-        return f', "maxnreg": {_REGISTERS // _THREADS // self.programs}' if self.programs > 1 else ""
+        return f', "maxnreg": {_REGISTERS // _THREADS // 8 * 8}'
 
     @property
-    def load_registers(self) -> int:
-        """Registers of a thread of the load warp."""
-        return 120 if self.programs == 1 else 56
+    def worker_registers(self) -> tuple[int, int]:
+        """Registers of a thread of the warpgroup that merges, and of the load warp; the matrix warpgroup has the rest."""
+        return 168, 104
 
     def bits(self, name: str) -> int:
         """log2 of a power of two."""
@@ -82,6 +82,12 @@ class HopperServingKernel:
     def scratch_fields(self) -> str:
         """What it knows of where splits leave what they have."""
         return " ".join(("partials", "arrived", "counters", *_SCRATCH))
+
+    @staticmethod
+    def own(name: str, fields: str) -> str:
+        """Arguments that make a role's own copy of a named tuple: of its numbers, which roles would compute with alike."""
+        own = {field: f"own_copy({name}.{field})" for field in (*_NUMBERS, "counters")}
+        return ", ".join(own.get(field, f"{name}.{field}") for field in fields.split())
 
     @property
     def unspecialized(self) -> str:
@@ -110,7 +116,6 @@ def context(variant: HopperServingVariant, workload: Workload) -> HopperServingK
         most_splits=variant.most_splits,
         most_items=variant.most_items,
         merged=variant.merged,
-        programs=variant.programs,
         planned=variant.planned,
     )
 
@@ -125,8 +130,8 @@ def _title(workload: Workload) -> str:
 def _description(variant: HopperServingVariant) -> str:
     lines = [
         "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
-        f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and "
-        f"{variant.kv_stages} of V ahead; a warpgroup owns {ROWS} rows, the query heads of one key head for consecutive queries.",
+        f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
+        f"warpgroup owns {ROWS} rows, the query heads of one key head for consecutive queries, and another one merges.",
         f"Sequences of up to {ROWS} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
         "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
     ]

@@ -28,11 +28,11 @@ DIM = 128
 #: (batch, keys, page, heads), most telling first.
 POINTS = (
     (1, 8192, 16, (32, 8)), (128, 4096, 64, (64, 8)), (1, 131072, 64, (8, 1)), (32, 8192, 16, (32, 8)), (256, 1024, 16, (8, 1)),
-    (1, 32768, 64, (32, 8)), (32, 512, 64, (32, 8)), (8, 8192, 64, (32, 8)), (1, 8192, 16, (8, 1)), (32, 8192, 16, (32, 32)),
+    (1, 32768, 64, (32, 8)), (32, 512, 64, (32, 8)), (8, 8192, 64, (32, 8)), (1, 8192, 16, (8, 1)), (32, 8192, 16, (32, 32)), (8, 2048, 16, (32, 8)), (128, 1024, 64, (64, 8)),
 )  # fmt: skip
 VARIANTS = (
-    "kv_stages=6", "tile_n=128,kv_stages=3", "kv_stages=4", "split_keys=256", "most_items=264,split_keys=256",
-    "programs=2,tile_n=32,kv_stages=5", "programs=2,tile_n=32,kv_stages=5,split_keys=256,most_items=264", "whole_keys=65536",
+    "kv_stages=4", "kv_stages=6", "kv_stages=3", "kv_stages=4,split_keys=256", "kv_stages=4,split_keys=1024", "kv_stages=4,whole_keys=2048",
+    "kv_stages=2,tile_n=128", "kv_stages=4,whole_keys=65536",
 )  # fmt: skip
 SHIPPED = "triton_serve_decode_d128"
 FIELDS = ("gpu", "date", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us", "low_us", "high_us", "tbs",

@@ -21,7 +21,8 @@ ROWS = 64
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.
-_MARGIN = 2048
+_MARGIN = 1024
+_Q_TILES = 2
 #: Registers of O that a thread has room for, beside S, P and addresses.
 _MOST_COLUMNS = 256
 
@@ -41,8 +42,6 @@ class HopperServingVariant:
     most_items: int = 132
     #: Splits that are merged at a time; of more, groups are merged first.
     merged: int = 16
-    #: Programs of an SM.
-    programs: int = 1
     #: Sequences that a program looks at together to find its work.
     planned: int = 128
 
@@ -53,9 +52,9 @@ def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
 
 
 def shared_bytes(variant: HopperServingVariant, workload: Workload) -> int:
-    """Shared memory of the tiles: Q, and the rings of K and V."""
+    """Shared memory of the tiles: two of Q, and the rings of K and V."""
     moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    return workload.dtype_bytes * (moving + ROWS * workload.head_dim_qk)
+    return workload.dtype_bytes * (moving + _Q_TILES * ROWS * workload.head_dim_qk)
 
 
 def legality(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
@@ -64,12 +63,9 @@ def legality(variant: HopperServingVariant, workload: Workload, machine: Machine
         return Verdict(
             f"{machine.name} has no wgmma, which family serving-hopper multiplies with", "use family serving"
         )
-    # Each program of an SM takes 1 KiB beside its own.
     need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
-    if variant.programs * (need + 1024) > limit + 1024:
-        return over_limit(
-            "shared memory", variant.programs * need, limit, "bytes", "use fewer kv_stages or a smaller tile_n"
-        )
+    if need > limit:
+        return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
     return LEGAL
 
 
@@ -113,6 +109,6 @@ def space(workload: Workload, machine: Machine) -> Iterator[HopperServingVariant
 
 def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
     """The variant to start from: as many blocks of 64 keys in flight as shared memory holds, up to 8."""
-    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - ROWS * workload.head_dim_qk * workload.dtype_bytes
+    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - _Q_TILES * ROWS * workload.head_dim_qk * workload.dtype_bytes
     stages = room // (64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes)
     return HopperServingVariant(kv_stages=max(1, min(8, stages)))
