@@ -27,7 +27,7 @@ from tilecast.model.kernel.variants.append import AppendVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.serving import TRITON_SERVING, parse_serving
+from tilecast.model.serving import find_serving, parse_serving
 
 LIST = Path(__file__).with_name("shipped.toml")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -135,7 +135,7 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         backward.append(f"| `{kernel.module}.py` | {_purpose(kernel)} | {_devices(kernel)} | `{kernel.variant}` |")
     serving = []
     for kernel in read_serving_list():
-        given_serving = parse_serving(kernel.variant, TRITON_SERVING.variant())
+        given_serving = parse_serving(kernel.variant, find_serving(kernel.family).variant())
         made_serving = generate_serving(kernel.workload, load_machine(kernel.machine), given_serving, version)
         yield Path("generated") / f"{kernel.module}.py", made_serving.source
         facts = {**kernel.facts, "mask": "window"}
@@ -257,7 +257,7 @@ element of dq, which it sums in float32.  Nothing forecasts them yet ([docs/trai
 
 ## Kernels to serve with
 
-`triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
+`hopper_serve_*` (Gluon, sm_90a, sequences of up to 64 rows: decode) and `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
 `tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
 mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split with
 a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.  `triton_append*` writes new keys and

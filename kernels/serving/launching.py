@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.launching import MOST_PLANS, on_tensor
 from tilecast.kernels.selection import on_device
 
 #: Counters that a device gets at a time.
@@ -121,19 +121,24 @@ class Launcher:
         window: tuple[int, int],
     ) -> Callable[..., None]:
         """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> None; it keeps none."""
-        start, sizes, numbers, flags = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
+        start, sizes, boxes, numbers, flags = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
         floats, count = sizes
         rest, counters = (*numbers, *self._module.scales(scale, softcap), *flags), self._counters
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
             partials = q.new_empty(floats, dtype=torch.float32)
+            if boxes:
+                k, v = on_tensor(boxes[0], k), on_tensor(boxes[1], v)
             start(q, k, v, out, lse, lists[5], *lists[:5], *lists[6:], partials, counters.get(count), *rest)
 
         return on_device(launch, tensors[0].get_device())
 
     def _start(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scale: float, softcap: float) -> None:
-        start, sizes, numbers, flags = plan
+        start, sizes, boxes, numbers, flags = plan
         partials = torch.empty(sizes[0], dtype=torch.float32, device=self._device)
+        if boxes:
+            q, k, v, *others = tensors
+            tensors = (q, on_tensor(boxes[0], k), on_tensor(boxes[1], v), *others)
         start(
             *_in_order(tensors), partials, self._counters.get(sizes[1]), *numbers, *self._module.scales(scale, softcap),
             *flags,
@@ -142,7 +147,8 @@ class Launcher:
     def _plan(
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(compiled kernel on its grid, sizes of its scratch, its numbers, its flags) of a shape."""
+        """(compiled kernel on its grid, sizes of its scratch, tensor descriptors of k and v as `on_tensor` takes them or (), its
+        numbers, its flags) of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, tensors
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         heads_kv = k.shape[-2]
@@ -156,7 +162,8 @@ class Launcher:
         )
         # An interpreter compiles nothing.
         kernel = module.attention.warmup(*arguments, 1.0, 1.0, *flags, grid=grid, **module.OPTIONS) or module.attention
-        return kernel[grid], sizes, arguments[len(tensors) + len(work) :], flags
+        boxes = tuple((type(one), {**vars(one), "base": None}) for one in arguments[1:3] if hasattr(one, "base"))
+        return kernel[grid], sizes, boxes, arguments[len(tensors) + len(work) :], flags
 
 
 def _in_order(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """``torch.ops.tilecast.attention_serving``: one operator for caches, pages and packed sequences, and how it finds its kernels.
 
 Two kernels share a batch: one takes sequences of few rows (decode), the other those of more (prefill).  Which one takes a
-sequence depends on that sequence alone, and so do its splits: it gets the same bits in every batch.
+sequence depends on that sequence and on how its cache lies alone, and so do its splits: it gets the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,25 @@ from tilecast.kernels.selection import DTYPE_NAMES, capability_of, on_device
 from tilecast.kernels.serving.again import watched
 from tilecast.kernels.serving.launching import Counters, Launcher
 
-#: (device index, dtypes of q and k, head_dim_qk, head_dim_v) -> ((fewest rows, most rows, launcher, launch), ...)
-_known: dict[Any, tuple[tuple[int, int, Launcher, Any], ...]] = {}
+#: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
+Kernels = tuple[tuple[int, int, Launcher, Any], ...]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The kernels of a problem, and those for caches that ``refusal`` of one of them gives a reason not to take."""
+
+    kernels: Kernels
+    refusal: Callable[[Any, Any], str] | None
+    others: Kernels
+
+    def of(self, k: Any, v: Any) -> Kernels:
+        """The kernels for a cache."""
+        return self.others if self.refusal is not None and self.refusal(k, v) else self.kernels
+
+
+#: (device index, dtypes of q and k, head_dim_qk, head_dim_v) -> its kernels
+_known: dict[Any, _Found] = {}
 _counters: dict[Any, Counters] = {}
 
 
@@ -35,7 +53,8 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     None where nothing was launched.  The lists are those of `Launcher`; no tensor is kept.
     """
     q, k, v, *lists, seqlen_q, seqlen_k, scale, softcap, left, right, return_lse = arguments
-    kernels = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]), ())
+    found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
+    kernels = () if found is None else found.of(k, v)
     out, lse = _empty(q, v, return_lse)
     rows = _rows(q, k, lists[0], seqlen_q)
     if scale is None:
@@ -67,7 +86,7 @@ def _run(
     return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The operator on a device; lse is of size 0 when nobody asked."""
-    _kernels(q, k, q.shape[-1], v.shape[-1])  # refused before anything is made
+    _found(q, k, q.shape[-1], v.shape[-1])  # refused before anything is made
     out, lse = _empty(q, v, return_lse)
     if out.numel() == 0:
         return out, lse
@@ -82,7 +101,7 @@ def into(
 ) -> None:  # fmt: skip
     """The same into ``out`` and ``lse`` (None: not asked for), whose rows start at 16 bytes; lists as `Launcher` takes them."""
     dims = q.shape[-1], v.shape[-1]
-    kernels = _kernels(q, k, *dims)
+    found = _found(q, k, *dims)
     if scale is None:
         scale = 1.0 / math.sqrt(dims[0])
     elif refused := scale_refusal(scale):
@@ -91,12 +110,12 @@ def into(
     if not most:
         out.zero_()
         return
-    for first, last, _, launch in kernels:
+    for first, last, _, launch in found.of(k, v):
         if first <= most and least <= last:
             launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window)
 
 
-def _kernels(q: Any, k: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Launcher, Any], ...]:
+def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     """The kernels of a problem; UnsupportedError where there is none."""
     return _known.get((q.get_device(), q.dtype, k.dtype, dim, dim_v)) or _find(q, k, dim, dim_v)
 
@@ -117,33 +136,60 @@ def _empty(q: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
     return out, torch.empty((*batch, heads, rows) if return_lse else (0,), dtype=torch.float32, device=q.device)
 
 
-def _find(q: Any, k: Any, dim: int, dim_v: int) -> tuple[tuple[int, int, Launcher, Any], ...]:
+def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     """The kernels of a problem met for the first time, imported and remembered; UnsupportedError where there is none."""
     if refused := refusal(q, k, dim, dim_v):
         raise UnsupportedError(refused)
     device = q.device
     if device not in _counters:
         _counters[device] = Counters(device)
-    found = []
-    for entry in _candidates(q, k, dim, dim_v):
-        try:
-            module = importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
-        except ImportError as error:
-            raise UnsupportedError(
-                f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; pip install 'tilecast[gpu]'"
-            ) from error
-        rows = entry.seqlen_q_min, entry.seqlen_q_max
-        launch = Launcher(module, rows, device, _counters[device])
-        found.append((*rows, launch, on_device(launch, q.get_device())))
-    _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = tuple(found)
+    entries = _candidates(q, k, dim, dim_v, _entries(k))
+    kernels = _launchers(entries, device)
+    choosy = [e for e in entries if hasattr(_module(e), "refusal")]
+    if choosy:
+        names = {e.module for e in choosy}
+        rest = tuple(e for e in _entries(k) if e.module not in names)
+        others = _launchers(_candidates(q, k, dim, dim_v, rest), device)
+        found = _Found(kernels, _module(choosy[0]).refusal, others)
+    else:
+        found = _Found(kernels, None, ())
+    _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = found
+    return found
+
+
+def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
+    """The kernels of entries, best first: each takes the rows that those before it leave."""
+    found: list[tuple[int, int, Launcher, Any]] = []
+    for entry in entries:
+        first, last = entry.seqlen_q_min, entry.seqlen_q_max
+        for low, high, _, _ in found:
+            first = high + 1 if low <= first <= high else first
+            last = low - 1 if low <= last <= high else last
+        if first > last:
+            continue
+        launch = Launcher(_module(entry), (first, last), device, _counters[device])
+        index = -1 if device.type == "cpu" else device.index
+        found.append((first, last, launch, on_device(launch, index)))
     return tuple(found)
 
 
-def _candidates(q: Any, k: Any, dim: int, dim_v: int) -> tuple[registry.Entry, ...]:
+def _module(entry: registry.Entry) -> Any:
+    """The file of an entry as a module."""
+    try:
+        return importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"attention: the kernels need Triton 3.6 or newer, and importing one gave '{error}'; pip install 'tilecast[gpu]'"
+        ) from error
+
+
+def _candidates(
+    q: Any, k: Any, dim: int, dim_v: int, entries: tuple[registry.Entry, ...]
+) -> tuple[registry.Entry, ...]:
     capability = capability_of(q.device.type, q.get_device())
     if isinstance(capability, str):
         return ()
-    return registry.candidates(capability, DTYPE_NAMES[q.dtype], dim, dim_v, "window", _entries(k))
+    return registry.candidates(capability, DTYPE_NAMES[q.dtype], dim, dim_v, "window", entries)
 
 
 def _entries(k: Any) -> tuple[registry.Entry, ...]:
@@ -159,7 +205,7 @@ def refusal(q: Any, k: Any, dim: int, dim_v: int) -> str | None:
     capability = capability_of(q.device.type, q.get_device())
     if isinstance(capability, str):
         return capability.partition("; ")[0]
-    if not _candidates(q, k, dim, dim_v):
+    if not _candidates(q, k, dim, dim_v, _entries(k)):
         have = registry.head_dims(capability, DTYPE_NAMES[q.dtype], "window", _entries(k))
         names = ", ".join(f"{a}" if a == b else f"{a}/{b}" for a, b in have)
         return f"head_dim: expected one that a serving kernel has ({names}), got {dim}/{dim_v}"

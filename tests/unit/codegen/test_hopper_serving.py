@@ -188,3 +188,31 @@ def test_generate_writes_one(tmp_path, capsys) -> None:
     assert "targets   sm_90a" in capsys.readouterr().out
     spec = importlib.util.spec_from_file_location("decode", file)
     assert spec is not None and "def load_role" in file.read_text()
+
+
+def test_the_operators_launcher_gives_descriptors_their_tensors(kernel) -> None:
+    from tilecast.kernels.serving.launching import Counters, Launcher
+
+    problem = Problem(((2, 130), (2, 40)), packed_q=False, page=32)
+    made, device = make(problem), torch.device("cpu")
+    launcher = Launcher(kernel(SMALL, problem.dims), (1, 64), device, Counters(device))
+    names = (
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "seqused_k",
+        "block_table",
+        "cache_batch_idx",
+        "sinks",
+        "k_descale",
+        "v_descale",
+    )
+    lists = tuple(made.lists.get(name) for name in names)
+    settings = (problem.factor, 0.0, 2, 130, (-1, 0))
+    out, lse = outputs(made, problem)
+    launcher(made.q, made.k, made.v, out, lse, lists, *settings)
+    assert error_of(problem, made, out, lse) <= 1.0
+    again = launcher.started((made.q, made.k, made.v, out, lse, *lists), *settings)
+    other, other_lse = outputs(made, problem)
+    again(made.q.clone(), made.k.clone(), made.v.clone(), other, other_lse, lists)
+    assert torch.equal(other, out)
+    assert torch.equal(other_lse, lse)

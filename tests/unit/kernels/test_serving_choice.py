@@ -1,0 +1,47 @@
+"""Which serving kernels the operator runs: rows that no two of them share, and caches that the best one does not take."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tilecast.kernels import registry  # noqa: E402
+from tilecast.kernels.serving import operator  # noqa: E402
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """The kernels for a cache of a (capability, head dimension)."""
+    monkeypatch.setattr(operator, "_known", {})
+
+    def of(capability, dim, k):
+        monkeypatch.setattr(operator, "capability_of", lambda kind, device: capability)
+        q = torch.zeros(1, 1, 4, dim, dtype=torch.bfloat16)
+        kernels = operator._find(q, k, dim, dim).of(k, k)
+        return sorted((first, last, launcher._module.TILECAST["family"]) for first, last, launcher, _ in kernels)
+
+    return of
+
+
+def cache(*shape: int):
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(found) -> None:
+    decode, prefill = found((9, 0), 128, cache(4, 16, 1, 128))
+    assert decode == (0, 64, "hopper_serving")
+    assert prefill == (65, registry.NO_LIMIT, "triton_serving")
+
+
+@pytest.mark.parametrize("k", [cache(0, 16, 1, 128), cache(4, 16, 1, 128).expand(4, 16, 2, 128)])
+def test_other_caches_go_to_the_portable_kernels(found, k) -> None:
+    assert found((9, 0), 128, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
+
+
+@pytest.mark.parametrize(("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((9, 0), 96), ((9, 0), 256)])
+def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
+    assert found(capability, dim, cache(4, 16, 1, dim)) == [
+        (0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving"),
+    ]  # fmt: skip
