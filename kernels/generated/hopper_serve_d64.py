@@ -189,7 +189,7 @@ def item_of(batch, first, ends, done, number, ONE: gl.constexpr):
     tiles, splits, first_key = shares(batch, q_len, k_len)
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
     if ONE:
-        split, tile, low, high = index, 0, 0, 0
+        split, tile, low, high = index, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     else:
         split, tile = index % splits, tiles - 1 - index // splits
         low = tile * TILE_M // batch.group
@@ -269,14 +269,24 @@ def load_q(items, turn, item, rows, batch, ONE: gl.constexpr, Q_ROWS: gl.constex
 
 
 @gluon.jit
-def load_item(
-    item, turn, n, k_desc, v_desc, ring, items, rows, batch, PAGE: gl.constexpr, ONE: gl.constexpr, Q_ROWS: gl.constexpr
-):
-    """Copies Q and the key blocks of an item."""
+def first_pages(batch, item, PAGE: gl.constexpr):
+    """Pages of an item's first block; of a cache without pages (its row, the first token of the sequence in it)."""
+    if PAGE > 0:
+        pages = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, item.begin, item.k_len, PAGE)
+    elif batch.cu_k is not None:
+        pages = (gl.to_tensor(0), gl.load(batch.cu_k + item.b))
+    elif batch.slots is not None:
+        pages = (gl.load(batch.slots + item.b), gl.to_tensor(0))
+    else:
+        pages = (item.b, gl.to_tensor(0))
+    return pages
+
+
+@gluon.jit
+def load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE: gl.constexpr):
+    """Copies the key blocks of an item, whose first pages are known."""
     if PAGE > 0:
         table = batch.table + item.b.to(gl.int64) * batch.stride_table
-        pages = find_pages(table, item.begin, item.k_len, PAGE)
-        load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
         for key in range(item.begin, item.end, TILE_N):
             ahead = find_pages(table, key + TILE_N, item.k_len, PAGE)
             token = key % PAGE if PAGE > TILE_N else 0
@@ -284,12 +294,7 @@ def load_item(
             pages = ahead
             n += 1
     else:
-        page, start = item.b, 0
-        if batch.cu_k is not None:
-            page, start = 0, gl.load(batch.cu_k + item.b)
-        elif batch.slots is not None:
-            page = gl.load(batch.slots + item.b)
-        load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+        page, start = pages
         for key in range(item.begin, item.end, TILE_N):
             load_block(ring, n, k_desc, v_desc, (page,), item.head_kv, start + key)
             n += 1
@@ -355,11 +360,20 @@ def load_role(
     for first in range(0, batch.count, PLANNED):
         ends = ends_of(batch, first, done, PLANNED, 1)
         total = gl.max(ends, 0)
-        while number < total:
+        if number < total:
             item = item_of(batch, first, ends, done, number, ONE)
-            n = load_item(item, turn, n, k_desc, v_desc, ring, items, rows, batch, PAGE, ONE, Q_ROWS)
-            turn += 1
-            number += gl.num_programs(0)
+            pages = first_pages(batch, item, PAGE)
+            while number < total:
+                load_q(items, turn, item, rows, batch, ONE, Q_ROWS)
+                # The pages of the next item, if there is one, are on their way while the blocks of this one are.
+                number += gl.num_programs(0)
+                following, ahead = item, pages
+                if number < total:
+                    following = item_of(batch, first, ends, done, number, ONE)
+                    ahead = first_pages(batch, following, PAGE)
+                n = load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
+                item, pages = following, ahead
+                turn += 1
         done = total
 
 
