@@ -20,7 +20,10 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiling = torch.autograd._profiler_enabled
 _grad_enabled = torch.is_grad_enabled
+_none = type(None)
 _known: dict[Any, Callable[..., Any]] = {}
+#: Types of tensors met, where all are plain ones or None.
+_plain: set[tuple[type, ...]] = set()
 
 
 def watched(q: Any) -> bool:
@@ -35,16 +38,20 @@ def key_of(tensors: tuple[Any, ...], settings: tuple[Any, ...]) -> Any:
     None in ``tensors``, gradients, an onlooker)."""
     if watched(tensors[0]):
         return None
-    gradients, facts = _grad_enabled(), list[Any]()
-    for tensor in tensors:
-        if tensor is None:
-            facts.append(None)
-        elif tensor.__class__ is not _tensor or (gradients and tensor.requires_grad):
+    kinds = tuple(map(type, tensors))
+    if kinds not in _plain:
+        if any(kind is not _tensor and kind is not _none for kind in kinds):
             return None
-        else:
-            facts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.get_device()))
+        _plain.add(kinds)
+    gradients = _grad_enabled()
     # Values may be columns of the keys (latent attention): then another kernel runs.
-    return (*facts, tensors[1].data_ptr() == tensors[2].data_ptr(), *settings)
+    facts = [kinds, gradients, tensors[1].data_ptr() == tensors[2].data_ptr(), settings]
+    for tensor in tensors:
+        if tensor is not None:
+            if gradients and tensor.requires_grad:
+                return None
+            facts += (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.get_device())
+    return tuple(facts)
 
 
 def find(key: Any) -> Callable[..., Any] | None:

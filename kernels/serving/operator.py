@@ -40,6 +40,7 @@ class _Found:
 #: (device index, dtypes of q and k, head_dim_qk, head_dim_v) -> its kernels
 _known: dict[Any, _Found] = {}
 _counters: dict[Any, Counters] = {}
+_empty_like = torch.empty_like
 
 
 def serve(*arguments: Any) -> tuple[Any, Any]:
@@ -70,9 +71,11 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     if not launches:
         return None
     out_shape, lse_shape = tuple(out.shape), tuple(lse.shape)
+    alike = out.shape == q.shape and out.stride() == q.stride()
 
     def call(q: Any, k: Any, v: Any, lists: tuple[Any, ...]) -> tuple[Any, Any]:
-        out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
+        out = _empty_like(q) if alike else q.new_empty(out_shape)
+        lse = q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
         for start in launches:
             start(q, k, v, out, lse, lists)
         return out, lse

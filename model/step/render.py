@@ -9,7 +9,7 @@ from tilecast.model.step.evaluate import LaunchRun
 
 _BAR = 24
 #: What every answer says of itself.
-CHECKED = "held against measured steps on an H200 only (tilecast validate serving)"
+CHECKED = "of the portable kernels, held against measured steps on an H200 only (tilecast validate serving)"
 FLOOR = "a floor: norms, rotary embedding, activations, sampling and the engine's own time are left out"
 
 

@@ -118,6 +118,9 @@ def check(outcome: Outcome, case: Case) -> None:
     if case.module.startswith("triton_serve"):
         assert outcome.shared_bytes <= CONSUMER_SHARED or case.target != "sm_80"
         assert outcome.stack_bytes <= MOST_SPILLED_SERVING.get(case.module, 136)
+    if case.module.startswith("hopper_serve"):
+        # Addresses of the warpgroup that merges, before roles part.
+        assert outcome.stack_bytes <= 64
     if case.module.startswith("triton_tma_bwd"):
         assert outcome.stack_bytes <= MOST_SPILLED
 
