@@ -19,7 +19,18 @@ _POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k",
              "v_scales", "partials", "arrived")  # fmt: skip
 _STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qol" for axis in "bsh")
 _FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
-_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "split_bits", "left", "right", "rows_min", "rows_max")
+_SIZES = (
+    "heads_kv",
+    "group",
+    "seqlen_q",
+    "seqlen_k",
+    "split_bits",
+    "split_log2",
+    "left",
+    "right",
+    "rows_min",
+    "rows_max",
+)
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
 _NUMBERS = (*_STRIDES, "stride_table", *_FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
 #: Registers of an SM, and threads of a program: two warpgroups, and the one that the load warp is of.
@@ -37,6 +48,8 @@ class HopperServingKernel:
     tile_n: int
     kv_stages: int
     split_keys: int
+    split_keys_of_many: int
+    many_heads: int
     whole_keys: int
     most_splits: int
     most_items: int
@@ -112,6 +125,8 @@ def context(variant: HopperServingVariant, workload: Workload) -> HopperServingK
         tile_n=variant.tile_n,
         kv_stages=variant.kv_stages,
         split_keys=variant.split_keys,
+        split_keys_of_many=variant.split_keys_of_many,
+        many_heads=variant.many_heads,
         whole_keys=variant.whole_keys,
         most_splits=variant.most_splits,
         most_items=variant.most_items,

@@ -31,8 +31,8 @@ POINTS = (
     (1, 32768, 64, (32, 8)), (32, 512, 64, (32, 8)), (8, 8192, 64, (32, 8)), (1, 8192, 16, (8, 1)), (32, 8192, 16, (32, 32)), (8, 2048, 16, (32, 8)), (128, 1024, 64, (64, 8)),
 )  # fmt: skip
 VARIANTS = (
-    "kv_stages=3", "kv_stages=2", "tile_n=32,kv_stages=4", "tile_n=32,kv_stages=6", "kv_stages=3,split_keys=1024", "kv_stages=4",
-    "kv_stages=3,whole_keys=65536", "kv_stages=2,split_keys=256",
+    "kv_stages=3", "kv_stages=2", "tile_n=32,kv_stages=4", "tile_n=32,kv_stages=6", "split_keys_of_many=512", "kv_stages=4", "whole_keys=65536",
+    "kv_stages=2,split_keys=256",
 )  # fmt: skip
 SHIPPED = "triton_serve_decode_d128"
 FIELDS = ("gpu", "date", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us", "low_us", "high_us", "tbs",

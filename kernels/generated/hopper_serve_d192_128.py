@@ -10,7 +10,7 @@ Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper,tile_n=64,kv_stages=3,split_keys=512,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128",
+    "variant": "family=serving-hopper,tile_n=64,kv_stages=3,split_keys=512,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 192, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -37,7 +37,8 @@ SLOTS = gl.constexpr(3)  # blocks of K and V that are in flight
 Q_SLOTS, LEFT_SLOTS = gl.constexpr(2), gl.constexpr(4)  # tiles of Q that are there, items that wait to be merged
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(3), gl.constexpr(2)
-SPLIT = gl.constexpr(512)  # keys of a split, or more where a sequence would have too many splits
+SPLIT, SPLIT_OF_MANY = 512, 1024  # keys of a split; where key heads are many; more where splits would be too many
+MANY_HEADS = 8
 WHOLE = gl.constexpr(1024)  # keys up to which a sequence is not split
 MOST_SPLITS = gl.constexpr(128)  # of a sequence
 MOST_ITEMS = gl.constexpr(132)  # splits of a sequence times key heads, unless the heads are more
@@ -71,7 +72,7 @@ PAIRS = gl.constexpr(gl.BlockedLayout([1, 1], [16, 2], [1, 4], [1, 0]))
 # The sequences of a launch; its tensors of rows (strides in units of 8 elements); where splits leave what they have.
 Batch = namedtuple(
     "Batch",
-    "cu_q cu_k used_k table slots stride_table count heads_kv group seqlen_q seqlen_k split_bits left right rows_min rows_max",
+    "cu_q cu_k used_k table slots stride_table count heads_kv group seqlen_q seqlen_k split_bits split_log2 left right rows_min rows_max",
 )
 Rows = namedtuple(
     "Rows",
@@ -161,7 +162,7 @@ def shares(batch, q_len, k_len):
     tiles = gl.where((rows >= batch.rows_min) & (rows <= batch.rows_max), rows + TILE_M - 1 >> 6, 0)
     first = gl.maximum(k_len - q_len - batch.left, 0) & -TILE_N
     span = gl.maximum(k_len - first, 0)
-    splits = gl.minimum(span + SPLIT - 1 >> 9, 1 << batch.split_bits)
+    splits = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, 1 << batch.split_bits)
     return tiles, gl.where((rows <= TILE_M) & (span > WHOLE), splits, 1), first
 
 
@@ -196,7 +197,8 @@ def item_of(batch, first, ends, done, number, ONE: gl.constexpr):
         high = gl.minimum((tile * TILE_M + TILE_M - 1) // batch.group, q_len - 1)
     # Blocks of the split: as many as each other's, but for the last, or, where splits are as many as there may be, even shares.
     blocks = gl.maximum(k_len - first_key, 0) + TILE_N - 1 >> 6
-    begin, end = split * (SPLIT // TILE_N), gl.minimum((split + 1) * (SPLIT // TILE_N), blocks)
+    each = 1 << batch.split_log2 - 6
+    begin, end = split * each, gl.minimum((split + 1) * each, blocks)
     if splits >> batch.split_bits == 1:
         begin, end = split * blocks >> batch.split_bits, (split + 1) * blocks >> batch.split_bits
     if splits == 1:
@@ -328,6 +330,7 @@ def load_role(
         own_copy(batch.seqlen_q),
         own_copy(batch.seqlen_k),
         own_copy(batch.split_bits),
+        own_copy(batch.split_log2),
         own_copy(batch.left),
         own_copy(batch.right),
         own_copy(batch.rows_min),
@@ -612,6 +615,7 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
         own_copy(batch.seqlen_q),
         own_copy(batch.seqlen_k),
         own_copy(batch.split_bits),
+        own_copy(batch.split_log2),
         own_copy(batch.left),
         own_copy(batch.right),
         own_copy(batch.rows_min),
@@ -778,6 +782,7 @@ def attend_role(
         "seqlen_q",
         "seqlen_k",
         "split_bits",
+        "split_log2",
         "left",
         "right",
         "rows_min",
@@ -790,9 +795,9 @@ def attend_role(
 def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
               arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
-              seqlen_k, split_bits, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles, scale_log2,
-              cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr, Q_ROWS:
-              gl.constexpr):  # fmt: skip
+              seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
+              scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
+              Q_ROWS: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch."""
     batch = Batch(
         cu_q,
@@ -807,6 +812,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         seqlen_q,
         seqlen_k,
         split_bits,
+        split_log2,
         left,
         right,
         rows_min,
@@ -873,6 +879,11 @@ def _split_limit(heads_kv):
     return 1 << max(1, min(MOST_SPLITS.value, MOST_ITEMS.value // heads_kv)).bit_length() - 1
 
 
+def _split_keys(heads_kv):
+    """Keys of a split: sequences of many key heads are work enough in fewer."""
+    return SPLIT_OF_MANY if heads_kv >= MANY_HEADS else SPLIT
+
+
 def _split_tiles(seqlen_q, group):
     """Tiles of a sequence and key head that may be split."""
     return 1
@@ -880,7 +891,7 @@ def _split_tiles(seqlen_q, group):
 
 def _split_bound(seqlen_k, heads_kv):
     """Splits that a sequence of up to seqlen_k keys has at most."""
-    return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // SPLIT.value))
+    return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // _split_keys(heads_kv)))
 
 
 def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms):
@@ -928,7 +939,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         q, k_boxes, v_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
-        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), _split_limit(heads_kv).bit_length() - 1, left, right,
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), _split_limit(heads_kv).bit_length() - 1, _split_keys(heads_kv).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
     planned = FEW_PLANNED if batch <= FEW_PLANNED else MANY_PLANNED

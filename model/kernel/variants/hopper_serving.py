@@ -23,6 +23,8 @@ PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.
 _MARGIN = 1024
 _Q_TILES = 2
+#: Bytes of K and V in flight that were fastest at head_dim 128.
+_IN_FLIGHT = 3 << 15
 #: Registers of O that a thread has room for, beside S, P and addresses.
 _MOST_COLUMNS = 256
 
@@ -34,9 +36,12 @@ class HopperServingVariant:
     family: str = "serving-hopper"
     #: Keys of a block, and blocks of K, and of V, that are in flight.
     tile_n: int = 64
-    kv_stages: int = 6
-    #: Fewest keys of a split, keys up to which a sequence stays whole, most splits of a sequence, and of all its key heads together.
+    kv_stages: int = 3
+    #: Keys of a split, and where a sequence has ``many_heads`` key heads or more, which are work enough in fewer splits.
     split_keys: int = 512
+    split_keys_of_many: int = 1024
+    many_heads: int = 8
+    #: Keys up to which a sequence stays whole, most splits of a sequence, and of all its key heads together.
     whole_keys: int = 1024
     most_splits: int = 128
     most_items: int = 132
@@ -82,10 +87,12 @@ def writable(variant: HopperServingVariant, workload: Workload, machine: Machine
             )  # fmt: skip
     if variant.tile_n not in (32, 64, 128):
         return Verdict(f"tile_n must be 32, 64 or 128, got {variant.tile_n}", "use 64")
-    if variant.split_keys % variant.tile_n or variant.split_keys & (variant.split_keys - 1):
-        return Verdict(
-            f"split_keys must be a power of two and a multiple of tile_n {variant.tile_n}, got {variant.split_keys}", "use 512"
-        )  # fmt: skip
+    for name in ("split_keys", "split_keys_of_many"):
+        keys = getattr(variant, name)
+        if keys % variant.tile_n or keys & (keys - 1):
+            return Verdict(
+                f"{name} must be a power of two and a multiple of tile_n {variant.tile_n}, got {keys}", "use 512"
+            )
     if workload.head_dim_v & (workload.head_dim_v - 1):
         return Verdict(f"head_dim_v must be 64, 128 or 256, got {workload.head_dim_v}", "use family serving")
     if variant.merged not in (4, 8, 16, 32):
@@ -101,14 +108,21 @@ def writable(variant: HopperServingVariant, workload: Workload, machine: Machine
 
 def space(workload: Workload, machine: Machine) -> Iterator[HopperServingVariant]:
     """Every combination of knobs worth telling apart that the machine can run."""
-    for (n, stages), split in product(((64, 6), (64, 4), (128, 3), (128, 2), (64, 3), (64, 2)), (512, 256, 1024)):
-        found = HopperServingVariant(tile_n=n, kv_stages=stages, split_keys=split)
+    for (n, stages), split, many in product(
+        ((64, 3), (64, 2), (64, 4), (64, 6), (128, 2), (32, 4)), (512, 256), (1024, 512)
+    ):
+        found = HopperServingVariant(tile_n=n, kv_stages=stages, split_keys=split, split_keys_of_many=many)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
 
 def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
-    """The variant to start from: as many blocks of 64 keys in flight as shared memory holds, up to 8."""
+    """The variant to start from: three blocks of 64 keys of 128 columns in flight, or as many bytes of narrower heads.
+
+    More only lengthen the memory's queue, on an H200 (data/measured/h200_decode_hopper.csv).
+    """
     room = int(machine["smem.per_cta_bytes"]) - _MARGIN - _Q_TILES * ROWS * workload.head_dim_qk * workload.dtype_bytes
-    stages = room // (64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes)
-    return HopperServingVariant(kv_stages=max(1, min(8, stages)))
+    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    stages = max(1, min(room // block, -(-_IN_FLIGHT // block)))
+    merged = 16 if workload.head_dim_v <= 128 else 4
+    return HopperServingVariant(kv_stages=stages, merged=merged, most_splits=min(128, merged**2))

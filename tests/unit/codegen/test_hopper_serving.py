@@ -26,8 +26,17 @@ from support.serving import Made, Problem, error_of, make, outputs, parted  # no
 import tilecast  # noqa: E402
 
 #: Small splits and rings, so that small problems have many: groups of 4 splits, and groups of groups.
-SMALL = HopperServingVariant(kv_stages=2, split_keys=64, whole_keys=64, most_splits=16, merged=4, planned=32)
-NARROW = replace(SMALL, tile_n=32, split_keys=32, kv_stages=3)
+SMALL = HopperServingVariant(
+    kv_stages=2,
+    split_keys=64,
+    split_keys_of_many=128,
+    many_heads=2,
+    whole_keys=64,
+    most_splits=16,
+    merged=4,
+    planned=32,
+)
+NARROW = replace(SMALL, tile_n=32, split_keys=32, split_keys_of_many=32, kv_stages=3)
 WIDE = replace(SMALL, tile_n=128, split_keys=128)
 STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
 MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
@@ -136,7 +145,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
     [
         ((96, 96), "h200-sxm", "", "head_dim_qk must be a multiple of 64 up to 256"),
         ((128, 128), "b200", "", "has no wgmma"),
-        ((128, 128), "h200-sxm", "kv_stages=7", "shared memory needs"),
+        ((128, 128), "h200-sxm", "kv_stages=8", "shared memory needs"),
         ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
         ((128, 128), "h200-sxm", "split_keys=500", "split_keys must be a power of two and a multiple of tile_n 64"),
         ((128, 128), "h200-sxm", "merged=8", "most_splits must be at most 64"),
