@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 
 from tilecast.base.words import did_you_mean
+from tilecast.model.kernel.knobs import family_named
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
@@ -137,12 +138,21 @@ def run_serving(
     nothing = [float(row["us"]) for row in raw if row["point"] == _NOTHING]
     added = (min(nothing) - _nothing_us(chip)) if nothing else 0.0
     rows = []
-    steps = [row for row in raw if row["point"] != _NOTHING and row["evicted_by"] == _READING]
+    steps = [row for row in raw if row["point"] != _NOTHING and row["evicted_by"] == _READING and _forecast(row)]
+    if not steps:
+        raise ServingTableError(
+            f"{table.name}: column 'decode': expected some rows of family {_DECODE.family}, which is forecast, got none"
+        )
     for done, row in enumerate(steps):
         if progress is not None:
             progress("forecast", done, len(steps))
         rows.append(_row(row, chip, added))
     return ServingReport(table.name, chip.name, added, tuple(rows), _choices(rows))
+
+
+def _forecast(row: dict[str, str]) -> bool:
+    """Whether a row's decoding kernel is of the family that forecasts are of."""
+    return family_named(row["decode"]) in (None, _DECODE.family)
 
 
 def _nothing_us(machine: Machine) -> float:
