@@ -17,6 +17,7 @@ from tilecast.codegen.append import generate_append
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.gemm_ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
+from tilecast.codegen.quantize import generate_quantize
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.append import parse_append
@@ -83,6 +84,11 @@ def read_serving_list(path: Path = LIST) -> tuple[Shipped, ...]:
 def read_append_list(path: Path = LIST) -> tuple[Shipped, ...]:
     """The kernels of the list that append to caches, in its order."""
     return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["append"])
+
+
+def read_quantize_list(path: Path = LIST) -> tuple[Shipped, ...]:
+    """The kernels of the list that bring tensors to e4m3, in its order."""
+    return tuple(_shipped(row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["quantize"])
 
 
 def read_e4m3_list(path: Path = LIST) -> tuple[Shipped, ...]:
@@ -153,6 +159,11 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         cache = "e4m3" if given_append.cache_bits == 8 else "16-bit"
         serving.append(
             f"| `{kernel.module}.py` | any head_dim, appends to a {cache} cache | {_devices(kernel)} | `{kernel.variant}` |"
+        )
+    for kernel in read_quantize_list():  # nor this, which is one for all
+        yield (
+            Path("generated") / f"{kernel.module}.py",
+            generate_quantize(kernel.workload, load_machine(kernel.machine), version),
         )
     yield from gemm_files(version)
     yield Path("generated") / "index.json", json.dumps(index, indent=1) + "\n"
@@ -225,6 +236,7 @@ templates instead.  `tilecast.attention` picks among them by device, head_dim, m
   along its keys first ([docs/fp8.md](../docs/fp8.md)).
 - `blackwell_fp8_*`: `blackwell_ws` for e4m3 or e5m2 q, k and v, bf16 out, the same arguments; not yet on hardware, and what the
   operator runs there, having no other.
+- `triton_quantize`: q, k and v of 16 bits to e4m3 before these, with a factor to each key head and, where asked, a Hadamard rotation of q and k.
 - `triton_tma_*`: plain Triton with tensor descriptors, sm_90 and newer data-centre GPUs.
 - `triton_*`: plain Triton with pointers, any GPU from Ampere on.
 - `blackwell_ws_*`: Gluon for sm_100a and sm_103a, FlashAttention-4's structure; `_pair` kernels multiply with two CTAs

@@ -13,10 +13,12 @@ _HOME = {
     "attention_varlen": "tilecast.kernels.serving.calls",
     "AttentionError": "tilecast.kernels.errors",
     "UnsupportedError": "tilecast.kernels.errors",
+    "quantize_e4m3": "tilecast.kernels.quantize",
     "register_flash_attention": "tilecast.kernels.pytorch",
 }
 __all__ = [
-    "AttentionError", "UnsupportedError", "addmm", "attention", "attention_kvcache", "attention_mla", "attention_varlen", "register_flash_attention",
+    "AttentionError", "UnsupportedError", "addmm", "attention", "attention_kvcache", "attention_mla", "attention_varlen", "quantize_e4m3",
+    "register_flash_attention",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
+    from tilecast.kernels.quantize import quantize_e4m3
     from tilecast.kernels.serving.calls import attention_kvcache, attention_mla, attention_varlen
 
 

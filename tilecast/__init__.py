@@ -21,6 +21,7 @@ _HOME = {
     "attention_varlen": "tilecast.kernels",
     "AttentionError": "tilecast.kernels",
     "UnsupportedError": "tilecast.kernels",
+    "quantize_e4m3": "tilecast.kernels",
     "register_flash_attention": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
     "best": "tilecast.model.search.best",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from tilecast.kernels.gemm.operator import addmm
     from tilecast.kernels.operator import attention
     from tilecast.kernels.pytorch import register_flash_attention
+    from tilecast.kernels.quantize import quantize_e4m3
     from tilecast.kernels.serving.calls import attention_kvcache, attention_mla, attention_varlen
     from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand

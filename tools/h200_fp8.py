@@ -5,7 +5,7 @@
 FILEs are generated e4m3 kernels, by default those that ship; - in place of a table leaves it out.  Errors (relative L2 norms against float64): "randn" against
 the descaled inputs, beside P rounded to e4m3 in float64; "outliers" is FlashAttention-3's protocol, root mean square error
 with inputs quantised per tensor; "positive" has 128k keys and V > 0, where a short accumulator would lose most; "sink" has
-one key far above the others.  Times: protocol of `h200_kernels.py`; "V as stored" includes the pass over V.
+one key far above the others; "hadamard" is "outliers" through `tilecast.quantize_e4m3`, q and k rotated.  Times: protocol of `h200_kernels.py`; "V as stored" includes the pass over V.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from h200_kernels import HIDDEN, TOKENS, Clock, measure
+
+import tilecast
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -77,7 +79,7 @@ def inputs(protocol: str, dim: int) -> tuple[Any, Any, Any]:
     def draw(heads: int, rows: int) -> Any:
         return torch.randn(1, heads, rows, dim, device="cuda", dtype=torch.float64)
 
-    if protocol == "outliers":
+    if protocol in ("outliers", "hadamard"):
         made = [draw(4, 2048) for _ in range(3)]
         return tuple(x + draw(4, 2048) * 10 * (torch.rand_like(x) < 1e-3) for x in made)  # type: ignore[return-value]
     if protocol == "positive":
@@ -96,12 +98,15 @@ def errors(path: str) -> list[tuple[object, ...]]:
     work = module.TILECAST["workload"]
     dim, causal = work["head_dim_qk"], work["mask"] == "causal"
     rows: list[tuple[object, ...]] = []
-    for protocol in ("randn", "outliers", "positive", "sink"):
+    for protocol in ("randn", "outliers", "hadamard", "positive", "sink"):
         if causal and protocol == "positive":
             continue
         full = inputs(protocol, dim)
         made = [quantised(x, per_head=protocol in ("randn", "sink")) for x in full]
         (q, k, v), factors = [x for x, _ in made], [f for _, f in made]
+        if protocol == "hadamard":
+            q, k, v, named = tilecast.quantize_e4m3(*(x.half() for x in full))
+            factors = list(named.values())
         if protocol in ("randn", "sink"):
             # The interface takes q's factors for each key head.
             factors[0] = factors[0].reshape(1, k.shape[1], -1)[..., 0].contiguous()
@@ -115,11 +120,11 @@ def errors(path: str) -> list[tuple[object, ...]]:
         again, _ = run(module, q, k, v, tuple(factors), dim**-0.5)  # type: ignore[arg-type]
         exact, exact_lse = reference(*wide, dim**-0.5, causal, False)
         emulated, _ = reference(*wide, dim**-0.5, causal, True)
-        truth = reference(*full, dim**-0.5, causal, False)[0] if protocol == "outliers" else exact
+        truth = reference(*full, dim**-0.5, causal, False)[0] if protocol in ("outliers", "hadamard") else exact
 
         def off(x: Any, truth: Any = truth, protocol: str = protocol) -> float:
             difference = x.double() - truth
-            return float(difference.square().mean().sqrt() if protocol == "outliers" else difference.norm() / truth.norm())  # fmt: skip
+            return float(difference.square().mean().sqrt() if protocol in ("outliers", "hadamard") else difference.norm() / truth.norm())  # fmt: skip
 
         rows.append((Path(path).stem, dim, work["mask"], protocol, f"{off(out):.3e}", f"{off(emulated):.3e}",
                      f"{float((lse - exact_lse).abs().max()):.1e}", int(torch.equal(out, again))))  # fmt: skip

@@ -238,6 +238,8 @@ def compile_kernels(
         arguments, options = _gemm(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "serve":
         arguments, options = _serving(work, _DTYPE_NAMES[dtype], capability, sms, header["variant"].split(","))
+    elif direction == "quantize":
+        arguments, options = _quantize(work, _DTYPE_NAMES[dtype], capability), {}
     elif direction == "append":
         arguments, options = _append(
             work, _DTYPE_NAMES[dtype], capability, "cache_bits=8" in header["variant"].split(",")
@@ -325,6 +327,14 @@ def _serving(
     return (q, k, v, out, lse, work["head_dim_qk"] ** -0.5), {
         **lists, "max_seqlen_q": rows, "max_seqlen_k": keys, "work": scratch, "sms": sms,
     }  # fmt: skip
+
+
+def _quantize(work: Mapping[str, Any], dtype: str, capability: int) -> tuple[Any, ...]:
+    """What ``launch`` of the kernel that quantises takes: q, k and v, bytes of their shapes, and factors."""
+    q, k, v, *_ = _tensors(work, "fwd", dtype, capability, False)
+    assert q is not None and k is not None and v is not None
+    made = [_Shape(x.shape, "torch.uint8", 1, capability) for x in (q, k, v)]
+    return q, k, v, *made, _Shape((3, *k.shape[:2]), "torch.float32", 4, capability)
 
 
 def _append(

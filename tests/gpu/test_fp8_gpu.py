@@ -129,3 +129,49 @@ def test_operator_is_compiled_and_refuses_gradients() -> None:
     assert torch.equal(compiled(q, k, v, causal=True), tilecast.attention(q, k, v, causal=True))
     with pytest.raises(tilecast.UnsupportedError, match="without requires_grad"):
         tilecast.attention(q.requires_grad_(), k, v)
+
+
+# --- quantising before --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_quantising_gives_the_bytes_of_pytorch(dim, dtype, hadamard) -> None:
+    # Queries by bshd, keys of a cache that is longer.
+    q = draw(2, 700, 6, dim, 0).to(dtype).transpose(1, 2)
+    k, v = draw(2, 3, 1100, dim, 1).to(dtype)[:, :, :1000], draw(2, 3, 1000, dim, 2).to(dtype)
+    *made, factors = tilecast.quantize_e4m3(q, k, v, hadamard=hadamard, seed=11)
+    *again, _ = tilecast.quantize_e4m3(q, k, v, hadamard=hadamard, seed=11)
+    *wanted, wanted_factors = tilecast.quantize_e4m3(q.cpu(), k.cpu(), v.cpu(), hadamard=hadamard, seed=11)
+    for name, factor in factors.items():
+        torch.testing.assert_close(factor.cpu(), wanted_factors[name], rtol=1e-5, atol=0.0)
+    for got, same, want in zip(made, again, wanted, strict=True):
+        assert torch.equal(got.view(torch.uint8), same.view(torch.uint8))
+        assert (got.cpu().view(torch.uint8) != want.view(torch.uint8)).float().mean() < 2e-2
+        torch.testing.assert_close(got.cpu().float(), want.float(), rtol=2**-3, atol=2**-9)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_rotation_makes_outliers_cost_less(dim) -> None:
+    torch.manual_seed(0)
+    full = []
+    for seed in range(3):
+        x = draw(1, 4, 2048, dim, seed)
+        full.append(
+            (x + 10 * draw(1, 4, 2048, dim, 10 + seed) * (draw(1, 4, 2048, dim, 20 + seed).abs() > 3.29)).half()
+        )
+    want, _ = exact(*(x.double() for x in full), False, False)
+    errors = []
+    for hadamard in (False, True):
+        *made, factors = tilecast.quantize_e4m3(*full, hadamard=hadamard)
+        errors.append(float((tilecast.attention(*made, **factors).double() - want).square().mean().sqrt()))
+    assert errors[1] < 0.7 * errors[0], errors
+
+
+def test_quantising_is_compiled() -> None:
+    given = [draw(1, 2, 256, 64, seed).bfloat16() for seed in range(3)]
+    plain, compiled = tilecast.quantize_e4m3(*given), torch.compile(tilecast.quantize_e4m3, fullgraph=True)(*given)
+    assert all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(plain[:3], compiled[:3], strict=True)
+    )

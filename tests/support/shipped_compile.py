@@ -25,6 +25,7 @@ from tilecast.codegen.ship import (
     read_backward_list,
     read_e4m3_list,
     read_list,
+    read_quantize_list,
     read_serving_list,
 )
 from tilecast.model.kernel.header import without_header
@@ -40,6 +41,7 @@ SHIPPED: dict[str, Shipped | ShippedGemm] = {
         *read_gemm_list(),
         *read_e4m3_list(),
         *read_append_list(),
+        *read_quantize_list(),
     )
 }
 #: A kernel's registry capability (or minimum) as targets of the compiler.
@@ -66,7 +68,7 @@ def portable(path, target):
 for line in sys.stdin:
     path, target = json.loads(line)
     try:
-        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "gemm"):
+        if load_source(path).TILECAST.get("pass") in ("bwd", "serve", "append", "quantize", "gemm"):
             print(json.dumps(portable(path, target)), flush=True)
             continue
         code = compile_and_read(path, target)

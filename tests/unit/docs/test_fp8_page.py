@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tilecast.base.data import MEASURED
 from tilecast.codegen.ship import read_e4m3_list
@@ -76,3 +80,55 @@ def test_forecast_costs_of_a_threshold_are_the_models() -> None:
         assert [row.split("|")[column].strip() for column in (3, 5)] == [
             f"{100 * (time / times[0] - 1):+.1f} %" for time in times[1:]
         ]
+
+
+def outlier_errors(dim: int) -> dict[str, float]:
+    """Root mean square errors by the page's protocol, by row of its table."""
+    torch = pytest.importorskip("torch")
+    import tilecast
+    from tilecast.kernels.quantize import E4M3, LARGEST
+
+    torch.manual_seed(0)
+
+    def draw() -> Any:
+        x = torch.randn(1, 2, 1024, dim, dtype=torch.float64)
+        return x + torch.randn_like(x) * 10 * (torch.rand_like(x) < 1e-3)
+
+    def attention(q: Any, k: Any, v: Any, rounded: bool = True) -> Any:
+        s = q @ k.transpose(2, 3) / math.sqrt(dim)
+        p = torch.exp(s - s.amax(-1, keepdim=True)) * 256
+        return (p.float().to(E4M3).double() if rounded else p) @ v / p.sum(-1, keepdim=True)
+
+    full = [draw() for _ in range(3)]
+    half, want = [x.half() for x in full], attention(*full, rounded=False)
+    factors = [x.abs().max() / LARGEST for x in full]
+    whole = attention(*((x / f).float().to(E4M3).double() * f for x, f in zip(full, factors, strict=True)))
+    made = {"fp16, products in float64": attention(*(x.double() for x in half), rounded=False),
+            "e4m3, factors for whole tensors": whole}  # fmt: skip
+    for row, hadamard in (("factors for key heads", False), ("the same, q and k rotated", True)):
+        *bytes_, named = tilecast.quantize_e4m3(*half, hadamard=hadamard)
+        wide = (x.double() * f.double()[..., None, None] for x, f in zip(bytes_, named.values(), strict=True))
+        made[row] = attention(*wide)
+    return {row: float((out - want).square().mean().sqrt()) for row, out in made.items()}
+
+
+def test_errors_of_rotated_outliers_are_those_of_the_protocol() -> None:
+    found = [outlier_errors(dim) for dim in (64, 128)]
+    for row in found[0]:
+        line = next(line for line in PAGE.splitlines() if line.startswith(f"| {row} |"))
+        shown = [float(cell) for cell in line.split("|")[2:4]]
+        # Draws and sums differ between releases of PyTorch.
+        assert shown == pytest.approx([errors[row] for errors in found], rel=0.02), row
+
+
+def test_costs_of_quantising_are_those_of_its_bytes() -> None:
+    for name, gpu in (("h200-sxm", "H200"), ("b200", "B200")):
+        machine = load_machine(name)
+        quantising = 5 * 3 * 16384 * 2048 / machine["hbm.tbps_achieved"] / 1e9
+        times = [
+            predict(
+                Workload(16384 // length, 16, 16, length, length, dtype="fp8"), machine, clock="short", interval=False
+            ).time_ms
+            for length in (4096, 16384)
+        ]
+        assert f"| {gpu} | {' | '.join(f'{ms:.2f}' for ms in (quantising, *times))} |" in PAGE
