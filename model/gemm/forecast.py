@@ -37,16 +37,8 @@ _UNIT_NAMES = {"tma": "copies into shared memory"}
 class GemmPrediction(GemmForecast):
     """The answer for one GEMM, with its text."""
 
-    def to_dict(self) -> dict[str, object]:
-        """The documented, stable keys of --json."""
-        return as_dict(self)
-
-    def text(self) -> str:
-        """The report for people."""
-        return as_text(self)
-
-    def __str__(self) -> str:
-        return as_text(self)
+    to_dict = as_dict
+    text = __str__ = as_text
 
     def __repr__(self) -> str:
         return f"<GemmPrediction {self.machine.name}: {self.gemm.label()}: {self.time_ms:.4g} ms, {self.run.tflops:.4g} TFLOP/s>"

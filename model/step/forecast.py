@@ -36,16 +36,8 @@ _KINDS = {
 class StepPrediction(StepForecast):
     """The answer for one batch, with its text."""
 
-    def to_dict(self) -> dict[str, object]:
-        """The documented, stable keys of --json."""
-        return as_dict(self)
-
-    def text(self) -> str:
-        """The report for people."""
-        return as_text(self)
-
-    def __str__(self) -> str:
-        return as_text(self)
+    to_dict = as_dict
+    text = __str__ = as_text
 
     def __repr__(self) -> str:
         return f"<StepPrediction {self.machine.name}: {self.batch.label()}: {self.seconds * 1e6:.4g} us>"
