@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import lzma
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
@@ -140,8 +141,13 @@ def test_committed_profiles_are_distinct_and_within_the_vocabulary() -> None:
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
-def tags(program: tuple[Step, ...], kind: str) -> Counter[tuple[str, int]]:
-    return Counter(tag for i, tag in program if i.kind == kind and tag is not None and tag[0] != "turn")
+def tagged(program: Iterable[Step]) -> list[tuple[str, tuple[str, int]]]:
+    """Kind and tag of the instructions that have one: a program is walked once."""
+    return [(i.kind, tag) for i, tag in program if tag is not None]
+
+
+def tags(found: list[tuple[str, tuple[str, int]]], kind: str) -> Counter[tuple[str, int]]:
+    return Counter(tag for its, tag in found if its == kind and tag[0] != "turn")
 
 
 def test_hopper_programs_await_every_copy_and_release_every_slot_once() -> None:
@@ -157,11 +163,11 @@ def test_hopper_programs_await_every_copy_and_release_every_slot_once() -> None:
         cta = hopper_cta(code, variant, tiles, warp_costs(H200, MHZ), cold=False)
         copied = Counter(tag for tag, *_ in cta.copies)
         assert set(copied.values()) == {1}
-        for w, program in enumerate(cta.programs):
+        for w, program in enumerate(map(tagged, cta.programs)):
             mine = {tag for tag in copied if tag[0] in ("K", "V", f"Q{w}")}
             assert tags(program, "wait") == dict.fromkeys(mine, 1), code.variant
             assert tags(program, "arrive") == dict.fromkeys(mine, 1), code.variant
-            turns = [tag for i, tag in program if i.kind in ("wait", "arrive") and tag == ("turn", 0)]
+            turns = [tag for kind, tag in program if kind in ("wait", "arrive") and tag == ("turn", 0)]
             assert bool(turns) == (variant.ping_pong and variant.warpgroups > 1)
             assert len(turns) % 2 == 0
     assert seen > 40
@@ -194,10 +200,11 @@ def test_triton_programs_await_what_they_load() -> None:
             cta = triton_cta(code, variant, counts, 2, 100.0, warp_costs(H200, MHZ), 0.0)
             blocks = range(2 * counts.blocks(0))
             wanted = {(name, n): 1 for n in blocks for name in ("K", "V")} | {("Q", 0): 1, ("Q", 1): 1}
-            assert tags(cta.programs[0], "load") == wanted, (code.variant, counts)
-            for program in cta.programs:
+            first, *others = programs = [tagged(program) for program in cta.programs]
+            assert tags(first, "load") == wanted, (code.variant, counts)
+            for program in programs:
                 assert tags(program, "wait") == wanted, (code.variant, counts)
-            for program in cta.programs[1:]:
+            for program in others:
                 assert not tags(program, "load")
     assert seen > 20
 
