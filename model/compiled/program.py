@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tilecast.base.same import Same
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.sm import MARK, Cta
 from tilecast.model.compiled.units.fetch import LINE
-from tilecast.model.compiled.units.steps import Piece, Program, Same, Tag
+from tilecast.model.compiled.units.steps import Piece, Program, Tag
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
+from tilecast.base.same import Same
 from tilecast.model.compiled.code import KernelCode, WarpInstruction
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import BLOCK_COUNTS
-from tilecast.model.compiled.units.steps import Same
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.base.same import Same
 from tilecast.model.chip.launch import edge_memory_rates, tile_edges
 from tilecast.model.families import build_pipeline, family_of
 from tilecast.model.kernel.alike import key_without, with_knobs
@@ -124,26 +125,13 @@ class Groups:
 
 
 def groups_of(variants: tuple[Variant, ...], shape: Workload, machine: Machine) -> Groups:
-    """The groups of ``variants``; for the same tuple once."""
-    return _groups(_Same(variants), shape, machine) if len(variants) > 1 else Groups(variants, shape, machine)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A tuple of variants that only equals itself: comparing thousands of them takes longer than what is kept for them."""
-
-    variants: tuple[Variant, ...]
-
-    def __hash__(self) -> int:
-        return id(self.variants)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.variants is self.variants
+    """The groups of ``variants``; for the same tuple once: comparing thousands of them takes longer than what is kept for them."""
+    return _groups(Same(variants), shape, machine) if len(variants) > 1 else Groups(variants, shape, machine)
 
 
 @lru_cache(maxsize=64)
-def _groups(same: _Same, shape: Workload, machine: Machine) -> Groups:
-    return Groups(same.variants, shape, machine)
+def _groups(same: Same[tuple[Variant, ...]], shape: Workload, machine: Machine) -> Groups:
+    return Groups(same.value, shape, machine)
 
 
 def _row(loop: LoopFloor, pipeline: Pipeline, machine: Machine) -> tuple[float, ...]:

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.base.native import load_native
+from tilecast.base.same import Same
 from tilecast.model.compiled.code import KINDS, PIPES, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.native.layout import COPY, CTA, INSTRUCTION, OWN, PIECE, PROGRAM, Facts
 from tilecast.model.compiled.sm import Cta, SmRun, run_sm
 from tilecast.model.compiled.units.fetch import LINE, InstructionCache
 from tilecast.model.compiled.units.prepared import IssueCosts, prepare
-from tilecast.model.compiled.units.steps import Piece, Program, Same, Tag
+from tilecast.model.compiled.units.steps import Piece, Program, Tag
 
 _SOURCE = Path(__file__).with_name("sm.c")
 #: Kinds whose instructions carry tags, in the order of sm.c.

@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import NamedTuple, overload
 
 from tilecast.model.compiled.code import WarpInstruction
 from tilecast.model.compiled.units.fetch import LINE
 
-T = TypeVar("T")
 #: What a wait, an arrival or a load is about: (name, number), number counting blocks ("K", "V") or tiles ("Q").
 Tag = tuple[str, int]
 #: One step of a program: an instruction and its tag.
 Step = tuple[WarpInstruction, Tag | None]
-
-
-class Same(Generic[T]):
-    """A value as a key that is equal to itself only: what is made of it is made once, and comparing costs nothing."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
 
 
 class Piece(NamedTuple):
