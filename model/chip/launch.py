@@ -250,20 +250,47 @@ def _round_robin(per_tile: NDArray[np.float64], heads: int, slots: int) -> float
     A slot's tiles step through the head ``slots`` at a time, and so come again after head / gcd(head, slots) of them:
     where the gcd is large some slots get nothing but long tiles.
     """
-    head, count = len(per_tile), len(per_tile) * heads
-    if count <= slots:
+    if len(per_tile) * heads <= slots:
         return float(per_tile.max())
+    turns = _turns(len(per_tile), heads, slots)
+    cycle = per_tile[turns.tile]
+    # Two rounds, so that any stretch of one is a difference.
+    sums = np.concatenate(
+        (np.zeros((len(cycle), 1)), np.cumsum(np.concatenate((cycle, cycle), axis=1), axis=1)), axis=1
+    )
+    whole, ends, begins = (
+        sums[turns.own, turns.tile.shape[1]],
+        sums[turns.own, turns.ends],
+        sums[turns.own, turns.begins],
+    )
+    return float((turns.rounds * whole + ends - begins).max())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turns:
+    """Which tiles of a head each slot comes to when they are dealt in turns."""
+
+    #: [class, t]: the t-th tile of a slot that begins at tile ``class`` of a head.
+    tile: NDArray[np.int64]
+    #: By slot: its class, where in it the slot begins, how many whole rounds it makes, and where in the next it ends.
+    own: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _turns(head: int, heads: int, slots: int) -> _Turns:
+    """Turns of ``slots`` through ``heads`` equal heads of ``head`` tiles."""
     classes = gcd(head, slots)
     period = head // classes
-    # cycle[c, t]: the t-th tile of a slot that begins at tile c; two rounds, so that any stretch of one is a difference.
-    cycle = per_tile[(np.arange(classes)[:, None] + slots * np.arange(period)) % head]
-    sums = np.concatenate((np.zeros((classes, 1)), np.cumsum(np.tile(cycle, 2), axis=1)), axis=1)
+    tile = (np.arange(classes)[:, None] + slots * np.arange(period)) % head
     place = np.empty(head, dtype=np.int64)
-    place[(np.arange(classes)[:, None] + slots * np.arange(period)) % head] = np.arange(period)
+    place[tile] = np.arange(period)
     slot = np.arange(slots)
-    begins, own = place[slot % head], slot % classes
-    rounds, rest = np.divmod(-(-(count - slot) // slots), period)
-    return float((rounds * sums[own, period] + sums[own, begins + rest] - sums[own, begins]).max())
+    begins = place[slot % head]
+    rounds, rest = np.divmod(-(-(head * heads - slot) // slots), period)
+    return _Turns(tile, slot % classes, begins, rounds, begins + rest)
 
 
 def traffic(
