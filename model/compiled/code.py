@@ -76,6 +76,8 @@ class KernelCode:
     #: mbarriers a CTA sets up before it starts.
     barriers: int
     consumers: tuple[tuple[Stretch, ...], ...]
+    #: Of a loop at hand, what names its code wherever it is kept; empty of others.
+    digest: str = ""
 
     def __hash__(self) -> int:
         # By name alone: forecasts are kept by code, and hashing every instruction each time costs more than they do.

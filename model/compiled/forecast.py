@@ -9,9 +9,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from tilecast.model.compiled.code import CodeError, KernelCode
-from tilecast.model.compiled.costs import mma_cycles, spill_costs, warp_costs
+from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
 from tilecast.model.compiled.memory import Traffic, memory_traffic
+from tilecast.model.compiled.native.kept_runs import Ends, SmFacts, kept_run, sm_facts
 from tilecast.model.compiled.native.run import run_ctas
 from tilecast.model.compiled.program import TileCounts, hopper_cta, triton_cta
 from tilecast.model.compiled.sm import Cta
@@ -85,18 +86,6 @@ def forecast(code: KernelCode, work: Workload, machine: Machine, mhz: float) -> 
     return _FORECASTS[variant.family](code, variant, work, machine, launch, pace)
 
 
-@lru_cache(maxsize=4096)
-def _mma_table(code: KernelCode, machine: Machine) -> dict[tuple[int, bool], float]:
-    kinds = {
-        (i.amount, i.from_registers)
-        for consumer in code.consumers
-        for stretch in consumer
-        for i in stretch.instructions
-        if i.kind == "mma"
-    }
-    return {kind: mma_cycles(machine, *kind) for kind in kinds}
-
-
 def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
     """Least squares through (blocks, cycles)."""
     n = len(points)
@@ -112,17 +101,35 @@ def _fit(points: Sequence[tuple[int, float]]) -> _Affine:
 def _hopper_run(
     code: KernelCode, variant: Fa3Variant, machine: Machine, tiles: tuple[tuple[TileCounts, ...], ...], cold: bool,
     mhz: float, share: float,
-) -> tuple[float, ...]:  # fmt: skip
+) -> Ends:  # fmt: skip
     """When each of ``tiles``, done one after the other by a CTA, is done (its last warpgroup), from the CTA's start."""
-    costs, mma = spill_costs(warp_costs(machine, mhz), machine, code, 1), _mma_table(code, machine)
-    # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
-    # two: the mean of both starts.
-    starts = (False, True) if variant.warpgroups > 1 else (False,)
-    runs = [
-        run_ctas([hopper_cta(code, variant, tiles, costs, cold, share, together)], costs, mma) for together in starts
-    ]
-    ends = [[max(marks[i] for marks in run.marks) for i in range(len(tiles))] for run in runs]
-    return tuple(sum(column) / len(column) for column in zip(*ends, strict=True))
+    # Variants around one loop and machines that differ outside the SM run the same.
+    loop = replace(variant, scheduler="grid")
+    return _hopper_ends(_nameless(code), loop, sm_facts(code, machine, mhz, 1), tiles, cold, share)
+
+
+@lru_cache(maxsize=1024)
+def _nameless(code: KernelCode) -> KernelCode:
+    return replace(code, variant="")
+
+
+@lru_cache(maxsize=16384)
+def _hopper_ends(
+    code: KernelCode, variant: Fa3Variant, facts: SmFacts, tiles: tuple[tuple[TileCounts, ...], ...], cold: bool, share: float
+) -> Ends:  # fmt: skip
+    def simulate() -> Ends:
+        # Whether warpgroups fall into step or run staggered depends on how they start, and real ones wander between the
+        # two: the mean of both starts.
+        starts = (False, True) if variant.warpgroups > 1 else (False,)
+        runs = [
+            run_ctas([hopper_cta(code, variant, tiles, facts.costs, cold, share, together)], facts.costs, facts.mma)
+            for together in starts
+        ]
+        ends = [[max(marks[i] for marks in run.marks) for i in range(len(tiles))] for run in runs]
+        return tuple(sum(column) / len(column) for column in zip(*ends, strict=True))
+
+    counts = [[c.as_tuple() for c in tile] for tile in tiles]
+    return kept_run(code, (variant, facts.digest, counts, cold, share), simulate)
 
 
 @lru_cache(maxsize=16384)
@@ -302,13 +309,13 @@ def _triton_run(
     mhz: float, share: float,
 ) -> float:  # fmt: skip
     """Cycles of a CTA while ``together`` of them share the SM, the pause before the next included."""
-    costs, mma = spill_costs(warp_costs(machine, mhz), machine, code, together), _mma_table(code, machine)
+    facts = sm_facts(code, machine, mhz, together)
     slots: list[Cta] = []
     for slot in range(together):
         # CTAs on an SM drift apart; starting them apart avoids the lockstep that real ones leave at once.
         begins = slot * 0.5 * counts.main * 400.0 / together
-        slots.append(triton_cta(code, variant, counts, _TILES, pause, costs, begins, share))
-    run = run_ctas(slots, costs, mma)
+        slots.append(triton_cta(code, variant, counts, _TILES, pause, facts.costs, begins, share))
+    run = run_ctas(slots, facts.costs, facts.mma)
     spans = [(marks[-1] - marks[0]) / (_TILES - 1) for marks in run.marks[:: len(code.consumers)]]
     return sum(spans) / len(spans)
 

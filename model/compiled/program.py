@@ -39,6 +39,10 @@ class TileCounts:
         """Blocks of the ring the tile uses; ``first`` is 1 where the first block stands before the loops."""
         return self.passed + self.edge + self.main + self.left + self.passed_after + first
 
+    def as_tuple(self) -> tuple[int, int, int, int, int]:
+        """Its fields in order."""
+        return self.passed, self.edge, self.main, self.left, self.passed_after
+
 
 class _Writer:
     """A program being written."""

@@ -11,7 +11,9 @@ from tilecast.base.same import Same
 from tilecast.model.compiled.code import KernelCode, WarpInstruction
 from tilecast.model.compiled.costs import mma_cycles, warp_costs
 from tilecast.model.compiled.counts import BLOCK_COUNTS
+from tilecast.model.compiled.program import TileCounts
 from tilecast.model.families import build_pipeline, parse_variant
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -46,28 +48,34 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
     tensor = flop = 0.0
     depth = 32 / work.dtype_bytes  # a wgmma's k-step is 32 bytes
     cycles = cache(partial(mma_cycles, machine))
-    counted = BLOCK_COUNTS[variant.family]
     rows = build_pipeline(work, variant, machine).rows_per_cta
-    for block in range(-(-work.seqlen_q // rows)):
-        mine = counted(work, block, variant, len(code.consumers))
-        for consumer, tile in zip(code.consumers, mine, strict=True):
-            looped = False
-            for role, instructions in consumer:
-                times = 1
-                if role == "pass":
-                    times = tile.passed_after if looped else tile.passed
-                elif role != "once":
-                    looped, times = True, getattr(tile, role)
-                if not times:
-                    continue
-                pipes, products = _held(Same(instructions))
-                for pipe, n in pipes.items():
-                    counts[pipe] += times * 4 * n  # the four warps of the warpgroup
-                for columns, from_registers in products:
-                    # Counters see the array work, not the wait for operands of narrow products.
-                    tensor += times * min(columns / 2.0, cycles(columns, from_registers))
-                    flop += times * 2.0 * 64 * columns * depth
+    tiles = -(-work.seqlen_q // rows)
+    for consumer, blocks in zip(code.consumers, _blocks(work, variant, tiles, len(code.consumers)), strict=True):
+        looped = False
+        for role, instructions in consumer:
+            times = tiles
+            if role == "pass":
+                times = blocks.passed_after if looped else blocks.passed
+            elif role != "once":
+                looped, times = True, getattr(blocks, role)
+            if not times:
+                continue
+            pipes, products = _held(Same(instructions))
+            for pipe, n in pipes.items():
+                counts[pipe] += times * 4 * n  # the four warps of the warpgroup
+            for columns, from_registers in products:
+                # Counters see the array work, not the wait for operands of narrow products.
+                tensor += times * min(columns / 2.0, cycles(columns, from_registers))
+                flop += times * 2.0 * 64 * columns * depth
     return Executed({pipe: float(n * heads) for pipe, n in counts.items()}, tensor * heads, flop * heads)
+
+
+@lru_cache(maxsize=1024)
+def _blocks(work: Workload, variant: Variant, tiles: int, consumers: int) -> tuple[TileCounts, ...]:
+    """Blocks of all tiles of a head together, by the warpgroup that takes them."""
+    counted = BLOCK_COUNTS[variant.family]
+    by_tile = [[counts.as_tuple() for counts in counted(work, block, variant, consumers)] for block in range(tiles)]
+    return tuple(TileCounts(*map(sum, zip(*mine, strict=True))) for mine in zip(*by_tile, strict=True))
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -92,14 +93,19 @@ def _chosen(workload: Workload, machine: Machine, family: str, clock: str | floa
     known = _known(loop_shape(work), machine, family, digest)
     if not known:
         return None
-    ranking = rank(known, work, machine, clock=clock, keep=LOOPS * PER_LOOP, group=loop_of, per_group=PER_LOOP)
+    ranking = rank(known, work, machine, clock=clock, keep=LOOPS, group=loop_of)
     least = ranking.best[0].seconds
     assert least is not None
-    near = [entry for entry in ranking.best if entry.seconds is not None and entry.seconds <= WITHIN * least]
     # Near the clock that they will settle at: each is forecast once.
     mhz = evaluate(work, machine, before.variant, clock).clock.mhz
-    guesses = _looked_at(near, work, machine, mhz, clock)
-    place = {entry.variant: entry.order for entry in near}
+    guesses = {e.variant: _seconds(work, machine, e.variant, mhz, clock) for e in _near(ranking.best, least)}
+    fastest = {loop_of(v) for v in sorted(guesses, key=lambda v: guesses[v])[:SECOND_OF]}
+    others = tuple(variant for variant in known if loop_of(variant) in fastest)
+    again = rank(others, work, machine, clock=clock, keep=SECOND_OF * PER_LOOP, group=loop_of, per_group=PER_LOOP)
+    for entry in _near(again.best, least):
+        if entry.variant not in guesses:
+            guesses[entry.variant] = _seconds(work, machine, entry.variant, mhz, clock)
+    place = {variant: order for order, variant in enumerate(known)}
     # Compared to the nanosecond, and equal ones by their order in the space, as before compilation.
     ordered = sorted(guesses, key=lambda v: (round(guesses[v], DIGITS), place[v]))
     variant = ordered[0]
@@ -112,19 +118,8 @@ def _chosen(workload: Workload, machine: Machine, family: str, clock: str | floa
     return _Chosen(Best(variant, seconds, scope, len(guesses), len(known) - len(guesses), near_it), least, times)
 
 
-def _looked_at(
-    near: list[Ranked], workload: Workload, machine: Machine, mhz: float, clock: str | float
-) -> dict[Variant, float]:
-    """Seconds by machine code: of the first of every loop, then of the others of the fastest loops."""
-    first: dict[Variant | None, Variant] = {}
-    for entry in near:
-        first.setdefault(loop_of(entry.variant), entry.variant)
-    times = {variant: _seconds(workload, machine, variant, mhz, clock) for variant in list(first.values())[:LOOPS]}
-    fastest = {loop_of(v) for v in sorted(times, key=lambda v: times[v])[:SECOND_OF]}
-    for entry in near:
-        if entry.variant not in times and loop_of(entry.variant) in fastest:
-            times[entry.variant] = _seconds(workload, machine, entry.variant, mhz, clock)
-    return times
+def _near(entries: Iterable[Ranked], least: float) -> list[Ranked]:
+    return [entry for entry in entries if entry.seconds is not None and entry.seconds <= WITHIN * least]
 
 
 def _seconds(workload: Workload, machine: Machine, variant: Variant, mhz: float, clock: str | float) -> float:

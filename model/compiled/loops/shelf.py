@@ -145,7 +145,9 @@ def _loops(name: str) -> dict[Variant | None, KeptLoop]:
 
 def _kept(line: _Line) -> list[KeptLoop]:
     hashes, packed = line
-    return [KeptLoop(*both) for both in zip(hashes, load_codes(packed), strict=True)]
+    name = hashlib.sha256(packed.encode()).hexdigest()[:16]
+    codes = [replace(code, digest=f"{name}_{i}") for i, code in enumerate(load_codes(packed))]
+    return [KeptLoop(*both) for both in zip(hashes, codes, strict=True)]
 
 
 def own_kept() -> list[KeptLoop]:

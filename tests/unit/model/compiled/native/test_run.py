@@ -41,7 +41,13 @@ def workload(code: KernelCode, rows: int, keys: int) -> Workload:
 )  # fmt: skip
 def test_kept_kernels_have_the_same_cycles(at: int, rows: int, more: int, mhz: float) -> None:
     code = codes()[at]
-    for kept in (forecasts._hopper_run, forecasts._hopper_tile, forecasts._triton_run, forecasts._triton_tile):
+    for kept in (
+        forecasts._hopper_run,
+        forecasts._hopper_ends,
+        forecasts._hopper_tile,
+        forecasts._triton_run,
+        forecasts._triton_tile,
+    ):
         kept.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forecasts, "run_ctas", run_both)
@@ -60,6 +66,7 @@ def test_without_a_compiler_python_answers(monkeypatch: pytest.MonkeyPatch) -> N
     code = next(c for c in codes() if c.family == "hopper_ws" and c.mask == "none")
     before = forecasts.forecast(code, workload(code, 700, 700), H200, 1500.0).cycles
     forecasts._hopper_run.cache_clear()
+    forecasts._hopper_ends.cache_clear()
     forecasts._hopper_tile.cache_clear()
     asked = []
     monkeypatch.setattr(run, "library", lambda: None)
