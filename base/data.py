@@ -10,6 +10,8 @@ PUBLISHED = DATA / "published"
 MEASURED = DATA / "measured"
 #: Loops of kernels as compiled, for forecasts without a compiler; and what other kernels are generated from.
 LOOPS = DATA / "loops" / "sm_90a.txt"
+#: Targets whose loops are kept.
+LOOP_TARGETS = ("sm_90a",)
 GENERATOR = _PACKAGE / "codegen"
 #: Error of forecasts by GPU and dtype, as `validation.accuracy` found it.
 MODEL_ERROR = DATA / "model_error.csv"

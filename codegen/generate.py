@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilecast.codegen.families import template_of
 from tilecast.codegen.render import render
 from tilecast.model.families import Family, writable
-from tilecast.model.forecast.level import Compiler, search_of
+from tilecast.model.forecast.level import Compiler, at_hand, search_of
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import Variant, variant_text
@@ -39,7 +39,7 @@ def generate(
     extra: Mapping[str, object] | None = None,
     *,
     clock: str | float = "sustained",
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
 ) -> Generated:
     """The kernel of ``variant`` (default: the best by forecast at the level of ``compiler``); ``extra`` goes into its header.
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tilecast.base.data import LOOPS
+from tilecast.base.data import LOOP_TARGETS, LOOPS
 from tilecast.base.files import cache_folder, write_text_atomically
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
@@ -47,8 +47,7 @@ _PROBLEMS = ((4096, 4), (1024, 16), (16384, 1))
 #: Family -> loops of a head dimension and mask, and how far behind the first they may be.  Of 38 measured shapes the
 #: fastest kernel's loop was always among the first twelve, and never more than 4 % behind the first.
 SHIPPED: dict[str, tuple[int, float]] = {"fa3": (20, 0.88)}
-#: Targets whose loops are kept.
-_ARCH = "sm_90a"
+
 
 Wanted = tuple[Workload, Variant]
 
@@ -87,7 +86,7 @@ def _first(problems: Iterable[Workload], machine: Machine, family: str, most: in
 
 def source_hash(work: Workload, variant: Variant) -> str:
     """Of the kernel's source as it is generated now, without its header."""
-    source = generate(work, load_machine(MACHINE), find_family(variant.family), variant).source
+    source = generate(work, load_machine(MACHINE), find_family(variant.family), variant, compiler=None).source
     return hashlib.sha256(without_header(source).encode()).hexdigest()[:16]
 
 
@@ -136,9 +135,9 @@ def add(
     """
     work = work.reduced()
     name = variant.family if variant is not None else family or native_family(machine).name
-    if machine.arch != _ARCH or work.dtype not in DTYPES:
+    if machine.arch not in LOOP_TARGETS or work.dtype not in DTYPES:
         raise PredictError(
-            f"loops are kept of {' and '.join(DTYPES)} kernels for {_ARCH}, got {work.dtype} on {machine.name} ({machine.arch})"
+            f"loops are kept of {' and '.join(DTYPES)} kernels for {', '.join(LOOP_TARGETS)}, got {work.dtype} on {machine.name} ({machine.arch})"
         )
     variants = [variant] if variant is not None else _first([work], machine, name, most, 0.0)
     if any(loop_of(v) is None for v in variants):

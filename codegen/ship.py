@@ -119,14 +119,14 @@ def files(version: str) -> Iterator[tuple[Path, str]]:
         family = find_family(kernel.family)
         machine = load_machine(kernel.machine)
         variant = parse_variant(f"family={family.name},{kernel.variant}")
-        made = generate(kernel.workload, machine, family, variant, version)
+        made = generate(kernel.workload, machine, family, variant, version, compiler=None)
         yield Path("generated") / f"{kernel.module}.py", made.source
         dtypes = ["fp8"] if kernel.workload.dtype == "fp8" else ["bf16", "fp16"]
         index.append(
             {"module": kernel.module, "family": kernel.family, "dtypes": dtypes, **kernel.facts,
              "forecast": {"workload": kernel.workload.label(), **forecast_of(made.prediction)}}
         )  # fmt: skip
-        short = predict(kernel.workload, machine, variant, clock="short", interval=False)
+        short = predict(kernel.workload, machine, variant, clock="short", interval=False, compiler=None)
         lines.append(_page_row(kernel, short, measured))
     backward = []
     for kernel in read_backward_list():

@@ -122,11 +122,13 @@ def main() -> None:
 
     def forecast_named() -> None:
         for work, name in shapes:
-            predict(work, name, native_family(machines[name]).published(work, machines[name]), interval=False)
+            predict(
+                work, name, native_family(machines[name]).published(work, machines[name]), interval=False, compiler=None
+            )
 
     def forecast_searched() -> None:
         for work, name in shapes:
-            predict(work, name, interval=False)
+            predict(work, name, interval=False, compiler=None)
 
     report.line(f"{count} shapes with a named variant", [timed(forecast_named)], 0.020 * count)
     report.line(f"{count} shapes with search", [timed(forecast_searched)], 0.150 * count)

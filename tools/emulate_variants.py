@@ -93,7 +93,9 @@ def main() -> int:
             families[machine] = families.get(machine, 0) + 1
             file = Path(folder) / f"kernel{ran}.py"
             family = find_family(MACHINES[machine])
-            file.write_text(generate(work, load_machine(machine), family, variant).source, encoding="utf-8")
+            file.write_text(
+                generate(work, load_machine(machine), family, variant, compiler=None).source, encoding="utf-8"
+            )
             try:
                 attend(file, machine, work, rng)
             except EmulationError as error:

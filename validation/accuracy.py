@@ -17,10 +17,12 @@ from tilecast.base.progress import Progress, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.answer import BEFORE, COMPILED
+from tilecast.model.forecast.checked_range import AT_HAND
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.lab.measure.records import read
+from tilecast.validation.measured.kept import kept_profiles
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
 from tilecast.validation.published.points import best_per_shape, load_points
@@ -56,7 +58,9 @@ def measured() -> list[Checked]:
             continue
         work = row.workload()
         try:
-            answer = predict(work, row.machine, parse_variant(row.variant), clock=row.effective_mhz, interval=False)
+            answer = predict(
+                work, row.machine, parse_variant(row.variant), clock=row.effective_mhz, interval=False, compiler=None
+            )
         except (PredictError, VariantError):
             continue
         error = row.cycles / (answer.time_ms * row.effective_mhz * 1e3) - 1.0
@@ -69,6 +73,17 @@ def followed(progress: Progress = silent) -> list[Checked]:
     rows = forecast_rows(generated_runs(read(TABLE)), read_profiles(CODES), None, progress)
     return [
         ("measured kernels", COMPILED, row.point.machine, "16 bit", row.point.cycles / row.cycles[COMPILED] - 1.0)
+        for row in rows
+        if COMPILED in row.cycles
+    ]
+
+
+def at_hand(progress: Progress = silent) -> list[Checked]:
+    """Forecasts of the same kernels from the loops at hand, of those that have one."""
+    points = generated_runs(read(TABLE))
+    rows = forecast_rows(points, kept_profiles(points, None), None, progress)
+    return [
+        ("measured kernels", AT_HAND, row.point.machine, "16 bit", row.point.cycles / row.cycles[COMPILED] - 1.0)
         for row in rows
         if COMPILED in row.cycles
     ]
@@ -92,4 +107,4 @@ def table(checked: Iterable[Checked]) -> str:
 
 
 if __name__ == "__main__":
-    write_text_atomically(MODEL_ERROR, table([*published(), *measured(), *followed()]))
+    write_text_atomically(MODEL_ERROR, table([*published(), *measured(), *followed(), *at_hand()]))

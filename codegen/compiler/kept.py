@@ -73,7 +73,7 @@ def kept_profile(
 
     Raises VariantError for a variant that cannot be written, CompileError for one that cannot be compiled.
     """
-    source = generate(workload, machine, find_family(family), variant).source
+    source = generate(workload, machine, find_family(family), variant, compiler=None).source
     target = target_of(family, variant, machine)
     kept = _kept_as(cache, family, variant, workload, source, target, loops)
     found = _load(kept) if kept is not None and kept.exists() else None

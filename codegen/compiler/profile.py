@@ -83,7 +83,7 @@ def profile(family: str, variant: str, work: Workload, machine: str) -> KernelCo
 
     Raises VariantError for a variant that cannot be written, CompileError and CodeError for code that cannot be had or read.
     """
-    source = generate(work, load_machine(machine), find_family(family), parse_variant(variant)).source
+    source = generate(work, load_machine(machine), find_family(family), parse_variant(variant), compiler=None).source
     found = profile_source(source, family, variant, work, ARCH)
     if found.code is None:
         raise CodeError(found.unread)

@@ -45,6 +45,8 @@ def survey(
 
     Raises PredictError, with the first obstacle, where nothing can be written.
     """
+    # A window that hides nothing is another mask, with a space of its own.
+    workload = workload.reduced()
     out: list[Candidate] = []
     ready: list[Candidate] = []
     space = knob_space(family.name, workload, machine)

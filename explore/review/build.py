@@ -26,7 +26,7 @@ from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
 from tilecast.explore.review.review import Review
 from tilecast.model.families import native_family
-from tilecast.model.forecast.level import Compiler, settled
+from tilecast.model.forecast.level import Compiler, at_hand, settled
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
@@ -57,7 +57,7 @@ def report(
     date: str = "",
     machine_name: str = "",
     map_grid: int = 9,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.model.forecast.binding import critical_unit
-from tilecast.model.forecast.level import Compiler, evaluated
+from tilecast.model.forecast.level import Compiler, at_hand, evaluated
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -30,7 +30,7 @@ class Brief:
 
 @lru_cache(maxsize=65536)
 def brief(
-    workload: Workload, machine: Machine, variant: Variant, clock: str | float, compiler: Compiler | None = None
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, compiler: Compiler | None = at_hand
 ) -> Brief:
     """Forecast of a legal ``variant`` at a level (`forecast.level`); the numbers are those of `predict`."""
     made = compiler(workload, machine, variant) if compiler is not None else None

@@ -13,6 +13,8 @@ from tilecast.base.data import MODEL_ERROR
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
+#: Levels of the table beside "from machine code", that of a kernel's own profile.
+_BEFORE, AT_HAND = "before compilation", "from loops at hand"
 _HEAD_DIMS = (64, 256)
 _LENGTHS = (512, 131072)
 #: Queries below which a kernel made for decoding would split the keys over SMs or pack the heads of a group into a tile.
@@ -69,13 +71,13 @@ class ModelError:
         )
 
 
-def model_error(workload: Workload, machine: Machine, compiled: bool = False) -> ModelError:
+def model_error(workload: Workload, machine: Machine, level: str = _BEFORE) -> ModelError:
     """Error of the nearest region that has rows: this GPU and dtype, its kind of tensor core and dtype, or that kind alone.
 
-    ``compiled``: of forecasts from machine code.
+    ``level`` is `answer.BEFORE`, `answer.COMPILED` for a kernel's own machine code, or `AT_HAND` for that of a loop at hand.
     """
     dtype = "fp8" if workload.dtype == "fp8" else "16 bit"
-    regions = [r for r in _regions() if (r["level"] != "before compilation") is compiled]
+    regions = [r for r in _regions() if r["level"] == level]
     rungs = (
         [r for r in regions if r["machine"] == machine.name and r["dtype"] == dtype],
         [r for r in regions if r["machine"] == f"any {machine.tensor_kind}" and r["dtype"] == dtype],
@@ -86,10 +88,10 @@ def model_error(workload: Workload, machine: Machine, compiled: bool = False) ->
             found = max(rung, key=lambda r: int(r["rows"]))
             mean, p90, bias = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
             dtype_text = "" if found["dtype"] == "any" else f", {found['dtype']}"
-            level = f" {found['level']}" if compiled else ""
-            where = f"{found['kernels']}{level} on {found['machine']}{dtype_text}"
+            stated = "" if level == _BEFORE else f" {level}"
+            where = f"{found['kernels']}{stated} on {found['machine']}{dtype_text}"
             return ModelError(int(found["rows"]), mean, p90, bias, where)
-    if compiled:
+    if level != _BEFORE:
         return ModelError(
             0,
             0.0,

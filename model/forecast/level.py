@@ -1,7 +1,7 @@
 """The level of a forecast: before compilation, or from machine code; who compares variants compares them at one level.
 
-A level is named by a ``compiler``, the argument of every function that forecasts: None before compilation (fluid),
-`loop_at_hand` machine code where a loop is at hand (auto), `kept_loop` that or a refusal (kept), and
+A level is named by a ``compiler``, the argument of every function that forecasts: `at_hand`, the default, machine code
+where a loop is at hand (auto), None before compilation (fluid), `kept_loop` machine code or a refusal (kept), and
 `codegen.compiler.kept.compiled_variant` the kernel compiled (code).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tilecast.base.data import LOOP_TARGETS
 from tilecast.model.chip.evaluate import Evaluation, PredictError, evaluate
 from tilecast.model.families import native_family
 from tilecast.model.forecast.answer import BEFORE, COMPILED
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tilecast.model.compiled.evaluate import CompiledVariant
 
 #: Levels by name that need no compiler; the first is the default.
-LEVELS = ("fluid", "auto", "kept")
+LEVELS = ("auto", "fluid", "kept")
 #: From a variant, for a workload on a machine, to its machine code; None where it is not at hand.
 Compiler = Callable[[Workload, Machine, Variant], "CompiledVariant | None"]
 Search = Callable[[Workload, Machine, str, str | float], Best]
@@ -31,18 +32,37 @@ Search = Callable[[Workload, Machine, str, str | float], Best]
 
 def compiler_of(level: str) -> Compiler | None:
     """The ``compiler`` of one of `LEVELS`."""
-    if level == LEVELS[0]:
-        return None
-    from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand
+    if level != "kept":
+        return at_hand if level == "auto" else None
+    from tilecast.model.compiled.loops.shelf import kept_loop
 
-    return {"auto": loop_at_hand, "kept": kept_loop}[level]
+    return kept_loop
+
+
+def at_hand(workload: Workload, machine: Machine, variant: Variant) -> CompiledVariant | None:
+    """The machine code of ``variant``'s loop; None where it is not at hand: the default level of every forecast."""
+    if machine.arch not in LOOP_TARGETS:
+        return None
+    from tilecast.model.compiled.loops.shelf import loop_at_hand
+
+    return loop_at_hand(workload, machine, variant)
+
+
+def _best_at_hand(workload: Workload, machine: Machine, family: str, clock: str | float = "sustained") -> Best:
+    if machine.arch not in LOOP_TARGETS:
+        return best(workload, machine, family, clock)
+    # Most other forecasts need none of the simulators of machine code.
+    from tilecast.model.compiled.loops.choose import best_at_hand
+
+    return best_at_hand(workload, machine, family, clock)
 
 
 def search_of(compiler: Compiler | None) -> Search:
     """The search that says "best" at the level of ``compiler``."""
     if compiler is None:
         return best
-    # Most forecasts need none of the simulators of machine code.
+    if compiler is at_hand:
+        return _best_at_hand
     from tilecast.model.compiled.loops.choose import best_at_hand, best_kept
     from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand
 
@@ -62,7 +82,7 @@ def settled(
     Of "machine code where a loop is at hand" that is machine code for all, where the variant's loop is, or for none.
     PredictError as from the search and the compiler.
     """
-    if compiler is None:
+    if compiler is None or (compiler is at_hand and machine.arch not in LOOP_TARGETS):
         return None
     from tilecast.model.compiled.loops.shelf import kept_loop, loop_at_hand
 
@@ -70,7 +90,7 @@ def settled(
         variant = search_of(compiler)(workload, machine, family or native_family(machine).name, clock).variant
     if compiler(workload, machine, variant) is None:
         return None
-    return kept_loop if compiler is loop_at_hand else compiler
+    return kept_loop if compiler in (at_hand, loop_at_hand) else compiler
 
 
 def follows(compiler: Compiler | None, workload: Workload, machine: Machine, variant: Variant) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilecast.base.data import LOOP_TARGETS
 from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, evaluate, refuse_unknown
 from tilecast.model.families import family_of, find_family, legality, native_family
-from tilecast.model.forecast.answer import Forecast, MachineCodeLevel
-from tilecast.model.forecast.checked_range import left_out, model_error, outside_checked_range
+from tilecast.model.forecast.answer import BEFORE, COMPILED, Forecast, MachineCodeLevel
+from tilecast.model.forecast.checked_range import AT_HAND, left_out, model_error, outside_checked_range
 from tilecast.model.forecast.interval import FactEffect, fact_effects
 from tilecast.model.forecast.interval import interval as fact_interval
-from tilecast.model.forecast.level import Compiler, Search, evaluated, search_of
+from tilecast.model.forecast.level import Compiler, Search, at_hand, evaluated, search_of
 from tilecast.model.forecast.render import as_dict, as_html, as_text
 from tilecast.model.forecast.trace import trace_json
 from tilecast.model.forecast.waterfall import waterfall
@@ -72,7 +73,7 @@ def predict(
     clock: str | float = "sustained",
     power: float | None = None,
     interval: bool = True,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
 ) -> Prediction:
     """Forecast ``workload`` on ``machine``.
 
@@ -80,13 +81,15 @@ def predict(
     ``published`` the one the family's authors ship is taken.  ``clock`` is "sustained", "short", how long launches go on from a rest ("300ms", "2s") or MHz; ``power`` the
     power limit of this board in watts (`Machine.at_power`; default: the machine file's).
     Without ``interval`` the ranges of the machine's facts are left out, which is faster.
-    With `compiled_variant` as ``compiler`` the variant, chosen before compilation, is compiled and timed from its machine code.
-    With `loop_at_hand` it is chosen by machine code among the loops at hand, and forecast before compilation where there is
-    none; with `kept_loop` that is refused.
+    ``compiler`` is the level: by default (`at_hand`) the variant is chosen by machine code among the loops at hand and timed
+    from it, or both are done before compilation where no loop is at hand, which with `kept_loop` is refused; with None both
+    are done before compilation; with `compiled_variant` the variant, chosen before compilation, is compiled and timed from its machine code.
     Raises PredictError, VariantError, MachineError or WorkloadError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     chip = chip if power is None else chip.at_power(power)
+    if published and compiler is at_hand:
+        compiler = None  # the code at hand is that of kernels of ours
     work = workload.reduced()
     variant, origin = choose(work, chip, variant, family, published, clock, search_of(compiler))
     answer = evaluate(work, chip, variant, clock)
@@ -96,7 +99,8 @@ def predict(
     if made is not None and origin not in _NOT_SEARCHED:
         first = best(work, chip, variant.family, clock)
         fluid = (first.variant, first.seconds * 1e3)
-    notes = (_NO_LOOP,) if compiler is not None and made is None else ()
+    missed = compiler is not None and made is None and (compiler is not at_hand or chip.arch in LOOP_TARGETS)
+    notes = (_NO_LOOP,) if missed else ()
     return _explain(work, chip, variant, origin, clock, answer, effects, made, fluid, notes)
 
 
@@ -157,6 +161,13 @@ def _explain(
         tflops_interval=fact_interval(answer.tflops, effects), clock=answer.clock, other_regimes=tuple(others), trace=answer.trace,
         bounds=bounds(answer.pipeline), binding=bound, critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
-        outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, made is not None),
+        outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, _checked_as(made)),
         notes=(*left_out(workload), *notes), compiled=level,
     )  # fmt: skip
+
+
+def _checked_as(made: CompiledVariant | None) -> str:
+    """The level whose measured error is quoted."""
+    if made is None:
+        return BEFORE
+    return AT_HAND if made.code is not None and made.code.digest else COMPILED

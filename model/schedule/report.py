@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilecast.base.progress import Progress, silent
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
-from tilecast.model.forecast.level import Compiler, search_of
+from tilecast.model.forecast.level import Compiler, at_hand, search_of
 from tilecast.model.kernel.variant import Variant, short_text, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -67,7 +67,7 @@ class ScheduledKernel:
 
 def schedule_kernel(
     workload: Workload, machine: Machine, variant: Variant | None = None, family: str | None = None,
-    clock: str | float = "sustained", time_limit_s: float = 10.0, compiler: Compiler | None = None,
+    clock: str | float = "sustained", time_limit_s: float = 10.0, compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> ScheduledKernel:  # fmt: skip
     """The schedules of a kernel's loop: of ``variant``, or of the best of ``family`` as `predict` finds it at ``clock`` and the level of ``compiler``.
@@ -88,7 +88,7 @@ def _kernel(
     variant: Variant | None,
     family: str | None,
     clock: str | float,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
 ) -> tuple[Variant, str]:
     """The kernel whose loop is scheduled, and how it was found."""
     if variant is None:

@@ -20,7 +20,7 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.answer import BEFORE
 from tilecast.model.forecast.brief import Brief, brief
-from tilecast.model.forecast.level import Compiler, follows, level_words, search_of, settled
+from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant, emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
@@ -103,7 +103,7 @@ def asymmetry_map(
     variant: Variant | None = None,
     family: str | None = None,
     shown: Sequence[str] = SHOWN,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> AsymmetryMap:
     """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.

@@ -21,7 +21,7 @@ from tilecast.model.chip.launch import run_chip
 from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
 from tilecast.model.forecast.binding import loop_bound
 from tilecast.model.forecast.brief import Brief, brief
-from tilecast.model.forecast.level import Compiler, level_words, search_of, settled
+from tilecast.model.forecast.level import Compiler, at_hand, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
@@ -66,7 +66,7 @@ def break_evens(
     facts: tuple[str, ...] | None = None,
     family: str | None = None,
     clock: str | float = "sustained",
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> BreakEvens:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
@@ -260,7 +260,7 @@ def _solve_memory(asked: _Asked) -> Solved | None:
         run = run_chip(asked.workload, asked.variant, asked.pipeline(x), asked.at(x))
         if name == "HBM":
             # The clock of the forecast while the SMs bind: with all the bandwidth there could be.
-            rate = brief(asked.workload, asked.at(asked.high), asked.variant, asked.clock).clock_mhz * 1e6
+            rate = brief(asked.workload, asked.at(asked.high), asked.variant, asked.clock, None).clock_mhz * 1e6
             need, have = run.hbm_bytes / 1e12, run.makespan_cycles / rate
             equation = f"{need * 1e6:.6g} MB / (x TB/s) = {have * 1e6:.6g} us"
         else:

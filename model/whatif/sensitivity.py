@@ -14,7 +14,7 @@ from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.level import Compiler, follows, level_words, search_of, settled
+from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import is_latency, is_rate
@@ -48,7 +48,7 @@ def sensitivities(
     clock: str | float = "sustained",
     step: float = 0.05,
     reoptimised: bool = True,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
     progress: Progress = silent,
 ) -> Sensitivities:
     """Every fact the forecast moves with, and the main units even where it does not, largest first.

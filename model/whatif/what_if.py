@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.brief import brief
-from tilecast.model.forecast.level import Compiler, search_of, settled
+from tilecast.model.forecast.level import Compiler, at_hand, search_of, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -62,7 +62,7 @@ def what_if(
     family: str | None = None,
     clock: str | float = "sustained",
     interval: bool = False,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
 ) -> WhatIf:
     """Forecast ``workload`` before and after ``changes`` (fact: value) and ``scales`` (fact or section: factor).
 

@@ -134,14 +134,14 @@ def _items(
 def measured_item(work: Workload, chip: Machine, kernel: Kernel) -> Item:
     """The kernel to time for ``kernel``: its variant, or the best by forecast."""
     from tilecast.model.families import find_family
+    from tilecast.model.forecast.level import at_hand, search_of
     from tilecast.model.kernel.variant import variant_text
-    from tilecast.model.search.best import best
     from tilecast.validation.lab.measure.plan import Item, PlanError
 
     name, variant = kernel.on(chip)
     if not find_family(name).template:
         raise PlanError(f"--family {name}: tilecast writes no kernels of it: fa2, fa3 or fa4 can be measured")
-    chosen = variant if variant is not None else best(work, chip, name).variant
+    chosen = variant if variant is not None else search_of(at_hand)(work, chip, name, "sustained").variant
     return Item(find_family(name).template, variant_text(chosen), work, chip.name)
 
 

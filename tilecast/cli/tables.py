@@ -86,7 +86,7 @@ def predictions_table(answers: Sequence[Prediction | str], names: Sequence[str])
              a.level]
         )  # fmt: skip
     header = ["", "time ms", "TFLOP/s", "interval", "MHz", "bound by", "kernel", "level"]
-    # Where all are before compilation, as without --level, nothing is said.
+    # Where all are before compilation nothing is said.
     said = len(header) if any(not isinstance(a, str) and a.compiled is not None for a in answers) else -1
     return table(header[:said], [row[:said] for row in rows])
 

@@ -34,7 +34,7 @@ OPTION_OF = {
 #: The level of a forecast that compiles a kernel, beside those of the model.
 _COMPILES = "code"
 #: The model's own levels (`forecast.level.LEVELS`, which would load the search); the first is the default.
-_LEVELS = ("fluid", "auto", "kept")
+_LEVELS = ("auto", "fluid", "kept")
 _FAMILY_NAMES = ("fa4", "fa3", "fa2", "unfused")
 
 
@@ -326,8 +326,8 @@ _CHANGE_OPTIONS: dict[str, Any] = {
     "whatif": _option(list[str] | None, "--whatif", "An older name of --set.", hidden=True),
 }
 _AT_HAND = (
-    "fluid: before compilation, at once. kept: choose and forecast by the machine code of loops at hand. auto: kept where a "
-    "loop is at hand, else fluid."
+    "auto (default): choose and forecast by the machine code of loops at hand, where there is one, else before compilation. "
+    "fluid: before compilation, at once. kept: by machine code or not at all."
 )
 _LEVEL_AT_HAND_OPTIONS: dict[str, Any] = {"level": _option(str, "--level", _AT_HAND, None, lambda: _LEVELS)}
 _LEVEL_OPTIONS: dict[str, Any] = {

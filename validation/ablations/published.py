@@ -195,7 +195,7 @@ def _ratios(job: tuple[Line, str]) -> dict[str, float]:
 
 def _seconds(line: Line, machine: Machine, variant: Variant, clock: str | float) -> tuple[float, float]:
     """(seconds, MHz); a locked clock is a ceiling, the power limit still holds below it."""
-    answer = predict(line.workload, machine, variant, clock=clock, interval=False)
+    answer = predict(line.workload, machine, variant, clock=clock, interval=False, compiler=None)
     if line.clock_mhz is not None and answer.clock_mhz > line.clock_mhz:
-        answer = predict(line.workload, machine, variant, clock=line.clock_mhz, interval=False)
+        answer = predict(line.workload, machine, variant, clock=line.clock_mhz, interval=False, compiler=None)
     return answer.time_ms / 1e3, answer.clock_mhz

@@ -159,7 +159,7 @@ def _point(point: Measured, machines: dict[str, Machine], codes: Mapping[CodeKey
     refused: dict[Level, str] = {}
     for name, machine in machines.items():
         try:
-            answer = predict(work, machine, parse_variant(point.variant), clock=mhz, interval=False)
+            answer = predict(work, machine, parse_variant(point.variant), clock=mhz, interval=False, compiler=None)
             cycles[BEFORE, name] = answer.time_ms * mhz * 1e3
         except (PredictError, VariantError) as error:
             refused[BEFORE, name] = str(error)

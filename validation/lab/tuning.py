@@ -21,7 +21,7 @@ from tilecast.codegen.tune.trail import Candidate
 from tilecast.codegen.tune.tuning import Tuning
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import Family, find_family, named_knobs, native_family
-from tilecast.model.forecast.level import Compiler, settled
+from tilecast.model.forecast.level import Compiler, at_hand, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
@@ -44,7 +44,7 @@ def tune(
     command: str = "tilecast.tune",
     version: str = "",
     fixed: str | None = None,
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = at_hand,
 ) -> Tuning:
     """The best variant for ``workload`` on ``machine`` with the trail of how it was chosen.
 
@@ -105,7 +105,9 @@ def _compiled(tuning: Tuning, family: Family, workers: int, progress: Progress) 
         return replace(tuning, notes=(*tuning.notes, note))
     chosen = tuning.shortlist
     # One clock for all: which kernel takes fewer cycles is what machine code tells.
-    mhz = predict(tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False).clock_mhz
+    mhz = predict(
+        tuning.workload, tuning.machine, chosen[0].variant, clock=tuning.clock, interval=False, compiler=None
+    ).clock_mhz
     folder = str(cache_folder(FOLDER))
     jobs = [Job(family.template, c.variant, tuning.workload, tuning.machine, mhz, folder) for c in chosen]
     made = compile_candidates(jobs, workers or min(12, cores()), progress)

@@ -34,6 +34,8 @@ class Pick:
     fluid: float
     #: The best of those at hand.
     possible: float
+    #: The first of all variants, each by machine code where its loop is at hand, else before compilation: no verb compares so.
+    mixed: float
 
 
 def kept_profiles(points: Iterable[Measured], machine: str | None) -> dict[CodeKey, KernelCode]:
@@ -63,10 +65,11 @@ def picks_of(rows: Iterable[Row], least: int = LEAST) -> tuple[Pick, ...]:
         best = min(row.point.cycles for row in members)
         kept = min(known, key=lambda row: row.cycles[COMPILED])
         fluid = min(members, key=lambda row: row.cycles[BEFORE])
-        behind = [cycles / best - 1 for cycles in (kept.point.cycles, fluid.point.cycles)]
+        mixed = min(members, key=lambda row: row.cycles.get(COMPILED, row.cycles[BEFORE]))
+        behind = [row.point.cycles / best - 1 for row in (kept, fluid)]
         possible = min(row.point.cycles for row in known) / best - 1
         label = f"{kernel} {work.label()}"  # type: ignore[attr-defined]
-        out.append(Pick(label, len(members), len(known), behind[0], behind[1], possible))
+        out.append(Pick(label, len(members), len(known), behind[0], behind[1], possible, mixed.point.cycles / best - 1))
     return tuple(out)
 
 
@@ -82,6 +85,7 @@ def picks_text(picks: Sequence[Pick]) -> list[str]:
     for name, shares in (
         ("by the loops at hand", [p.kept for p in picks]),
         ("before compilation", [p.fluid for p in picks]),
+        ("levels mixed", [p.mixed for p in picks]),
         ("best of those at hand", [p.possible for p in picks]),
     ):
         lines.append(

@@ -159,7 +159,9 @@ def _kernel_rows(job: tuple[list[Measured], KernelCode | None, str | None]) -> l
 def _row(point: Measured, code: KernelCode | None, machine: Machine) -> Row:
     work = point.workload()
     try:
-        answer = predict(work, machine, parse_variant(point.variant), clock=point.effective_mhz, interval=False)
+        answer = predict(
+            work, machine, parse_variant(point.variant), clock=point.effective_mhz, interval=False, compiler=None
+        )
         cycles = {BEFORE: answer.time_ms * point.effective_mhz * 1e3}
         if code is not None:
             cycles[COMPILED] = forecast(code, work, machine, point.effective_mhz).cycles

@@ -54,7 +54,7 @@ def settled_mhz(point: Measured, machine: Machine, code: KernelCode | None) -> d
     work = point.workload()
     try:
         variant = parse_variant(point.variant)
-        found[BEFORE] = predict(work, machine, variant, clock="sustained", interval=False).clock_mhz
+        found[BEFORE] = predict(work, machine, variant, clock="sustained", interval=False, compiler=None).clock_mhz
     except (PredictError, VariantError):
         pass
     if code is not None:

@@ -134,7 +134,7 @@ def _entries(points: Sequence[Measured], codes: Sequence[KernelCode | None], mac
     guesses: list[tuple[float, float]] = []
     for variant in variants:
         try:
-            answer = predict(work, machine, variant, interval=False)
+            answer = predict(work, machine, variant, interval=False, compiler=None)
         except PredictError:
             guesses.append((float("inf"), 0.0))
         else:

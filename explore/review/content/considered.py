@@ -8,7 +8,7 @@ from dataclasses import fields
 from tilecast.explore.review.content.content import Considered, Variants
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import FAMILIES, knob_space, legality, one_knob_away, published_variant
-from tilecast.model.forecast.level import Compiler
+from tilecast.model.forecast.level import Compiler, follows
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.verdict import VariantError
@@ -77,15 +77,22 @@ def _row(p: Prediction, change: str, variant: Variant, clock: str | float, level
     verdict = legality(variant, p.workload, p.machine)
     if not verdict.legal:
         return Considered(change, text, "refused", None, None, verdict.sentence())
+    base, said = p, ""
+    if not follows(level, p.workload, p.machine, variant):
+        # Two levels do not compare: both as they are before compilation.
+        level, said = None, " (both before compilation: its loop is not at hand)"
     try:
+        if said:
+            base = predict(p.workload, p.machine, p.variant, clock=clock, interval=False, compiler=None)
         other = predict(p.workload, p.machine, variant, clock=clock, interval=False, compiler=level)
     except (PredictError, ValueError) as error:
         return Considered(change, text, "refused", None, None, str(error))
-    slower = other.time_ms / p.time_ms - 1.0
+    slower = other.time_ms / base.time_ms - 1.0
+    tflops = p.tflops / (1.0 + slower) if said else other.tflops
     if abs(slower) <= TIE:
-        return Considered(change, text, "tie", other.tflops, slower, f"same time to within {TIE:.1%}")
+        return Considered(change, text, "tie", tflops, slower, f"same time to within {TIE:.1%}{said}")
     name = "slower" if slower > 0 else "faster"
-    return Considered(change, text, name, other.tflops, slower, f"{abs(slower):.1%} {name}: {_compare(p, other)}")
+    return Considered(change, text, name, tflops, slower, f"{abs(slower):.1%} {name}: {_compare(base, other)}{said}")
 
 
 def _compare(p: Prediction, other: Prediction) -> str:

@@ -153,7 +153,9 @@ def _best_of_shape(rows: Iterable[Measured]) -> list[Measured]:
 def _measured_point(row: Measured) -> Point | None:
     work = row.workload()
     try:
-        answer = predict(work, row.machine, parse_variant(row.variant), clock=row.effective_mhz, interval=False)
+        answer = predict(
+            work, row.machine, parse_variant(row.variant), clock=row.effective_mhz, interval=False, compiler=None
+        )
     except (PredictError, VariantError, ValueError):
         return None
     measured = work.flops / (row.cycles / (row.effective_mhz * 1e6)) / 1e12

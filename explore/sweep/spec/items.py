@@ -27,6 +27,8 @@ from tilecast.model.machine.machine import Fact, Machine, MachineError
 
 #: Changes when results gain, lose or redefine a field.
 FORMAT = 2
+#: The level of items that name none.
+_FLUID = "fluid"
 #: Folders beside this package whose Python (and templates) a result of each kind depends on.
 _SOURCES = {"forecast": ("model",), "measure": ("model", "codegen", "validation/lab/measure")}
 _SUFFIXES = (".py", ".j2")
@@ -88,7 +90,7 @@ def forecast_item(
 
     Of a ``level`` of machine code the loops at hand are part of the item.
     """
-    stands_on = {} if level == LEVELS[0] else {"level": level, "loops": loops_digest()}
+    stands_on = {} if level == _FLUID else {"level": level, "loops": loops_digest()}
     return {
         "do": "forecast", "format": FORMAT, "machine": machine.name, "machine_sha": machine_hash(machine),
         "workload": workload.as_dict(), "variant": variant, "clock": clock if isinstance(clock, str) else float(clock),
@@ -116,7 +118,7 @@ def run_item(text: str, machines: Mapping[str, Machine]) -> dict[str, Any]:
 def _forecast(item: dict[str, Any], machine: Machine) -> Prediction:
     work = Workload.from_dict(item["workload"])
     how, _, family = item["variant"].partition(":")
-    compiler = compiler_of(item.get("level", LEVELS[0]))
+    compiler = compiler_of(item.get("level", _FLUID))
     if how in ("best", "published"):
         return predict(
             work, machine, family=family, published=how == "published", clock=item["clock"], interval=item["interval"],

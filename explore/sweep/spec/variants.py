@@ -13,11 +13,12 @@ from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import FAMILIES, Family, find_family, native_family, parse_variant, writable
+from tilecast.model.forecast.level import at_hand, search_of
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.search.best import best, search_space
+from tilecast.model.search.best import search_space
 
 RULES = ("best", "published", "all")
 _WRITTEN = tuple(name for name, family in FAMILIES.items() if family.template)
@@ -112,7 +113,7 @@ def measured_variants(choice: Choice, work: Workload, machine: Machine) -> tuple
         return family.template, _written(family, work, machine)
     if choice.rule == "best":
         found = _written(family, work, machine)
-        return family.template, found if isinstance(found, str) else [variant_text(best(work, machine, family.name).variant)]  # fmt: skip
+        return family.template, found if isinstance(found, str) else [variant_text(search_of(at_hand)(work, machine, family.name, "sustained").variant)]  # fmt: skip
     variant = family.published(work, machine) if choice.rule else parse_variant(choice.text)
     verdict = writable(variant, work, machine)
     if not verdict.legal:

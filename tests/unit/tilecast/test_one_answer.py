@@ -11,20 +11,18 @@ import pytest
 from tilecast.cli.gpu import measured_item
 from tilecast.cli.workload_options import Kernel
 from tilecast.codegen.generate import generate
-from tilecast.codegen.tune.survey import survey
 from tilecast.explore.review import build
 from tilecast.explore.sweep.spec.items import canonical, forecast_item, run_item
 from tilecast.explore.sweep.spec.variants import Choice, measured_variants
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import native_family
 from tilecast.model.forecast.answer import COMPILED
-from tilecast.model.forecast.level import compiler_of, search_of, settled
+from tilecast.model.forecast.level import at_hand, compiler_of, search_of, settled
 from tilecast.model.forecast.predict import Prediction, predict
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
 from tilecast.model.schedule import report as schedules
-from tilecast.model.search.best import best
 from tilecast.model.whatif import sensitivity
 from tilecast.model.whatif.asymmetry import asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
@@ -92,7 +90,7 @@ def test_verbs_that_take_the_best_kernel_take_the_same_one(machine: str, request
         work, chip, clock = question.workload, question.machine, question.clock
         answer = question.answer()
         expected, family = variant_text(answer.variant), native_family(chip)
-        found = best(work, chip, family.name, clock)
+        found = search_of(at_hand)(work, chip, family.name, clock)
         assert (variant_text(found.variant), found.scope) == (expected, answer.variant_origin), question
         assert found.seconds * 1e3 == pytest.approx(answer.time_ms, rel=1e-9), question
         # The kernel named by hand is the kernel chosen.
@@ -149,15 +147,14 @@ def test_the_tuners_first_is_the_forecasts_kernel(place: tuple[str, int]) -> Non
     question = _few(place)
     answer = question.answer()
     try:
-        found = survey(
-            question.workload, question.machine, native_family(question.machine), clock=question.clock, keep=4
-        )
+        found = tune(question.workload, question.machine, clock=question.clock, candidates=4, budget=0, compile=False)
     except PredictError:
         assert "writes none" in answer.variant_origin
         return
     assert found.winner.variant == answer.variant, question
-    assert found.winner.forecast_s == pytest.approx(answer.time_ms / 1e3, rel=1e-9), question
-    assert found.shortlist[0].variant == answer.variant, question
+    seconds = found.winner.forecast_s if answer.compiled is None else found.winner.compiled_s
+    assert seconds == pytest.approx(answer.time_ms / 1e3, rel=1e-9), question
+    assert answer.compiled is not None or found.shortlist[0].variant == answer.variant, question
 
 
 @pytest.mark.parametrize("place", _FEW, ids=lambda place: f"{place[0]}-{place[1]}")
@@ -175,8 +172,9 @@ def test_the_review_is_of_the_forecasts_kernel(place: tuple[str, int], monkeypat
     assert (content.regimes[0].time_ms, content.regimes[0].clock_mhz) == (answer.time_ms, answer.clock_mhz), question
 
 
-@pytest.mark.parametrize("level", ["auto", "kept"])
-@pytest.mark.parametrize("place", [("h200-sxm", 2), ("h100-sxm", 1)], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize(
+    ("place", "level"), [(("h200-sxm", 2), "kept"), (("h100-sxm", 1), "auto")], ids=["h200-sxm-kept", "h100-sxm-auto"]
+)
 def test_at_every_level_all_verbs_give_one_answer(
     place: tuple[str, int], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

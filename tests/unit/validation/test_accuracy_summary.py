@@ -6,10 +6,10 @@ import pytest
 
 from tilecast.base.data import MODEL_ERROR
 from tilecast.model.forecast.answer import BEFORE, COMPILED
-from tilecast.model.forecast.checked_range import model_error
+from tilecast.model.forecast.checked_range import AT_HAND, model_error
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.validation.accuracy import followed, measured, published, table
+from tilecast.validation.accuracy import at_hand, followed, measured, published, table
 
 
 def _recorded(level: str) -> list[str]:
@@ -26,6 +26,10 @@ def test_the_table_is_that_of_the_forecasts_from_machine_code() -> None:
     assert _recorded(COMPILED) == table(followed()).splitlines()
 
 
+def test_the_table_is_that_of_the_forecasts_from_loops_at_hand() -> None:
+    assert _recorded(AT_HAND) == table(at_hand()).splitlines()
+
+
 def test_regions_fall_back_from_the_gpu_to_its_kind_of_tensor_core() -> None:
     own = model_error(Workload(), load_machine("h200-sxm"))
     assert own.rows == 820
@@ -33,9 +37,11 @@ def test_regions_fall_back_from_the_gpu_to_its_kind_of_tensor_core() -> None:
     assert 0 < own.mean < own.p90
     kind = model_error(Workload(dtype="fp8"), load_machine("gb300"))
     assert kind.where == "published kernels on any tcgen05, fp8"
-    compiled = model_error(Workload(), load_machine("h100-sxm"), compiled=True)
+    compiled = model_error(Workload(), load_machine("h100-sxm"), COMPILED)
     assert compiled.where == "measured kernels from machine code on any wgmma, 16 bit"
-    assert compiled.mean < own.mean
+    kept = model_error(Workload(), load_machine("h200-sxm"), AT_HAND)
+    assert kept.where == "measured kernels from loops at hand on h200-sxm, 16 bit"
+    assert compiled.mean < kept.mean < own.mean
     unknown = model_error(Workload(), load_machine("gb10"))
     assert unknown.rows == 0
     assert unknown.sentence().startswith("model error unknown")

@@ -109,6 +109,11 @@ def _launch_seconds(item: Item, machine: Machine) -> float:
         peak = machine["tensor.bf16_flop_per_clk"] * machine["chip.sm_count"] * machine["chip.clock_max_mhz"] * 1e6
         return float(item.workload.flops / (0.6 * peak))
     try:
-        return predict(item.workload, machine, parse_variant(item.variant), clock="short", interval=False).time_ms / 1e3
+        return (
+            predict(
+                item.workload, machine, parse_variant(item.variant), clock="short", interval=False, compiler=None
+            ).time_ms
+            / 1e3
+        )
     except PredictError:
         return 2e-3

@@ -53,7 +53,7 @@ def chosen(review: Review):
 
 def test_the_forecast_is_that_of_predict_with_the_variant_named(review: Review) -> None:
     for regime in review.regimes:
-        again = predict(WORK, "h200-sxm", chosen(review), clock=regime.name)
+        again = predict(WORK, "h200-sxm", chosen(review), clock=regime.name, compiler=None)
         assert (regime.time_ms, regime.tflops, regime.low, regime.high) == (
             again.time_ms,
             again.tflops,
@@ -72,7 +72,7 @@ def test_the_waterfall_adds_up_to_the_time(review: Review) -> None:
 
 
 def test_the_tornado_is_the_models_sensitivities(review: Review) -> None:
-    rows = sensitivities(WORK, "h200-sxm", chosen(review), step=review.tornado.step)
+    rows = sensitivities(WORK, "h200-sxm", chosen(review), step=review.tornado.step, compiler=None)
     matter = [row for row in rows if max(abs(row.fixed), abs(row.reoptimised)) >= LEAST]
     assert list(review.tornado.rows) == matter
     assert set(review.tornado.without_effect) == {row.fact for row in rows} - {row.fact for row in matter}
@@ -115,7 +115,7 @@ def test_variants_carry_their_reasons(review: Review) -> None:
         assert row.reason == legality(parse_variant(row.variant), WORK, machine).sentence()
     for row in rows:
         if row.verdict in ("slower", "tie", "faster"):
-            other = predict(WORK, machine, parse_variant(row.variant), interval=False)
+            other = predict(WORK, machine, parse_variant(row.variant), interval=False, compiler=None)
             assert other.time_ms / review.regimes[0].time_ms - 1 == pytest.approx(row.slower, abs=1e-12)
             assert (row.verdict == "tie") == (abs(row.slower) <= 0.005)
     assert 0 < review.variants.legal < review.variants.space
@@ -128,7 +128,7 @@ def test_assumptions_move_the_answer_as_the_machine_does(review: Review) -> None
     ranged = [a for a in review.assumptions if a.low is not None]
     assert ranged == sorted(ranged, key=lambda a: -a.effect)
     widest = ranged[0]
-    moved = predict(WORK, machine.with_facts({widest.fact: widest.high}), chosen(review), interval=False)
+    moved = predict(WORK, machine.with_facts({widest.fact: widest.high}), chosen(review), interval=False, compiler=None)
     assert widest.tflops_high == pytest.approx(moved.tflops, rel=1e-12)
     assert all(a.kind in ("spec", "measured", "inferred", "assumed") and a.source for a in review.assumptions)
 
@@ -144,7 +144,7 @@ def test_a_change_says_what_the_what_if_says(review: Review) -> None:
 
 def test_the_timeline_shows_the_simulation(review: Review) -> None:
     t = review.timeline
-    trace = drawn(predict(WORK, "h200-sxm", chosen(review), interval=False).trace)
+    trace = drawn(predict(WORK, "h200-sxm", chosen(review), interval=False, compiler=None).trace)
     shown = {(b.name, round(b.start, 3), round(b.cycles, 3)) for b in t.bars if b.kind not in ("unit", "wait")}
     assert shown <= {(e.op, round(e.start, 3), round(e.end - e.start, 3)) for e in trace.events}
     view = [b for b in t.bars if t.view[0] <= b.start < t.view[1] and b.kind not in ("unit", "wait")]

@@ -326,7 +326,7 @@ def test_the_level_is_part_of_what_is_asked() -> None:
     b200 = json.loads(plan_forecasts(load_spec({**raw, "machines": ["b200"]})).items[0].text)
     refused = run_item(canonical(b200), {"b200": B200})
     assert refused["status"] == "infeasible" and "is at hand: use --level auto or fluid" in refused["reason"]
-    with pytest.raises(SpecError, match="level takes fluid, auto or kept, got 'code'"):
+    with pytest.raises(SpecError, match="level takes auto, fluid or kept, got 'code'"):
         load_spec({**raw, "level": "code"})
     measuring = load_spec({"do": "measure", "workload": [{"seqlen": 2048}]})
     with pytest.raises(SpecError, match='level goes with do = "forecast", this one has do = "measure"'):

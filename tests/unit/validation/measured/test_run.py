@@ -66,7 +66,7 @@ def error_of(level: str, row: Measured) -> float:
     if level == "from machine code":
         cycles = forecast(codes[row.code_key()], row.workload(), machine, row.effective_mhz).cycles
     else:
-        answer = predict(row.workload(), machine, parse_variant(row.variant), clock=row.effective_mhz)
+        answer = predict(row.workload(), machine, parse_variant(row.variant), clock=row.effective_mhz, compiler=None)
         cycles = answer.time_ms * row.effective_mhz * 1e3
     return cycles / row.cycles - 1
 
@@ -145,7 +145,9 @@ def test_settled_clocks_are_told_by_level(report: MeasuredReport) -> None:
     assert row.mhz == {
         settled.BALANCE: settled_clock(code, work, machine, cycles=row.point.cycles).mhz,
         settled.COMPILED: settled_clock(code, work, machine).mhz,
-        settled.BEFORE: predict(work, machine, parse_variant(row.point.variant), interval=False).clock_mhz,
+        settled.BEFORE: predict(
+            work, machine, parse_variant(row.point.variant), interval=False, compiler=None
+        ).clock_mhz,
     }
     assert row.error(row.forecast) == row.mhz[settled.COMPILED] / row.point.effective_mhz - 1
     text = report_text(report, rows=True)

@@ -155,3 +155,30 @@ def test_a_map_chooses_among_the_loops_at_hand() -> None:
     cell = H200.with_facts({found.x_fact: found.x[2], found.y_fact: found.y[0]})
     variant = parse_variant(found.variants[0][2])
     assert found.tflops[0][2] == predict(work, cell, variant, clock=1300.0, compiler=kept_loop, interval=False).tflops
+
+
+def test_machine_code_at_hand_is_the_default_and_its_own_error_is_quoted() -> None:
+    work = Workload(4, 16, seqlen_q=4096)
+    answer = predict(work, H200, interval=False)
+    assert (
+        answer.level == COMPILED and answer.time_ms == predict(work, H200, compiler=kept_loop, interval=False).time_ms
+    )
+    assert "from loops at hand on h200-sxm" in answer.model_error.where
+    before = predict(work, H200, compiler=None, interval=False)
+    assert before.level == BEFORE and "loops" not in before.model_error.where and not before.notes
+    # Where no loops are kept at all nothing is missed, and what authors ship is not our code.
+    assert not predict(work, "b200", interval=False).notes
+    assert predict(work, H200, published=True, interval=False).level == BEFORE
+
+
+def test_loops_at_hand_answer_only_near_the_best_of_all_variants() -> None:
+    """A decode step wants tiles that no loop at hand has."""
+    work = Workload(2, 16, seqlen_q=1, mask="causal")
+    fluid, kept = (
+        best(work, H200, "fa3"),
+        choose._chosen(work.reduced(), H200, "fa3", "sustained", choose.loops_digest()),
+    )
+    assert kept is not None and kept.before_seconds > choose.ANSWERS_WITHIN * fluid.seconds
+    answer = predict(work, H200, interval=False)
+    assert (answer.level, answer.variant) == (BEFORE, fluid.variant)
+    assert any("no machine code of this kernel's loop is at hand" in note for note in answer.notes)
