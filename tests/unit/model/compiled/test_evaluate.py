@@ -47,7 +47,7 @@ def test_the_time_is_that_of_the_simulated_tiles(name: str) -> None:
     found = from_code(code, work, 1500.0)
     assert found.time_ms == pytest.approx(forecast(code, work, H200, 1500.0).cycles / 1500.0 / 1e3)
     assert found.level == COMPILED and found.regime == "fixed"
-    plain = predict(work, H200, parse_variant(code.variant), clock=1500.0)
+    plain = predict(work, H200, parse_variant(code.variant), clock=1500.0, compiler=None)
     assert plain.level == BEFORE and plain.compiled is None
     assert found.compiled is not None
     assert found.compiled.before_ms == plain.time_ms and found.compiled.before_ii_cycles == plain.ii_cycles
@@ -76,7 +76,7 @@ def test_clocks_are_those_that_the_executed_instructions_settle_at() -> None:
 def test_the_interval_is_as_wide_as_before_compilation() -> None:
     code = kernel("triton")
     work = shape(code, 1024)
-    found, plain = from_code(code, work), predict(work, H200, parse_variant(code.variant))
+    found, plain = from_code(code, work), predict(work, H200, parse_variant(code.variant), compiler=None)
     for end, before in zip(found.tflops_interval, plain.tflops_interval, strict=True):
         assert end / found.tflops == pytest.approx(before / plain.tflops)
     assert found.model_error.mean < plain.model_error.mean
@@ -92,7 +92,7 @@ def test_text_json_and_html_say_the_level(kernel: dict[str, object]) -> None:
     data = found.to_dict()
     assert data["level"] == COMPILED
     assert isinstance(data["compiled"], dict) and data["compiled"]["before"]["tflops"] > 0
-    assert predict(shape(code, 1024), H200).to_dict()["compiled"] is None
+    assert predict(shape(code, 1024), H200, compiler=None).to_dict()["compiled"] is None
     assert "machine code" in found._repr_html_()
 
 
