@@ -90,7 +90,7 @@ def test_the_choice_counts_the_clock_that_a_kernel_settles_at() -> None:
 def test_where_no_loop_ships_the_answer_is_that_before_compilation(machine: str, dtype: str) -> None:
     work = Workload(2, 16, seqlen_q=2048, dtype=dtype)
     kept = predict(work, machine, compiler=loop_at_hand, interval=False)
-    fluid = predict(work, machine, interval=False)
+    fluid = predict(work, machine, compiler=None, interval=False)
     assert (kept.variant, kept.time_ms, kept.variant_origin) == (fluid.variant, fluid.time_ms, fluid.variant_origin)
     assert kept.compiled is None
     assert any("no machine code of this kernel's loop is at hand" in note for note in kept.notes)
@@ -109,7 +109,7 @@ def test_where_no_loop_is_at_hand_the_kept_level_refuses(machine: str, dtype: st
 def test_what_the_search_before_compilation_picks_is_said() -> None:
     work = Workload(4, 16, seqlen_q=4096)
     answer = predict(work, H200, compiler=kept_loop, interval=False)
-    fluid = predict(work, H200, interval=False)
+    fluid = predict(work, H200, compiler=None, interval=False)
     assert answer.compiled is not None and answer.compiled.fluid == (fluid.variant, fluid.time_ms)
     assert answer.variant != fluid.variant
     assert f"fluid pick {fluid.time_ms:.4g} ms" in answer.text()
