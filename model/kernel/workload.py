@@ -13,6 +13,12 @@ from typing import Any
 from tilecast.base.words import did_you_mean
 
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 1}
+#: What is said of other names that people use.
+_KINDS_OF_FP8 = dict.fromkeys(
+    ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), "both 8-bit types are fp8"
+) | dict.fromkeys(
+    ("mxfp8", "mxfp4", "nvfp4"), "scales of blocks are neither forecast nor written, fp8 has a factor to each key head"
+)
 MASKS = ("none", "causal", "window")
 #: Sizes beyond 32 bits fit no kernel, and products of them would leave what numpy can count.
 LARGEST = 2**31 - 1
@@ -72,7 +78,12 @@ class Workload:
                 raise WorkloadError(f"{name}: expected a multiple of 8 from 16 to 1024, got {value}")
         if self.dtype not in DTYPES:
             raise WorkloadError(
-                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'{did_you_mean(self.dtype, DTYPES)}"
+                f"dtype: expected {', '.join(DTYPES)}, got '{self.dtype}'"
+                + (
+                    f": {_KINDS_OF_FP8[self.dtype]}"
+                    if self.dtype in _KINDS_OF_FP8
+                    else did_you_mean(self.dtype, DTYPES)
+                )
             )
         if self.mask not in MASKS:
             raise WorkloadError(f"mask: expected {', '.join(MASKS)}, got '{self.mask}'{did_you_mean(self.mask, MASKS)}")

@@ -158,3 +158,11 @@ def test_bad_csv_rows_are_named(tmp_path: Path, text: str, message: str) -> None
 def test_missing_csv(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot read the shapes"):
         read_shapes(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"), [("e5m2", "both 8-bit types are fp8"), ("mxfp8", "scales of blocks are neither")]
+)
+def test_other_names_of_8_bits_are_explained(dtype: str, text: str) -> None:
+    with pytest.raises(WorkloadError, match=f"dtype: expected bf16, fp16, fp8, got '{dtype}': {text}"):
+        Workload(dtype=dtype)
