@@ -77,7 +77,7 @@ def launch(module, problem: Problem, made: Made | None = None):
 
 
 STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
-CHUNKS = ((50, 65), (5, 200), (70, 30), (1, 1), (40, 0), (33, 300))
+CHUNKS = ((34, 65), (5, 170), (40, 20), (1, 1), (40, 0), (33, 110))
 PROBLEMS = [
     *[(DECODE, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(PREFILL, Problem(CHUNKS, layout=layout)) for layout in ("packed", "cache", "paged")],
@@ -90,8 +90,8 @@ PROBLEMS = [
     *[(v, Problem(n, softcap=2.0, sinks=True)) for v, n in ((DECODE, STEP), (PREFILL, CHUNKS))],
     (DECODE, Problem(((4, 5), (4, 90), (4, 0)), packed_q=False, layout="cache")),
     (PREFILL, Problem(((40, 50), (40, 90), (40, 7)), packed_q=False, layout="paged", sinks=True)),
-    # More sequences than a program plans at a time; the last of them are split.
-    (DECODE, Problem(((1, 3),) * 258 + ((1, 90),) * 3, heads=(1, 1), packed_q=False, page=64)),
+    # More sequences than a program plans at a time, most without queries; the last of them are split.
+    (DECODE, Problem(((1, 3), *((0, 2),) * 250, *((1, 5),) * 7, *((1, 90),) * 3), heads=(1, 1), page=64)),
     (DECODE, Problem(STEP, scale=0.5)),
     *[(APART, Problem(STEP, page=page, layout=layout)) for page, layout in ((16, "paged"), (128, "paged"), (16, "packed"))],
     (APART, Problem(STEP, dims=(192, 128), window=(40, 3), softcap=2.0, sinks=True)),
