@@ -78,7 +78,7 @@ def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Tabl
         knobs.append(module.TILECAST["variant"])
         runs.append(partial(backward_launcher(module), *tensors, shape.head_dim**-0.5, *shape.window))
     for name, run in peers(shape, tensors):
-        if name.startswith("sdpa"):
+        if name.startswith(("sdpa", "flash-attn-4")):
             names.append(name)
             knobs.append("")
             runs.append(run)
