@@ -12,6 +12,7 @@ from tilecast.codegen import blackwell_order
 from tilecast.codegen.blackwell_kernel import BlackwellKernel, KvRing, Piece
 from tilecast.codegen.blackwell_order import Rings
 from tilecast.model.families import build_pipeline, legality
+from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.variants.fa4 import smem_bytes as fa4_smem_bytes
 from tilecast.model.kernel.verdict import VariantError
@@ -144,10 +145,7 @@ def _refuse(variant: Fa4Variant, workload: Workload, machine: Machine) -> None:
 
 def _title(workload: Workload) -> str:
     mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
-    dims = f"{workload.head_dim_qk}"
-    if workload.head_dim_v != workload.head_dim_qk:
-        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
-    return f"{mask} forward for head_dim {dims} on Blackwell: FlashAttention-4 in Gluon"
+    return f"{mask} forward for head_dim {dims_text(workload)} on Blackwell: FlashAttention-4 in Gluon"
 
 
 def _description(variant: Fa4Variant, workload: Workload) -> str:

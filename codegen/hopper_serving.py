@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
+from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS, HopperServingVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -136,10 +137,7 @@ def context(variant: HopperServingVariant, workload: Workload) -> HopperServingK
 
 
 def _title(workload: Workload) -> str:
-    dims = f"{workload.head_dim_qk}"
-    if workload.head_dim_v != workload.head_dim_qk:
-        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
-    return f"Decoding on Hopper for head_dim {dims}: attention to paged, packed or cached keys, split over keys"
+    return f"Decoding on Hopper for head_dim {dims_text(workload)}: attention to paged, packed or cached keys, split over keys"
 
 
 def _description(variant: HopperServingVariant) -> str:

@@ -13,6 +13,7 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
 from tilecast.codegen.pieces import Piece, pieces
 from tilecast.codegen.row_terms import FOR_ROWS, STRIDE, RowTerms, strides
+from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -423,10 +424,9 @@ def context(variant: Fa2BackwardVariant, workload: Workload) -> TritonBackward:
 
 def _title(workload: Workload) -> str:
     mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
-    dims = f"{workload.head_dim_qk}"
-    if workload.head_dim_v != workload.head_dim_qk:
-        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
-    return f"{mask} backward for head_dim {dims}: FlashAttention-2 in plain Triton, the same bits every run"
+    return (
+        f"{mask} backward for head_dim {dims_text(workload)}: FlashAttention-2 in plain Triton, the same bits every run"
+    )
 
 
 def _description(variant: Fa2BackwardVariant, workload: Workload) -> str:

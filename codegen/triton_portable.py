@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.host import WINDOW_STATEMENTS, Host, box_loops
 from tilecast.codegen.pieces import InPieces, Piece, pieces
+from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa2 import LOADS, SMALLEST_DOT, Fa2Variant, needs_pipeline
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -233,10 +234,7 @@ def context(variant: Fa2Variant, workload: Workload, machine: Machine, loads: st
 
 def _title(workload: Workload) -> str:
     mask = {"none": "Attention", "causal": "Causal attention", "window": "Sliding-window attention"}[workload.mask]
-    dims = f"{workload.head_dim_qk}"
-    if workload.head_dim_v != workload.head_dim_qk:
-        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
-    return f"{mask} forward for head_dim {dims}: FlashAttention-2 in plain Triton"
+    return f"{mask} forward for head_dim {dims_text(workload)}: FlashAttention-2 in plain Triton"
 
 
 def _description(variant: Fa2Variant, workload: Workload) -> str:

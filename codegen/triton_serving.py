@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.pieces import InPieces, Piece, pieces
+from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 
@@ -312,10 +313,9 @@ def _split_columns(whole: tuple[Piece, ...]) -> tuple[Piece, ...]:
 
 
 def _title(workload: Workload) -> str:
-    dims = f"{workload.head_dim_qk}"
-    if workload.head_dim_v != workload.head_dim_qk:
-        dims += f" (queries, keys) and {workload.head_dim_v} (values)"
-    return f"Attention to serve with for head_dim {dims}: paged, packed, split over keys, in plain Triton"
+    return (
+        f"Attention to serve with for head_dim {dims_text(workload)}: paged, packed, split over keys, in plain Triton"
+    )
 
 
 def _description(variant: ServingVariant) -> str:

@@ -25,6 +25,7 @@ from tilecast.kernels.errors import (
 from tilecast.kernels.fallback import sdpa_attention
 from tilecast.kernels.flops import attention_flops
 from tilecast.kernels.selection import (
+    OPERATOR_TAGS,
     Known,
     empty_output,
     find_kernels,
@@ -188,13 +189,10 @@ def _flops(
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "attention_e4m3_forward(Tensor q, Tensor k, Tensor v, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, "
         "float? scale, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     operator = torch.ops.tilecast.attention_e4m3_forward
     library.impl("attention_e4m3_forward", _run, "CUDA")

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from tilecast.kernels import registry
 from tilecast.kernels.errors import NO_DOUBLE_BACKWARD, NO_LSE, UnsupportedError, check_agreement, check_ranks
 from tilecast.kernels.flops import attention_backward_flops
-from tilecast.kernels.selection import Kernels, backward_kernels, empty_output, find_kernels, readable
+from tilecast.kernels.selection import OPERATOR_TAGS, Kernels, backward_kernels, empty_output, find_kernels, readable
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -133,13 +133,10 @@ def _refuse_double_backward(keys: Any, *arguments: Any) -> Any:
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float? scale, "
         "SymInt window_left, SymInt window_right) -> (Tensor, Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     operator = torch.ops.tilecast.attention_backward
     library.impl("attention_backward", _run, "CUDA")

@@ -89,7 +89,7 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
     described = _picker([place[id(descriptor.base)] for descriptor in made])
     return (
         kernel[grid],
-        [(type(one), {**vars(one), "base": None}) for one in made],
+        [without_tensor(one) for one in made],
         described,
         _picker(pointers),
         numbers,
@@ -172,7 +172,7 @@ def _recipes(apart: list[Any]) -> Callable[[Any], tuple[int | None, Any]]:
     def recipe(argument: Any) -> tuple[int | None, Any]:
         base = getattr(argument, "base", None)
         if base is not None and id(base) in place:
-            return place[id(base)], (type(argument), {**vars(argument), "base": None})
+            return place[id(base)], without_tensor(argument)
         return (place[id(argument)], None) if id(argument) in place else (None, argument)
 
     return recipe
@@ -248,9 +248,14 @@ def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     return operator.itemgetter(slice(places[0], places[0] + 1))
 
 
+def without_tensor(descriptor: Any) -> tuple[type, dict[str, Any]]:
+    """The type and the fields of a descriptor, without its tensor."""
+    return type(descriptor), {**vars(descriptor), "base": None}
+
+
 def on_tensor(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
-    """The descriptor of a tensor: the type and the fields of one with the same shape, strides and alignment, which are
-    all that is checked when a descriptor is made."""
+    """The descriptor of a tensor from `without_tensor` of one with the same shape, strides and alignment, which are all that is
+    checked when a descriptor is made."""
     kind, fields = descriptor
     made: Any = object.__new__(kind)
     fields = fields.copy()

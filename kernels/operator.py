@@ -32,6 +32,7 @@ from tilecast.kernels.fallback import sdpa_attention
 from tilecast.kernels.flops import attention_flops
 from tilecast.kernels.gradients import differentiable, gradients, keep_for_gradients
 from tilecast.kernels.selection import (
+    OPERATOR_TAGS,
     empty_output,
     find_kernels,
     forward_kernels,
@@ -283,7 +284,7 @@ def _forward(
             lse.fill_(-math.inf)
         return out, lse
     q, k, v = readable(q), readable(k), readable(v)
-    if seqlen_q <= few_rows.QUERIES and few_rows.attend(q, k, v, out, lse, scale, left, right):
+    if few_rows.attend(q, k, v, out, lse, scale, left, right):
         return out, lse
     if windowed:
         launch(q, k, v, out, lse, scale, left, right)
@@ -313,14 +314,10 @@ def _fake(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, re
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    # Exact strides: the output's memory order is q's, so a compiler may not choose another one.
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "attention_forward(Tensor q, Tensor k, Tensor v, float? scale, SymInt window_left, SymInt window_right, "
         "bool return_lse) -> (Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     operator = torch.ops.tilecast.attention_forward
     library.impl("attention_forward", _run, "CUDA")

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
+from tilecast.kernels.e4m3 import E4M3
 from tilecast.kernels.errors import AttentionError, UnsupportedError, check_agreement, check_names, check_ranks
-from tilecast.kernels.selection import capability_of, empty_output, on_device, readable
+from tilecast.kernels.selection import OPERATOR_TAGS, capability_of, empty_output, on_device, readable
 
-E4M3, LARGEST = torch.float8_e4m3fn, 448.0
+LARGEST = 448.0
 _DTYPES = (torch.bfloat16, torch.float16)
 _MODULE, _OLDEST = "triton_quantize", (8, 0)
 #: Columns that a rotation mixes at most, and head dimensions that the kernel takes.
@@ -156,12 +157,9 @@ def _fake(q: Any, k: Any, v: Any, hadamard: bool, seed: int) -> tuple[Any, Any, 
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "quantize_e4m3(Tensor q, Tensor k, Tensor v, bool hadamard, int seed) -> (Tensor, Tensor, Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     library.impl("quantize_e4m3", _run, "CUDA")
     library.impl("quantize_e4m3", _by_pytorch, "CPU")

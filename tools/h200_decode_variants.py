@@ -12,7 +12,6 @@ import argparse
 import csv
 import datetime
 import importlib
-import importlib.util
 import statistics
 import subprocess
 import sys
@@ -37,15 +36,6 @@ VARIANTS = (
 SHIPPED = "triton_serve_decode_d128"
 FIELDS = ("gpu", "date", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us", "low_us", "high_us", "tbs",
           "speedup_over_fa3", "largest_difference")  # fmt: skip
-
-
-def load(path: Path) -> Any:
-    """A generated file as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write(variant: str, path: Path) -> None:
@@ -95,6 +85,7 @@ def call_of(module: Any, x: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
 def compile_here(path: Path) -> None:
     """Fill Triton's cache with a file, for both sizes of pages."""
     import torch
+    from sweep_backward import load
 
     module = load(path)
     pool = [torch.zeros(1 << 21, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
@@ -158,6 +149,7 @@ def main() -> None:
         return
     import torch
     import triton
+    from sweep_backward import load
     from sweep_decode import load_fa3
 
     from tilecast.kernels.registry import PACKAGE

@@ -23,6 +23,7 @@ import time
 import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
+from sweep_decode import fa3_forward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DIMS, LENGTHS, TOKENS, HIDDEN = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), 16384, 2048
@@ -101,14 +102,12 @@ def _version() -> str:
 
 def fa3(library: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool):  # type: ignore[no-untyped-def]
     """FlashAttention-3 on packed copies of q, k and v; its output is (batch, seqlen, heads, head_dim)."""
-    torch.ops.load_library(library)
-    forward, (batch, _, length, dim) = torch.ops._vllm_fa3_C.fwd, q.shape
+    forward, (batch, _, length, dim) = fa3_forward(library), q.shape
     starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     packed = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v)]
-    rest = *(None,) * 9, dim**-0.5, causal, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None
 
     def run() -> torch.Tensor:
-        out = forward(*packed, *(None,) * 4, starts, starts, None, None, None, length, length, *rest)[0]
+        out = forward(*packed, starts, starts, None, length, length, None, dim**-0.5, causal)
         return out.view(batch, length, -1, dim)
 
     return run

@@ -78,19 +78,32 @@ def host_us(call: Callable[[], Any], count: int = 50) -> float:
     return best
 
 
-def load_fa3(path: str) -> Callable[..., Any]:
-    """FlashAttention-3 as (q, k, v, lengths, table) -> out, of one query a sequence."""
+def fa3_forward(path: str) -> Callable[..., Any]:
+    """FlashAttention-3 as vLLM builds it (``path``) as (q, k, v, starts of queries and of keys, keys of each sequence, most queries,
+    most keys, block table, scale, causal) -> out, packed; of keys either starts, or numbers and a table."""
     import torch
 
     torch.ops.load_library(path)
     forward = torch.ops._vllm_fa3_C.fwd
 
+    def call(
+        q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, used_k: Any, longest_q: int, longest_k: int, table: Any, scale: float, causal: bool
+    ) -> Any:  # fmt: skip
+        return forward(
+            q, k, v, None, None, None, None, starts_q, starts_k, None, None, used_k, longest_q, longest_k, table, *(None,) * 8,
+            scale, causal, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None,
+        )[0]  # fmt: skip
+
+    return call
+
+
+def load_fa3(path: str) -> Callable[..., Any]:
+    """FlashAttention-3 as (q, k, v, lengths, table) -> out, of one query a sequence."""
+    forward = fa3_forward(path)
+
     def call(q: Any, k: Any, v: Any, lengths: Any, table: Any, starts: Any) -> Any:
         longest = table.shape[1] * k.shape[1]
-        return forward(
-            q.flatten(0, 1), k, v, None, None, None, None, starts, None, None, None, lengths, 1, longest, table, None, None, None,
-            None, None, None, None, None, DIM**-0.5, True, -1, -1, 0.0, False, None, 0, None, 0, None, 1, 0, None,
-        )[0]  # fmt: skip
+        return forward(q.flatten(0, 1), k, v, starts, None, lengths, 1, longest, table, DIM**-0.5, True)
 
     return call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilecast.kernels.launching import MOST_PLANS, on_tensor
+from tilecast.kernels.launching import MOST_PLANS, on_tensor, without_tensor
 
 
 def gemm_launcher(module: Any) -> Callable[..., None]:
@@ -47,7 +47,7 @@ def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float
     kernel = module.multiply.warmup(*arguments, grid=grid, **module.OPTIONS) or module.multiply
     described = None
     if hasattr(arguments[0], "block_shape"):
-        described = [(type(one), {**vars(one), "base": None}) for one in arguments[:4]]
+        described = [without_tensor(one) for one in arguments[:4]]
     # Rows or columns of A and of B (of descriptors alone), whether C is added, whether anything is scaled.
     flags = arguments[-4 if described else -2 :]
     return kernel[grid], described, arguments[4 : -2 - len(flags)], flags

@@ -15,7 +15,7 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.selection import on_device
+from tilecast.kernels.selection import OPERATOR_TAGS, on_device
 from tilecast.kernels.serving.again import watched
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
 
@@ -178,14 +178,11 @@ def _fake(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, cu_q: Any, cu_new:
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "attention_append(Tensor? q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cu_seqlens_q, "
         "Tensor? cu_seqlens_k_new, Tensor cache_seqlens, Tensor? block_table, Tensor? cache_batch_idx, Tensor? k_descale, "
         "Tensor? v_descale, Tensor? rotary_cos, Tensor? rotary_sin, bool interleaved, bool follows) -> (Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     library.impl("attention_append", _run, "CUDA")
     # No kernel runs there but in Triton's interpreter; callers have been refused before.

@@ -5,6 +5,7 @@ Which kernel runs depends on the lengths of a sequence and its group alone, neve
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -39,7 +40,8 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
     return True
 
 
+@functools.cache
 def _wanted() -> bool:
-    """Whether nobody asked for a family that has no serving kernels."""
+    """Whether nobody asked for a family that has no serving kernels; read once, as the registry does."""
     family = os.environ.get(registry.FAMILY_VARIABLE, "")
     return not family or any(entry.family == family for entry in registry.shipped_serving())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.launching import MOST_PLANS, on_tensor
+from tilecast.kernels.launching import MOST_PLANS, on_tensor, without_tensor
 from tilecast.kernels.selection import on_device
 
 #: Counters that a device gets at a time.
@@ -162,7 +162,7 @@ class Launcher:
         )
         # An interpreter compiles nothing.
         kernel = module.attention.warmup(*arguments, 1.0, 1.0, *flags, grid=grid, **module.OPTIONS) or module.attention
-        boxes = tuple((type(one), {**vars(one), "base": None}) for one in arguments[1:3] if hasattr(one, "base"))
+        boxes = tuple(without_tensor(one) for one in arguments[1:3] if hasattr(one, "base"))
         return kernel[grid], sizes, boxes, arguments[len(tensors) + len(work) :], flags
 
 

@@ -16,7 +16,7 @@ import torch
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
-from tilecast.kernels.selection import DTYPE_NAMES, capability_of, on_device
+from tilecast.kernels.selection import DTYPE_NAMES, OPERATOR_TAGS, capability_of, on_device
 from tilecast.kernels.serving.again import watched
 from tilecast.kernels.serving.launching import Counters, Launcher
 
@@ -226,14 +226,11 @@ def _fake(
 
 def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-    )
     library.define(
         "attention_serving(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
         "Tensor? block_table, Tensor? cache_batch_idx, Tensor? sinks, Tensor? k_descale, Tensor? v_descale, "
         "SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, float softcap, SymInt window_left, SymInt window_right, bool return_lse) -> (Tensor, Tensor)",
-        tags=tags,
+        tags=OPERATOR_TAGS,
     )
     library.impl("attention_serving", _run, "CUDA")
     # No kernel runs there; registered so that a direct call says so in our words.

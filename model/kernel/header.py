@@ -21,6 +21,13 @@ class HeaderError(ValueError):
     """A text without a header."""
 
 
+def dims_text(workload: Workload) -> str:
+    """Head dimensions as titles of files say them."""
+    if workload.head_dim_v == workload.head_dim_qk:
+        return f"{workload.head_dim_qk}"
+    return f"{workload.head_dim_qk} (queries, keys) and {workload.head_dim_v} (values)"
+
+
 def header_text(header: Mapping[str, Any]) -> str:
     """The header as a Python assignment: who made it for what on the first line, then one line to each entry."""
     first = [key for key in _FIRST_LINE if key in header]

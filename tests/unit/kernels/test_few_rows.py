@@ -27,10 +27,12 @@ def served(op, torch, monkeypatch):
 
     monkeypatch.setattr(operator, "into", into)
     few_rows._without.clear()
+    few_rows._wanted.cache_clear()
     op.served = calls
     yield op
     del op.served
     few_rows._without.clear()
+    few_rows._wanted.cache_clear()
 
 
 def problem(torch, rows, keys, heads=(4, 2)):
@@ -69,10 +71,13 @@ def test_others_are_not(served, torch, rows, keys, heads) -> None:
 
 
 def test_without_a_serving_kernel_the_others_run(served, torch, monkeypatch) -> None:
+    from tilecast.kernels.serving import few_rows
+
     for _ in range(2):
         served.attention(*(x.half() for x in problem(torch, 1, 600)))
     assert not served.served and len(served.launched) == 2
     monkeypatch.setenv(registry.FAMILY_VARIABLE, "triton")
+    few_rows._wanted.cache_clear()
     served.attention(*problem(torch, 1, 600))
     assert not served.served and len(served.launched) == 3
 
