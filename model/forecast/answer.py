@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
 from tilecast.model.forecast.binding import Binding
+from tilecast.model.forecast.checked_range import BEFORE as BEFORE
+from tilecast.model.forecast.checked_range import COMPILED as COMPILED
 from tilecast.model.forecast.checked_range import ModelError
 from tilecast.model.forecast.interval import FactEffect
 from tilecast.model.kernel.variant import Variant
@@ -19,10 +21,6 @@ from tilecast.model.sm.simulate import CriticalStep, SmTrace
 
 if TYPE_CHECKING:
     from tilecast.model.compiled.evaluate import CompiledVariant
-
-
-#: Levels of a forecast: made from the variant alone, and from the kernel's own instructions.
-BEFORE, COMPILED = "before compilation", "from machine code"
 
 
 @dataclass(frozen=True, slots=True)

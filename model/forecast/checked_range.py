@@ -13,8 +13,10 @@ from tilecast.base.data import MODEL_ERROR
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: Levels of the table beside "from machine code", that of a kernel's own profile.
-_BEFORE, AT_HAND = "before compilation", "from loops at hand"
+#: Levels of a forecast: made from the variant alone, and from the kernel's own instructions.
+BEFORE, COMPILED = "before compilation", "from machine code"
+#: What the table calls a forecast from the instructions of a loop at hand.
+AT_HAND = "from loops at hand"
 _HEAD_DIMS = (64, 256)
 _LENGTHS = (512, 131072)
 #: Queries below which a kernel made for decoding would split the keys over SMs or pack the heads of a group into a tile.
@@ -71,10 +73,10 @@ class ModelError:
         )
 
 
-def model_error(workload: Workload, machine: Machine, level: str = _BEFORE) -> ModelError:
+def model_error(workload: Workload, machine: Machine, level: str = BEFORE) -> ModelError:
     """Error of the nearest region that has rows: this GPU and dtype, its kind of tensor core and dtype, or that kind alone.
 
-    ``level`` is `answer.BEFORE`, `answer.COMPILED` for a kernel's own machine code, or `AT_HAND` for that of a loop at hand.
+    ``level`` is `BEFORE`, `COMPILED` for a kernel's own machine code, or `AT_HAND` for that of a loop at hand.
     """
     dtype = "fp8" if workload.dtype == "fp8" else "16 bit"
     regions = [r for r in _regions() if r["level"] == level]
@@ -88,10 +90,10 @@ def model_error(workload: Workload, machine: Machine, level: str = _BEFORE) -> M
             found = max(rung, key=lambda r: int(r["rows"]))
             mean, p90, bias = (float(found[name]) / 100 for name in ("mean_percent", "p90_percent", "bias_percent"))
             dtype_text = "" if found["dtype"] == "any" else f", {found['dtype']}"
-            stated = "" if level == _BEFORE else f" {level}"
+            stated = "" if level == BEFORE else f" {level}"
             where = f"{found['kernels']}{stated} on {found['machine']}{dtype_text}"
             return ModelError(int(found["rows"]), mean, p90, bias, where)
-    if level != _BEFORE:
+    if level != BEFORE:
         return ModelError(
             0,
             0.0,
