@@ -28,7 +28,8 @@ _WORK_TILE = {
     ),
     "paired": (
         "# A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.",
-        "pairs = (query_blocks + 1) // 2",
+        "# Where every block has a program of its own, there is one turn, and all blocks are long ones.",
+        "pairs = gl.where(problem.turns == 1, query_blocks, (query_blocks + 1) // 2)",
         "trip = turn // 2",
         "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
         "head = pair // pairs",
@@ -161,6 +162,8 @@ class HopperKernel(GluonKernel):
                 "pairs = (query_blocks + 1) // 2 * heads",
                 "programs = min(sms, pairs)",
                 "turns = 2 * triton.cdiv(pairs, programs)",
+                "if query_blocks * heads <= sms:  # a program to each block",
+                "    programs, turns = query_blocks * heads, 1",
             ]
         else:
             lines += [

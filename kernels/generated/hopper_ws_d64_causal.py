@@ -147,7 +147,8 @@ def work_tile(problem, turn):
     query_blocks = own_copy(problem.query_blocks)
     programs = own_copy(gl.num_programs(0))
     # A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.
-    pairs = (query_blocks + 1) // 2
+    # Where every block has a program of its own, there is one turn, and all blocks are long ones.
+    pairs = gl.where(problem.turns == 1, query_blocks, (query_blocks + 1) // 2)
     trip = turn // 2
     pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
     head = pair // pairs
@@ -469,6 +470,8 @@ def plan(q, k, v, out, lse, window_left, window_right):
     pairs = (query_blocks + 1) // 2 * heads
     programs = min(sms, pairs)
     turns = 2 * triton.cdiv(pairs, programs)
+    if query_blocks * heads <= sms:  # a program to each block
+        programs, turns = query_blocks * heads, 1
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 

@@ -203,7 +203,7 @@ def makespan_cycles(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int,
     total = float(per_tile.sum()) * tiles.weight * heads
     count = tiles.count * heads
     low, high = float(per_tile.min()), float(per_tile.max())
-    if high - low < 1e-9 * max(1.0, high):
+    if count <= slots or high - low < 1e-9 * max(1.0, high):
         return -(-count // slots) * high
     listed = tiles.weight <= 1
     if deal.hand == "turns" and deal.order == "rows" and listed:

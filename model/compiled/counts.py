@@ -82,6 +82,8 @@ def program_tiles(scheduler: str, blocks: int, heads: int, programs: int) -> Ite
                 tile = turn * programs + (pid if turn % 2 == 0 else programs - 1 - pid)
                 if tile < total:
                     tiles.append((blocks - 1 - tile // heads, tile % heads))
+        elif scheduler == "paired" and total <= programs:
+            tiles = [(blocks - 1 - pid % blocks, pid // blocks)] if pid < total else []
         elif scheduler == "paired":
             pairs = (blocks + 1) // 2
             for trip in range(-(-pairs * heads // programs)):
