@@ -16,7 +16,7 @@ class Dealing:
     stays: bool
     #: "rows": head by head, first rows first; "last rows": head by head, last rows first; "longest": the longest tiles of
     #: all heads first; "longest by few": those of as many heads as L2 holds; "pairs": head by head, a long and a short tile
-    #: together.
+    #: together, unless there is a program for every tile.
     order: str
     #: "free": the next tile goes to who is free first; "turns": to one after the other; "zigzag": turns, to and fro.
     hand: str

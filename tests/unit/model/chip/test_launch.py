@@ -26,8 +26,8 @@ def listed(count: int) -> HeadTiles:
 
 def replay(lengths: list[float], heads: int, slots: int, deal: Dealing) -> float:
     """The longest slot when tiles of ``heads`` equal heads are dealt, tile by tile, counted by hand."""
-    one_head = {"rows": lengths, "last rows": lengths[::-1]}.get(deal.order, [])
-    if deal.order == "pairs":
+    one_head = {"rows": lengths, "last rows": lengths[::-1], "pairs": lengths}.get(deal.order, [])
+    if deal.order == "pairs" and len(lengths) * heads > slots:
         half = len(lengths) // 2
         one_head = [lengths[n] + lengths[-1 - n] for n in range(half)] + lengths[half : len(lengths) - half]
     order = one_head * heads
