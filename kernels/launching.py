@@ -11,11 +11,12 @@ The second launch of a shape only looks it up, gives the descriptors their tenso
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from tilecast.kernels.starting import Start, starter, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
 MOST_PLANS = 256
@@ -47,17 +48,13 @@ def launcher(module: Any) -> Callable[..., None]:
             window_left,
             window_right,
         )
-        plan = plans.get(key)
-        if plan is None:
+        start = plans.get(key)
+        if start is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plan = plans[key] = _plan(module, tensors, window_left, window_right)
-        if plan:
-            start, descriptors, described, pointers, numbers = plan
-            if descriptors:
-                start(*map(on_tensor, descriptors, described(tensors)), *pointers(tensors), *numbers, scale_log2)
-            else:
-                start(*tensors, *numbers, scale_log2)
+            start = plans[key] = _plan(module, tensors, window_left, window_right)
+        if start:
+            start(q, k, v, out, lse, scale_log2)
         else:
             out.zero_()
             lse.fill_(float("-inf"))
@@ -65,35 +62,13 @@ def launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
-def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> tuple[Any, ...]:
-    """What launches of one shape share, without their tensors; () for empty tensors, ValueError for what is not taken.
-
-    (compiled kernel on its grid, descriptors, what picks their tensors, what picks the tensors passed as they are,
-    numbers).  Picks are from (q, k, v, out, lse); a kernel takes descriptors, tensors and numbers in this order, then
-    the scale, and one without descriptors takes all five tensors.
-    """
-    # One tensor may be given twice, and still every argument must tell which one it is of.
-    apart = [t[...] if any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
+def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
+    """The launch of one shape, of (q, k, v, out, lse) and the scale; False for empty tensors, ValueError for what is not taken."""
+    apart = told_apart(tensors)
     planned = module.plan(*apart, window_left, window_right)
     if not planned:
-        return ()
-    grid, arguments = planned
-    # An interpreter compiles nothing.
-    kernel = module.attention.warmup(*arguments, 1.0, grid=grid, **module.OPTIONS) or module.attention
-    place = {id(tensor): i for i, tensor in enumerate(apart)}
-    made = [argument for argument in arguments if id(getattr(argument, "base", None)) in place]
-    pointers = [place[id(argument)] for argument in arguments if id(argument) in place]
-    numbers = arguments[len(made) + len(pointers) :]
-    if not made:
-        return kernel[grid], (), None, None, numbers
-    described = _picker([place[id(descriptor.base)] for descriptor in made])
-    return (
-        kernel[grid],
-        [without_tensor(one) for one in made],
-        described,
-        _picker(pointers),
-        numbers,
-    )
+        return False
+    return _step((module.attention, *planned), apart, 1, module.OPTIONS, 1)
 
 
 def backward_launcher(module: Any) -> Callable[..., None]:
@@ -127,12 +102,8 @@ def backward_launcher(module: Any) -> Callable[..., None]:
                 plans.clear()
             steps = plans[key] = _backward_steps(module, tensors, window_left, window_right)
         scales = max(scale * LOG2E, 1e-37), scale  # the first as in the forward pass
-        for start, recipe, scaled in steps:
-            arguments = [
-                value if at is None else tensors[at] if value is None else on_tensor(value, tensors[at])
-                for at, value in recipe
-            ]
-            start(*arguments, *(scales if scaled else ()))
+        for start in steps:
+            start(*tensors, *scales)
         if not steps:
             for gradient in (dq, dk, dv):
                 gradient.zero_()
@@ -146,36 +117,26 @@ def _nothing_more(terms: Any) -> tuple[Any, ...]:
 
 
 def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
-    """(compiled kernel on its grid, recipe of its arguments, whether the scales follow) of each launch of a shape.
-
-    A recipe says for each argument (place among ``tensors`` or None, value or None): a tensor as it is, a descriptor of
-    one, which is its type and fields, or a number.
-    """
-    # One tensor may be given twice, and still every argument must tell which one it is of.
-    apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
-    recipe = _recipes(apart)
+    """The launches of a shape, each of the tensors and the two scales."""
+    apart = told_apart(tensors)
     steps = []
-    for number, ((kernel, grid, arguments), options) in enumerate(
-        zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
-    ):
-        scales = (1.0, 1.0) if number else ()
-        # An interpreter compiles nothing.
-        compiled = kernel.warmup(*arguments, *scales, grid=grid, **options) or kernel
-        steps.append((compiled[grid], [recipe(argument) for argument in arguments], bool(number)))
+    launches = zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
+    for number, (one, options) in enumerate(launches):
+        # The first launch takes no scale.
+        steps.append(_step(one, apart, 2 if number else 0, options, 2))
     return steps
 
 
-def _recipes(apart: list[Any]) -> Callable[[Any], tuple[int | None, Any]]:
-    """What gives the recipe of an argument made from one of the tensors ``apart``."""
-    place = {id(tensor): i for i, tensor in enumerate(apart) if tensor is not None}
-
-    def recipe(argument: Any) -> tuple[int | None, Any]:
-        base = getattr(argument, "base", None)
-        if base is not None and id(base) in place:
-            return place[id(base)], without_tensor(argument)
-        return (place[id(argument)], None) if id(argument) in place else (None, argument)
-
-    return recipe
+def _step(one: tuple[Any, ...], apart: list[Any], scales: int, options: dict[str, Any], given: int) -> Start:
+    """The launch ``one`` (kernel, grid, arguments) of the tensors ``apart`` and ``given`` numbers, the first ``scales`` of which
+    follow the kernel's arguments."""
+    kernel, grid, arguments = one
+    takes = takes_of(arguments, apart)
+    takes.update({len(arguments) + i: len(apart) + i for i in range(scales)})
+    arguments = (*arguments, *[1.0] * scales)
+    # An interpreter compiles nothing.
+    compiled = kernel.warmup(*arguments, grid=grid, **options) or kernel
+    return starter(compiled, grid, arguments, takes, len(apart) + given)
 
 
 def e4m3_launcher(module: Any) -> Callable[..., None]:
@@ -207,12 +168,8 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             steps = plans[key] = _e4m3_steps(module, tensors, window_left, window_right)
-        for start, recipe, scaled in steps:
-            arguments = [
-                value if at is None else tensors[at] if value is None else on_tensor(value, tensors[at])
-                for at, value in recipe
-            ]
-            start(*arguments, *((scale * LOG2E,) if scaled else ()))
+        for start in steps:
+            start(*tensors, scale * LOG2E)
         if not steps:
             out.zero_()
             lse.fill_(float("-inf"))
@@ -223,42 +180,10 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
 
 
 def _e4m3_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
-    """(compiled kernel on its grid, recipe of its arguments, whether the scale follows) of the launches of a shape, of which
-    the last is attention; empty for empty tensors."""
-    # One tensor may be given twice, and still every argument must tell which one it is of.
-    apart = [t[...] if t is not None and any(t is other for other in tensors[:i]) else t for i, t in enumerate(tensors)]
-    recipe = _recipes(apart)
-    steps = []
+    """The launches of a shape, each of the tensors and the scale, of which the last is attention; empty for empty tensors."""
+    apart = told_apart(tensors)
     *before, last = module.plan(*apart, window_left, window_right) or (None,)
-    for kernel, grid, arguments in before:
-        compiled = kernel.warmup(*arguments, grid=grid, num_warps=module.PREPARE_WARPS) or kernel
-        steps.append((compiled[grid], [recipe(argument) for argument in arguments], False))
+    steps = [_step(one, apart, 0, {"num_warps": module.PREPARE_WARPS}, 1) for one in before]
     if last is not None:
-        kernel, grid, arguments = last
-        # An interpreter compiles nothing.
-        compiled = kernel.warmup(*arguments, 1.0, grid=grid, **module.OPTIONS) or kernel
-        steps.append((compiled[grid], [recipe(argument) for argument in arguments], True))
+        steps.append(_step(last, apart, 1, module.OPTIONS, 1))
     return steps
-
-
-def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Takes the items at ``places``, at least one, out of a tuple."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1))
-
-
-def without_tensor(descriptor: Any) -> tuple[type, dict[str, Any]]:
-    """The type and the fields of a descriptor, without its tensor."""
-    return type(descriptor), {**vars(descriptor), "base": None}
-
-
-def on_tensor(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
-    """The descriptor of a tensor from `without_tensor` of one with the same shape, strides and alignment, which are all that is
-    checked when a descriptor is made."""
-    kind, fields = descriptor
-    made: Any = object.__new__(kind)
-    fields = fields.copy()
-    fields["base"] = tensor
-    made.__dict__ = fields
-    return made

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilecast.kernels.launching import MOST_PLANS, on_tensor, without_tensor
+from tilecast.kernels.launching import MOST_PLANS
+from tilecast.kernels.starting import starter
 
 
 def gemm_launcher(module: Any) -> Callable[..., None]:
@@ -24,30 +25,27 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
             a.device, adds, alpha != 1 or beta not in (0, 1),
             *[(t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in tensors],
         )  # fmt: skip
-        plan = plans.get(key)
-        if plan is None:
+        start = plans.get(key)
+        if start is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            plan = plans[key] = _plan(module, a, b, c, d, alpha, beta)
-        if plan:
-            start, descriptors, sizes, flags = plan
-            given = tensors if descriptors is None else map(on_tensor, descriptors, tensors)
-            start(*given, *sizes, float(alpha), float(beta), *flags)
+            start = plans[key] = _plan(module, a, b, c, d, alpha, beta)
+        if start:
+            start(*tensors, float(alpha), float(beta))
 
     return launch
 
 
-def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> tuple[Any, ...]:
-    """(compiled kernel on its grid, descriptors without tensors or None, sizes, flags); () for an empty D."""
+def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Any:
+    """The launch of a shape, of (a, b, c or d, d, alpha, beta); False for an empty D."""
     planned = module.plan(a, b, c, d, alpha, beta)
     if not planned:
-        return ()
+        return False
     grid, arguments = planned
     # An interpreter compiles nothing.
     kernel = module.multiply.warmup(*arguments, grid=grid, **module.OPTIONS) or module.multiply
-    described = None
-    if hasattr(arguments[0], "block_shape"):
-        described = [without_tensor(one) for one in arguments[:4]]
-    # Rows or columns of A and of B (of descriptors alone), whether C is added, whether anything is scaled.
-    flags = arguments[-4 if described else -2 :]
-    return kernel[grid], described, arguments[4 : -2 - len(flags)], flags
+    # Flags at the end: rows or columns of A and of B (of descriptors alone), whether C is added, whether anything is scaled.
+    flags = 4 if hasattr(arguments[0], "block_shape") else 2
+    factors = len(arguments) - flags - 2
+    takes = {0: 0, 1: 1, 2: 2, 3: 3, factors: 4, factors + 1: 5}
+    return starter(kernel, grid, arguments, takes, 6)

@@ -18,6 +18,7 @@ from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.selection import OPERATOR_TAGS, on_device
 from tilecast.kernels.serving.again import watched
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
+from tilecast.kernels.starting import starter, takes_of, told_apart
 
 #: Kernels for 16-bit caches and for e4m3 bytes.
 _MODULES = {False: "triton_append", True: "triton_append_e4m3"}
@@ -126,14 +127,14 @@ class Appender:
 
     def _plan(self, tensors: tuple[Any, ...], interleaved: bool, follows: bool) -> Callable[..., None]:
         module = self._module
-        given = _in_order(tensors, *_fake(*tensors))
+        given = told_apart(_in_order(tensors, *_fake(*tensors)))
         grid, arguments = module.plan(*given[:9], given[9:], interleaved, follows)
         # An interpreter compiles nothing.
         kernel = module.append.warmup(*arguments, grid=grid, **module.OPTIONS) or module.append
-        start, rest = kernel[grid], arguments[len(given) :]
+        start = starter(kernel, grid, arguments, takes_of(arguments, given), len(given))
 
         def launch(tensors: tuple[Any, ...], turned: Any, lengths: Any) -> None:
-            start(*_in_order(tensors, turned, lengths), *rest)
+            start(*_in_order(tensors, turned, lengths))
 
         return on_device(launch, self._device)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.launching import MOST_PLANS, on_tensor, without_tensor
+from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.selection import on_device
+from tilecast.kernels.starting import starter, takes_of, told_apart
 
 #: Counters that a device gets at a time.
 _COUNTERS = 1 << 18
@@ -121,35 +122,25 @@ class Launcher:
         window: tuple[int, int],
     ) -> Callable[..., None]:
         """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> None; it keeps none."""
-        start, sizes, boxes, numbers, flags = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
-        floats, count = sizes
-        rest, counters = (*numbers, *self._module.scales(scale, softcap), *flags), self._counters
+        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
+        scales, counters = self._module.scales(scale, softcap), self._counters
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
             partials = q.new_empty(floats, dtype=torch.float32)
-            if boxes:
-                k, v = on_tensor(boxes[0], k), on_tensor(boxes[1], v)
-            start(q, k, v, out, lse, lists[5], *lists[:5], *lists[6:], partials, counters.get(count), *rest)
+            start(q, k, v, out, lse, *lists, partials, counters.get(count), *scales)
 
         return on_device(launch, tensors[0].get_device())
 
     def _start(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scale: float, softcap: float) -> None:
-        start, sizes, boxes, numbers, flags = plan
-        partials = torch.empty(sizes[0], dtype=torch.float32, device=self._device)
-        if boxes:
-            q, k, v, *others = tensors
-            tensors = (q, on_tensor(boxes[0], k), on_tensor(boxes[1], v), *others)
-        start(
-            *_in_order(tensors), partials, self._counters.get(sizes[1]), *numbers, *self._module.scales(scale, softcap),
-            *flags,
-        )  # fmt: skip
+        start, (floats, count) = plan
+        partials = torch.empty(floats, dtype=torch.float32, device=self._device)
+        start(*tensors, partials, self._counters.get(count), *self._module.scales(scale, softcap))
 
     def _plan(
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(compiled kernel on its grid, sizes of its scratch, tensor descriptors of k and v as `on_tensor` takes them or (), its
-        numbers, its flags) of a shape."""
-        module, (q, k, v, out, lse, *lists) = self._module, tensors
+        """(launch of the tensors, the two of its scratch and the two scales; sizes of its scratch) of a shape."""
+        module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         heads_kv = k.shape[-2]
         sizes = module.scratch(batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms)
@@ -160,12 +151,10 @@ class Launcher:
         grid, arguments, flags = module.plan(
             q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms
         )
+        given = (q, k, v, out, lse, *lists, *work)
+        takes = takes_of(arguments, given)
+        takes.update({len(arguments) + i: len(given) + i for i in range(2)})
+        arguments = (*arguments, 1.0, 1.0, *flags)
         # An interpreter compiles nothing.
-        kernel = module.attention.warmup(*arguments, 1.0, 1.0, *flags, grid=grid, **module.OPTIONS) or module.attention
-        boxes = tuple(without_tensor(one) for one in arguments[1:3] if hasattr(one, "base"))
-        return kernel[grid], sizes, boxes, arguments[len(tensors) + len(work) :], flags
-
-
-def _in_order(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tensors in the order of the kernel's arguments: sinks stand before the lists."""
-    return (*tensors[:5], tensors[10], *tensors[5:10], *tensors[11:])
+        kernel = module.attention.warmup(*arguments, grid=grid, **module.OPTIONS) or module.attention
+        return starter(kernel, grid, arguments, takes, len(given) + 2), sizes
