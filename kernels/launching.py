@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tilecast.kernels.starting import Start, starter, takes_of, told_apart
+from tilecast.kernels.starting import Start, on_device, starter, takes_of, told_apart
 
 #: Shapes that a launcher remembers; when there are more, it forgets them all.
 MOST_PLANS = 256
@@ -32,18 +32,11 @@ def launcher(module: Any) -> Callable[..., None]:
     """
     plans: dict[Any, Any] = {}
 
-    def launch(
-        q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
-    ) -> None:
-        if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
-            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
-        scale_log2 = max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
-        if lse is None:
-            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        tensors = (q, k, v, out, lse)
+    def find(tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
+        """The launch of a shape (`_plan`), made where it is not known."""
         # All that compiled code, its arguments and the checks depend on, but addresses and scale.
         key = (
-            q.device,
+            tensors[0].device,
             *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
             window_left,
             window_right,
@@ -53,13 +46,49 @@ def launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             start = plans[key] = _plan(module, tensors, window_left, window_right)
+        return start
+
+    def launch(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
+    ) -> None:
+        scale_log2 = _in_base_2(scale)
+        if lse is None:
+            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        start = find((q, k, v, out, lse), window_left, window_right)
         if start:
             start(q, k, v, out, lse, scale_log2)
         else:
             out.zero_()
             lse.fill_(float("-inf"))
 
+    def started(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1
+    ) -> Start | None:
+        """The launch of tensors like these, as (q, k, v, out, lse) -> None; it keeps none.  None where nothing is launched."""
+        scale_log2 = _in_base_2(scale)
+        if lse is None:
+            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        start = find((q, k, v, out, lse), window_left, window_right)
+        if not start:
+            return None
+        rows, strides, device = tuple(lse.shape), lse.stride(), lse.device
+
+        def again(q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+            if lse is None:
+                lse = torch.empty_strided(rows, strides, dtype=torch.float32, device=device)
+            start(q, k, v, out, lse, scale_log2)
+
+        return on_device(again, q.get_device())
+
+    launch.started = started  # type: ignore[attr-defined]
     return launch
+
+
+def _in_base_2(scale: float) -> float:
+    """The scale of scores whose powers are of 2; ValueError for one that kernels do not take."""
+    if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    return max(scale * LOG2E, 1e-37)  # a hidden score is -inf, which times 0 would be NaN
 
 
 def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> Any:
@@ -85,8 +114,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
         window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None,
     ) -> None:  # fmt: skip
-        if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
-            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+        scales = _in_base_2(scale), scale
         if terms is None:
             terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
         tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
@@ -101,7 +129,6 @@ def backward_launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             steps = plans[key] = _backward_steps(module, tensors, window_left, window_right)
-        scales = max(scale * LOG2E, 1e-37), scale  # the first as in the forward pass
         for start in steps:
             start(*tensors, *scales)
         if not steps:
@@ -152,8 +179,7 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
         q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, window_left: int = -1, window_right: int = -1,
         q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
     ) -> None:  # fmt: skip
-        if not 0.0 < scale <= 2.0e38:  # the row maximum is taken before scaling; times log2(e), 2e38 is still a float32
-            raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+        scale_log2 = _in_base_2(scale)
         if lse is None:
             lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         tensors = (q, k, v, out, lse, q_descale, k_descale, v_descale, *module.workspaces(v))
@@ -169,7 +195,7 @@ def e4m3_launcher(module: Any) -> Callable[..., None]:
                 plans.clear()
             steps = plans[key] = _e4m3_steps(module, tensors, window_left, window_right)
         for start in steps:
-            start(*tensors, scale * LOG2E)
+            start(*tensors, scale_log2)
         if not steps:
             out.zero_()
             lse.fill_(float("-inf"))

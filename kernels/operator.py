@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from tilecast.kernels import registry
+from tilecast.kernels.again import Memory, facts_of
 from tilecast.kernels.e4m3 import NAMES as EIGHT_BITS
 from tilecast.kernels.e4m3 import attention_e4m3
 from tilecast.kernels.errors import (
@@ -50,6 +51,8 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _profiling = torch.autograd._profiler_enabled
 _jit_tracing = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
+_empty_strided, _float = torch.empty_strided, torch.float32
+_memory = Memory()
 
 
 @overload
@@ -139,8 +142,6 @@ def attention(
             except (AttributeError, IndexError):
                 check_ranks(q, k, v)
                 raise
-    # A dispatch mode, a functorch level, the profiler or a tracer must see the operator: only bare calls skip it.
-    # (Meta tensors have no kernel but the fake one.)
     if (
         q_descale is not None
         or k_descale is not None
@@ -149,6 +150,7 @@ def attention(
     ):
         factors = (q_descale, k_descale, v_descale)
         out, lse = attention_e4m3(q, k, v, factors, scale, left, right, return_lse, fallback)
+    # `again.watched`, written out: where torch.compile gives this function up it would compile that one, and be what watches.
     elif (
         not _is_compiling()
         and type(q) is _tensor
@@ -229,10 +231,18 @@ def forward_into(out: Any, lse: Any, q: Any, k: Any, v: Any, scale: float | None
 def _forward(
     q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, made: Any = None
 ) -> tuple[Any, Any | None]:
-    """Choose a kernel, allocate (unless the outputs are ``made``), launch.
+    """Choose a kernel, allocate (unless the outputs are ``made``), launch; what was met before is launched at once.
 
     (batch, heads, seqlen, head_dim) views; lse is None unless asked for.
     """
+    key = None
+    if made is None:
+        facts = facts_of((q, k, v), False) if type(q) is _tensor else None
+        if facts is not None:
+            key = facts, scale, left, right, return_lse
+            known = _memory.find(key)
+            if known is not None:
+                return known(q, k, v)  # type: ignore[no-any-return]
     try:
         batch, heads, seqlen_q, head_dim = q.shape
         batch_k, heads_kv, seqlen_k, head_dim_k = k.shape
@@ -283,14 +293,47 @@ def _forward(
         if lse is not None:
             lse.fill_(-math.inf)
         return out, lse
+    asked = q, k, v
     q, k, v = readable(q), readable(k), readable(v)
+    arguments: tuple[Any, ...] = (q, k, v, out, lse, scale)
+    started: Any
     if few_rows.attend(q, k, v, out, lse, scale, left, right):
-        return out, lse
-    if windowed:
-        launch(q, k, v, out, lse, scale, left, right)
+        started, arguments = few_rows.started, (*arguments, left, right)
     else:
-        launch(q, k, v, out, lse, scale)
+        if windowed:
+            arguments = (*arguments, left, right)
+        launch(*arguments)
+        started = getattr(launch, "started", None)
+    # A copy is made anew in every call.
+    if key is not None and started is not None and q is asked[0] and k is asked[1] and v is asked[2]:
+        _memory.remember(key, _known_call(started(*arguments), out, lse))
     return out, lse
+
+
+def _known_call(start: Any, out: Any, lse: Any) -> Any:
+    """The call of tensors like those that ``start`` was made for, whose results were ``out`` and ``lse``; it keeps none.  None
+    without a start."""
+    if start is None:
+        return None
+    shape, strides, dtype, device = tuple(out.shape), out.stride(), out.dtype, out.device
+    if lse is None:
+
+        def plain(q: Any, k: Any, v: Any) -> tuple[Any, None]:
+            out = _empty_strided(shape, strides, dtype=dtype, device=device)
+            start(q, k, v, out, None)
+            return out, None
+
+        return plain
+
+    rows, row_strides = tuple(lse.shape), lse.stride()
+
+    def with_lse(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        out = _empty_strided(shape, strides, dtype=dtype, device=device)
+        lse = _empty_strided(rows, row_strides, dtype=_float, device=device)
+        start(q, k, v, out, lse)
+        return out, lse
+
+    return with_lse
 
 
 # --- the operator ----------------------------------------------------------------------------------------------

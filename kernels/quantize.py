@@ -15,7 +15,8 @@ import torch
 from tilecast.kernels import registry
 from tilecast.kernels.e4m3 import E4M3
 from tilecast.kernels.errors import AttentionError, UnsupportedError, check_agreement, check_names, check_ranks
-from tilecast.kernels.selection import OPERATOR_TAGS, capability_of, empty_output, on_device, readable
+from tilecast.kernels.selection import OPERATOR_TAGS, capability_of, empty_output, readable
+from tilecast.kernels.starting import on_device
 
 LARGEST = 448.0
 _DTYPES = (torch.bfloat16, torch.float16)

@@ -5,7 +5,6 @@ Kernels are imported when a problem is met for the first time, and remembered.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError, check_agreement, scale_refusal
+from tilecast.kernels.starting import on_device
 
 #: Tags of operators, those that this PyTorch has.  Exact strides: the output's memory order is q's, so a compiler may not choose another one.
 OPERATOR_TAGS = tuple(
@@ -133,22 +133,6 @@ def find_kernels(
         known = forward_kernels if direction == "fwd" else backward_kernels
     known[(device, dtype, head_dim, head_dim_v, mask)] = found
     return found
-
-
-def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
-    """Triton launches on the current device; on a machine with several, make that the tensors' own."""
-    if device < 0 or torch.cuda.device_count() < 2:
-        return launch
-
-    @functools.wraps(launch)
-    def launch_there(*arguments: Any) -> None:
-        if torch.cuda.current_device() == device:
-            launch(*arguments)
-        else:
-            with torch.cuda.device(device):
-                launch(*arguments)
-
-    return launch_there
 
 
 # --- tensors as kernels take and make them ------------------------------------------------------------------------

@@ -5,8 +5,11 @@ Where a C compiler is at hand launches are `native`'s, otherwise Triton's own: t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from tilecast.kernels.native.prepare import prepared
 
@@ -73,3 +76,19 @@ def on_tensor(descriptor: tuple[type, dict[str, Any]], tensor: Any) -> Any:
     fields["base"] = tensor
     made.__dict__ = fields
     return made
+
+
+def on_device(launch: Callable[..., Any], device: int) -> Callable[..., Any]:
+    """Triton launches on the current device; on a machine with several, make that the tensors' own."""
+    if device < 0 or torch.cuda.device_count() < 2:
+        return launch
+
+    @functools.wraps(launch)
+    def launch_there(*arguments: Any) -> None:
+        if torch.cuda.current_device() == device:
+            launch(*arguments)
+        else:
+            with torch.cuda.device(device):
+                launch(*arguments)
+
+    return launch_there

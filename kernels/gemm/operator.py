@@ -16,7 +16,8 @@ from tilecast.kernels import registry
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.gemm.launching import gemm_launcher
 from tilecast.kernels.gemm.registry import GemmEntry, candidates
-from tilecast.kernels.selection import capability_of, on_device
+from tilecast.kernels.selection import capability_of
+from tilecast.kernels.starting import on_device
 
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)

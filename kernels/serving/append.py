@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
+from tilecast.kernels.again import watched
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.selection import OPERATOR_TAGS, on_device
-from tilecast.kernels.serving.again import watched
+from tilecast.kernels.selection import OPERATOR_TAGS
 from tilecast.kernels.serving.checks import check_appended_values, check_list, check_new
-from tilecast.kernels.starting import starter, takes_of, told_apart
+from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
 #: Kernels for 16-bit caches and for e4m3 bytes.
 _MODULES = {False: "triton_append", True: "triton_append_e4m3"}

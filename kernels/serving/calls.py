@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from tilecast.kernels.again import Memory, key_of, watched
 from tilecast.kernels.errors import AttentionError, UnsupportedError, check_scale, limits
-from tilecast.kernels.serving.again import find, key_of, remember, watched
 from tilecast.kernels.serving.append import append, append_started, check_append
 from tilecast.kernels.serving.checks import (
     MOST_KEYS,
@@ -28,6 +28,7 @@ from tilecast.kernels.serving.operator import refusal, serve, started
 
 #: Tensors of a call before those that it appends.
 _GIVEN = 11
+_memory = Memory()
 
 
 def attention_kvcache(
@@ -86,7 +87,7 @@ def attention_kvcache(
     batch, and the same bits every time.  Safe in CUDA graphs: a replay follows the lengths and tables of its time.
     """
     new = (k, v, cu_seqlens_k_new, rotary_cos, rotary_sin)
-    appends = any(x is not None for x in new)
+    appends = not (k is v is cu_seqlens_k_new is rotary_cos is rotary_sin is None)
     given = (
         q,
         k_cache,
@@ -113,7 +114,7 @@ def attention_kvcache(
         rotary_interleaved,
     )
     key = None if check else key_of(given, settings)
-    if key is not None and (known := find(key)) is not None:
+    if key is not None and (known := _memory.find(key)) is not None:
         return known(given)
     packed, paged = cu_seqlens_q is not None, block_table is not None
     check_tensors(
@@ -230,7 +231,7 @@ def attention_varlen(
     given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, None, None, sinks, k_descale, v_descale)
     settings = (max_seqlen_q, max_seqlen_k, causal, causal.__class__, window, scale, softcap, return_lse)
     key = None if check else key_of(given, settings)
-    if key is not None and (known := find(key)) is not None:
+    if key is not None and (known := _memory.find(key)) is not None:
         return known(given)
     check_tensors(q, k, v, "total_q, heads, head_dim", "total_k, heads_kv, head_dim")
     check_list("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
@@ -291,7 +292,7 @@ def _call(
     arguments = (q, k, v, *lists, seqlen_q, seqlen_k, factor, cap, left, right, return_lse)
     out, lse = serve(*arguments)
     if key is not None:
-        remember(key, _known_call(started(arguments), narrow, return_lse, appended))
+        _memory.remember(key, _known_call(started(arguments), narrow, return_lse, appended))
     return (out, lse) if return_lse else out
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from tilecast.kernels import registry
@@ -38,6 +39,21 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
         _without.add(kind)
         return False
     return True
+
+
+def started(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, right: int
+) -> Callable[..., None] | None:
+    """What `attend` has just done, for other tensors like these: (q, k, v, out, lse) -> None; it keeps no tensor."""
+    rows = [x.transpose(1, 2) for x in (q, k, v, out)]
+    starts = operator.launches((*rows, lse, *_NO_LISTS), scale, 0.0, q.shape[2], k.shape[2], (left, right))
+
+    def start(q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+        # Addresses are all that is new: extents and strides are those of the transposed tensors above.
+        for one in starts:
+            one(q, k, v, out, lse, _NO_LISTS)
+
+    return start if starts else None
 
 
 @functools.cache

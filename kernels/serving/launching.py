@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.selection import on_device
-from tilecast.kernels.starting import starter, takes_of, told_apart
+from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
 #: Counters that a device gets at a time.
 _COUNTERS = 1 << 18

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from tilecast.kernels import registry
+from tilecast.kernels.again import watched
 from tilecast.kernels.errors import UnsupportedError, scale_refusal
-from tilecast.kernels.selection import DTYPE_NAMES, OPERATOR_TAGS, capability_of, on_device
-from tilecast.kernels.serving.again import watched
+from tilecast.kernels.selection import DTYPE_NAMES, OPERATOR_TAGS, capability_of
 from tilecast.kernels.serving.launching import Counters, Launcher
+from tilecast.kernels.starting import on_device
 
 #: ((fewest rows, most rows, launcher, launch), ...), with no rows in common.
 Kernels = tuple[tuple[int, int, Launcher, Any], ...]
@@ -54,21 +55,14 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     None where nothing was launched.  The lists are those of `Launcher`; no tensor is kept.
     """
     q, k, v, *lists, seqlen_q, seqlen_k, scale, softcap, left, right, return_lse = arguments
-    found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
-    kernels = () if found is None else found.of(k, v)
     out, lse = _empty(q, v, return_lse)
-    rows = _rows(q, k, lists[0], seqlen_q)
+    if not out.numel():
+        return None
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[-1])
-    if not out.numel() or rows[1] < 1:
-        return None
     tensors = (q, k, v, out, lse if return_lse else None, *lists)
-    launches = [
-        launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, (left, right))
-        for first, last, launcher, _ in kernels
-        if first <= rows[1] and rows[0] <= last
-    ]
-    if not launches:
+    starts = launches(tensors, scale, softcap, seqlen_q, seqlen_k, (left, right))
+    if not starts:
         return None
     out_shape, lse_shape = tuple(out.shape), tuple(lse.shape)
     alike = out.shape == q.shape and out.stride() == q.stride()
@@ -76,11 +70,26 @@ def started(arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, Any]] | None
     def call(q: Any, k: Any, v: Any, lists: tuple[Any, ...]) -> tuple[Any, Any]:
         out = _empty_like(q) if alike else q.new_empty(out_shape)
         lse = q.new_empty(lse_shape, dtype=torch.float32) if return_lse else None
-        for start in launches:
+        for start in starts:
             start(q, k, v, out, lse, lists)
         return out, lse
 
     return call
+
+
+def launches(
+    tensors: tuple[Any, ...], scale: float, softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
+) -> list[Callable[..., None]]:
+    """The launches of tensors like these (q, k, v, out, lse and lists, as `Launcher` takes them), which `into` has just made, each
+    as (q, k, v, out, lse, lists) -> None."""
+    q, k, v, _, _, cu_q, *_ = tensors
+    found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
+    least, most = _rows(q, k, cu_q, seqlen_q)
+    return [
+        launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window)
+        for first, last, launcher, _ in (found.of(k, v) if found is not None and most else ())
+        if first <= most and least <= last
+    ]
 
 
 def _run(

@@ -33,8 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(calls, "append", append)
     monkeypatch.setattr(calls, "append_started", lambda *given: None)
     monkeypatch.setattr(calls, "refusal", lambda *given: None)
-    monkeypatch.setattr(calls, "find", lambda key: None)
-    monkeypatch.setattr(calls, "remember", lambda key, call: None)
+    monkeypatch.setattr(calls, "key_of", lambda *given: None)
     monkeypatch.setattr(calls, "started", lambda arguments: None)
     return appended
 

@@ -42,7 +42,7 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # 
     if request.param is not None:
         contract.load_base(made, request.param)
     monkeypatch.setattr(calls, "serve", reference)
-    monkeypatch.setattr(calls, "find", lambda key: None)
+    monkeypatch.setattr(calls, "key_of", lambda *given: None)
     monkeypatch.delitem(sys.modules, PATH, raising=False)
     yield importlib.import_module(PATH)
     sys.modules.pop(PATH, None)

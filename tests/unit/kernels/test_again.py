@@ -1,0 +1,136 @@
+"""Calls met before: what tells two calls apart, what is kept of them, and that the second goes straight to its launch."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilecast.kernels import again, registry  # noqa: E402
+
+
+@pytest.fixture
+def launches(op, monkeypatch):
+    """The operator on stand-ins that can be started again: (what was planned, what was started again)."""
+    made = registry.launcher
+    planned, started = [], []
+
+    def launcher(entry):
+        launch = made(entry)
+
+        def start_of(*like, **options):
+            planned.append(tuple(like[0].shape))
+            rest = like[5:]
+
+            def start(q, k, v, out, lse):
+                started.append((q, k, v))
+                launch(q, k, v, out, lse, *rest)
+
+            return start
+
+        launch.started = start_of
+        return launch
+
+    monkeypatch.setattr(registry, "launcher", launcher)
+    monkeypatch.setattr(op, "_memory", again.Memory())
+    return planned, started
+
+
+def problem(seed: int = 0, keys: int = 7):
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, heads, rows, 64, generator=draw).half() for heads, rows in ((4, 5), (2, keys), (2, keys))]
+
+
+def test_the_second_call_of_a_shape_starts_at_once_and_is_the_same(op, launches) -> None:
+    planned, started = launches
+    for seed in range(3):
+        q, k, v = problem(seed)
+        for mask in ({}, {"causal": True}, {"window": (2, 1)}, {"scale": 0.5}, {"return_lse": True}):
+            got = op.attention(q, k, v, **mask)
+            want = op.attention(q.float(), k.float(), v.float(), **mask, fallback="sdpa")
+            for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+                torch.testing.assert_close(one.float(), other.float(), atol=2e-3, rtol=1e-2)
+    assert len(planned) == 5 and len(started) == 10
+    assert all(a is b for a, b in zip(started[-1], (q, k, v), strict=True))
+
+
+def test_what_differs_is_another_call(op, launches) -> None:
+    planned, _ = launches
+    q, k, v = problem()
+    strided = k.transpose(1, 2).contiguous().transpose(1, 2)
+    for one in (
+        (q, k, v),
+        (q, strided, v),
+        (q[:1], k[:1], v[:1]),
+        (q.bfloat16(), k.bfloat16(), v.bfloat16()),
+        (q, k, k),
+    ):
+        for _ in range(2):
+            op.attention(*one)
+    assert len(planned) == 5
+    odd = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)  # copied in every call
+    for _ in range(2):
+        torch.testing.assert_close(op.attention(odd, k, v), op.attention(q, k, v))
+    assert len(planned) == 5
+
+
+def test_calls_with_gradients_are_known_too_and_stay_differentiable(op, launches) -> None:
+    planned, started = launches
+    for seed in range(2):
+        inputs = [x.requires_grad_() for x in problem(seed)]
+        out = op.attention(*inputs)
+        assert out.requires_grad
+        out.sum().backward()
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        op.attention(*wide, fallback="sdpa").sum().backward()
+        for x, y in zip(inputs, wide, strict=True):
+            torch.testing.assert_close(x.grad.double(), y.grad, atol=1e-2, rtol=1e-2)
+    assert len(planned) == len(started) == 1
+
+
+def test_onlookers_still_see_the_operator(op, launches) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = problem()
+    for _ in range(2):
+        op.attention(q, k, v)
+    with Watch():
+        op.attention(q, k, v)
+    assert "tilecast.attention_forward.default" in seen
+    with FlopCounterMode(display=False) as counter:
+        op.attention(q, k, v)
+    assert counter.get_total_flops() == 4 * 2 * 4 * 5 * 7 * 64
+
+
+def test_no_tensor_is_kept(op, launches) -> None:
+    _, started = launches
+    given = problem()
+    results = [op.attention(*given, return_lse=True) for _ in range(2)]
+    op.launched.clear()
+    started.clear()
+    kept = [weakref.ref(x) for x in (*given, *results[0], *results[1])]
+    del given, results
+    gc.collect()
+    assert [one() for one in kept] == [None] * 7
+
+
+def test_a_memory_forgets_everything_when_it_is_full(monkeypatch) -> None:
+    monkeypatch.setattr(again, "MOST_CALLS", 2)
+    memory = again.Memory()
+    for key in "abc":
+        memory.remember(key, key.upper)
+    assert [memory.find(key) is None for key in "abc"] == [True, True, False]
+    memory.remember("d", None)
+    memory.remember(["no key"], str.upper)
+    assert memory.find("d") is None and memory.find(["no key"]) is None
