@@ -110,16 +110,10 @@ def backward_launcher(module: Any) -> Callable[..., None]:
     whole = module.PADDED.value
     workspaces = getattr(module, "workspaces", _nothing_more)
 
-    def launch(
-        q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None,
-    ) -> None:  # fmt: skip
-        scales = _in_base_2(scale), scale
-        if terms is None:
-            terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
-        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
+    def find(tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Start]:
+        """The launches of a shape (`_backward_steps`), made where they are not known."""
         key = (
-            q.device,
+            tensors[0].device,
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
             window_left,
             window_right,
@@ -129,12 +123,43 @@ def backward_launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             steps = plans[key] = _backward_steps(module, tensors, window_left, window_right)
+        return steps
+
+    def launch(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None,
+    ) -> None:  # fmt: skip
+        scales = _in_base_2(scale), scale
+        if terms is None:
+            terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
+        tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
+        steps = find(tensors, window_left, window_right)
         for start in steps:
             start(*tensors, *scales)
         if not steps:
             for gradient in (dq, dk, dv):
                 gradient.zero_()
 
+    def started(
+        q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
+        window_left: int = -1, window_right: int = -1, dlse: Any = None,
+    ) -> Start:  # fmt: skip
+        """The launches of tensors like these, which are not empty, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None; none is
+        kept."""
+        scales = _in_base_2(scale), scale
+        shape = (*q.shape[:2], 2, -(-q.shape[2] // whole) * whole)
+        terms = lse.new_empty(shape)
+        steps = find((q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)), window_left, window_right)
+
+        def again(*tensors: Any) -> None:
+            terms = tensors[4].new_empty(shape)
+            more = workspaces(terms)
+            for start in steps:
+                start(*tensors, terms, *more, *scales)
+
+        return on_device(again, q.get_device())
+
+    launch.started = started  # type: ignore[attr-defined]
     return launch
 
 

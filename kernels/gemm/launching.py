@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilecast.kernels.launching import MOST_PLANS
-from tilecast.kernels.starting import starter
+from tilecast.kernels.starting import Start, on_device, starter
 
 
 def gemm_launcher(module: Any) -> Callable[..., None]:
@@ -17,7 +17,8 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
     """
     plans: dict[Any, Any] = {}
 
-    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0) -> None:
+    def find(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Any:
+        """The launch of a shape (`_plan`), made where it is not known."""
         adds = c is not None and beta != 0
         tensors = (a, b, c if adds else d, d)
         # All that compiled code, its arguments and the checks depend on, but addresses and the factors' values.
@@ -30,9 +31,23 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
             start = plans[key] = _plan(module, a, b, c, d, alpha, beta)
-        if start:
-            start(*tensors, float(alpha), float(beta))
+        return start
 
+    def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0) -> None:
+        start = find(a, b, c, d, alpha, beta)
+        if start:
+            start(a, b, d if c is None or beta == 0 else c, d, float(alpha), float(beta))
+
+    def started(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Start:
+        """The launch of tensors like these, of which D is not empty, as (a, b, c or None, d) -> None; it keeps none."""
+        start, alpha, beta = find(a, b, c, d, alpha, beta), float(alpha), float(beta)
+
+        def again(a: Any, b: Any, c: Any, d: Any) -> None:
+            start(a, b, d if c is None else c, d, alpha, beta)
+
+        return on_device(again, a.get_device())
+
+    launch.started = started  # type: ignore[attr-defined]
     return launch
 
 

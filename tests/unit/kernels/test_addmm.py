@@ -16,8 +16,11 @@ from tilecast.kernels.registry import RegistryError
 
 torch = pytest.importorskip("torch")
 
+from tilecast.kernels.again import Memory  # noqa: E402
 from tilecast.kernels.gemm import operator  # noqa: E402
 
+#: Kernels whose launch was kept for later calls.
+STARTED: list[str] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -32,9 +35,15 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
             assert c is None if beta == 0 else c.shape == d.shape
             d.copy_(alpha * (a.double() @ b.double()) + (beta * c.double() if beta else 0.0))
 
+        def started(a, b, c, d, alpha, beta):  # type: ignore[no-untyped-def]
+            STARTED.append(entry.module)
+            return lambda a, b, c, d: launch(a, b, c, d, alpha, beta)
+
+        launch.started = started  # type: ignore[attr-defined]
         return launch
 
     monkeypatch.setattr(operator, "_launcher", launcher)
+    monkeypatch.setattr(operator, "_memory", Memory())
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     monkeypatch.setattr(operator, "_known", {})
     asked = registry.preferring(registry.shipped_gemm(), "gemm_hopper")
@@ -50,6 +59,26 @@ def tensors(m: int = 48, n: int = 40, k: int = 24, kind=BF16, wide=None):  # typ
 def near(got, c, a, b, beta=1.0, alpha=1.0):  # type: ignore[no-untyped-def]
     want = beta * c.double() + alpha * (a.double() @ b.double())
     return bool(((got.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-6).all())
+
+
+def test_a_call_met_before_starts_at_once(launched) -> None:  # type: ignore[no-untyped-def]
+    STARTED.clear()
+    c, a, b = tensors()
+    for beta, alpha in ((1.0, 1.0), (0.5, 2), (0, 1.0)):
+        for scale in (1, 3):
+            got = tilecast.addmm(c, a * scale, b, beta=beta, alpha=alpha)
+            assert near(got, c, a * scale, b, beta, alpha)
+    row = c[0]
+    for scale in (1, 3):
+        assert near(tilecast.addmm(row * scale, a, b), (row * scale).expand(c.shape), a, b)
+    assert len(launched) == 8 and len(STARTED) == 4
+    with pytest.raises(ValueError, match="alpha: expected a finite number, got True"):
+        tilecast.addmm(c, a, b, alpha=True)
+    # A gradient, an onlooker and a tensor to write into go through the dispatcher.
+    launched.clear()
+    tilecast.addmm(c, a.clone().requires_grad_(), b).sum().backward()
+    tilecast.addmm(c, a, b, out=torch.empty_like(c))
+    assert len(launched) == 2 and len(STARTED) == 4
 
 
 # -- which kernel ------------------------------------------------------------------------------------------------------

@@ -14,20 +14,30 @@ from tilecast.kernels import again, registry  # noqa: E402
 
 @pytest.fixture
 def launches(op, monkeypatch):
-    """The operator on stand-ins that can be started again: (what was planned, what was started again)."""
+    """The operator on stand-ins that can be started again: (what was planned, what was started again), gradients too."""
+    from tilecast.kernels import gradients
+
     made = registry.launcher
     planned, started = [], []
 
     def launcher(entry):
         launch = made(entry)
 
-        def start_of(*like, **options):
+        def start_of(*like):
             planned.append(tuple(like[0].shape))
-            rest = like[5:]
+            if entry.direction == "bwd":
+                settings = like[9:12]
 
-            def start(q, k, v, out, lse):
-                started.append((q, k, v))
-                launch(q, k, v, out, lse, *rest)
+                def start(q, k, v, out, lse, dout, dlse, *found):
+                    started.append((dout,))
+                    launch(q, k, v, out, lse, dout, *found, *settings, dlse)
+
+            else:
+                settings = like[5:]
+
+                def start(q, k, v, out, lse):
+                    started.append((q, k, v))
+                    launch(q, k, v, out, lse, *settings)
 
             return start
 
@@ -36,6 +46,7 @@ def launches(op, monkeypatch):
 
     monkeypatch.setattr(registry, "launcher", launcher)
     monkeypatch.setattr(op, "_memory", again.Memory())
+    monkeypatch.setattr(gradients, "_memory", again.Memory())
     return planned, started
 
 
@@ -80,15 +91,30 @@ def test_what_differs_is_another_call(op, launches) -> None:
 def test_calls_with_gradients_are_known_too_and_stay_differentiable(op, launches) -> None:
     planned, started = launches
     for seed in range(2):
-        inputs = [x.requires_grad_() for x in problem(seed)]
+        for with_lse in (False, True):
+            inputs = [x.requires_grad_() for x in problem(seed)]
+            wide = [x.detach().double().requires_grad_() for x in inputs]
+            for one, options in ((inputs, {}), (wide, {"fallback": "sdpa"})):
+                out, lse = op.attention(*one, return_lse=True, **options)
+                assert out.requires_grad
+                # Gradients that lie as the outputs do.
+                (out * out.detach()).sum().add((lse * lse.detach()).sum() if with_lse else 0).backward()
+            for x, y in zip(inputs, wide, strict=True):
+                torch.testing.assert_close(x.grad.double(), y.grad, atol=2e-2, rtol=2e-2)
+    # Forwards are planned once and start again three times; gradients of the lse are other calls.
+    assert len(planned) == 3 and len(started) == 5
+
+
+def test_gradients_of_gradients_are_refused_however_often_the_call_was_met(op, launches) -> None:
+    from tilecast.kernels.errors import UnsupportedError
+
+    inputs = [x.requires_grad_() for x in problem()]
+    for _ in range(2):
         out = op.attention(*inputs)
-        assert out.requires_grad
-        out.sum().backward()
-        wide = [x.detach().double().requires_grad_() for x in inputs]
-        op.attention(*wide, fallback="sdpa").sum().backward()
-        for x, y in zip(inputs, wide, strict=True):
-            torch.testing.assert_close(x.grad.double(), y.grad, atol=1e-2, rtol=1e-2)
-    assert len(planned) == len(started) == 1
+        torch.autograd.grad(out, inputs, out.detach())
+    out = op.attention(*inputs)
+    with pytest.raises(UnsupportedError, match="gradient"):
+        torch.autograd.grad(out, inputs, out, create_graph=True)
 
 
 def test_onlookers_still_see_the_operator(op, launches) -> None:
