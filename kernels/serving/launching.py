@@ -17,43 +17,60 @@ from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
 #: Counters that a device gets at a time.
 _COUNTERS = 1 << 18
-_capturing = torch.cuda.is_current_stream_capturing
+#: Most numbers of partial results that are kept for a stream's next launch: 4 MiB.  Calls that need more take longer than their host.
+_KEPT = 1 << 20
+_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 class Counters:
-    """Counters of arrivals: zero before a launch, which leaves them so.
+    """Scratch of launches: counters of arrivals, zero before a launch, which leaves them so, and room for partial results.
 
-    Launches that may overlap need counters of their own: there are some for every stream, and a launch that is captured
+    Launches that may overlap need scratch of their own: there is some for every stream, and a launch that is captured
     into a graph, which may be replayed on any stream, keeps its own for good.
     """
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._of_stream: dict[int, Any] = {}
+        self._partials: dict[int, Any] = {}
         self._stock: Any = None
         self._taken = 0
 
-    def get(self, count: int) -> Any:
-        """``count`` zeros, int32."""
+    def get(self, floats: int, count: int) -> tuple[Any, Any]:
+        """``floats`` numbers, float32, and ``count`` zeros, int32."""
         if self._device.type != "cuda":
-            return torch.zeros(count, dtype=torch.int32, device=self._device)
+            return self._empty(floats), torch.zeros(count, dtype=torch.int32, device=self._device)
         if _capturing():
-            return self._own(count)
+            return self._empty(floats), self._own(count)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         found = self._of_stream.get(stream)
         if found is None or found.numel() < count:
-            found = self._of_stream[stream] = self._lasting(max(count, 4096))
+            found = self._of_stream[stream] = self._larger(found, max(count, 4096), torch.int32)
         if self._stock is None or self._taken > _COUNTERS // 2:
             # For captures to come, which cannot make any that are zero for free.
-            self._stock, self._taken = self._lasting(_COUNTERS), 0
-        return found
+            self._stock, self._taken = self._lasting(_COUNTERS, torch.int32), 0
+        if floats > _KEPT:
+            return self._empty(floats), found
+        partials = self._partials.get(stream)
+        if partials is None or partials.numel() < floats:
+            partials = self._partials[stream] = self._larger(partials, max(floats, _KEPT // 16), torch.float32)
+        return partials, found
 
-    def _lasting(self, count: int) -> Any:
+    def _empty(self, floats: int) -> Any:
+        return torch.empty_strided((floats,), (1,), dtype=torch.float32, device=self._device)
+
+    def _larger(self, before: Any, count: int, kind: Any) -> Any:
+        """At least ``count`` zeros in place of those ``before`` (None: there were none), which launches may still use."""
+        if before is not None:
+            before.record_stream(torch.cuda.current_stream(self._device))
+        return self._lasting(1 << (count - 1).bit_length(), kind)
+
+    def _lasting(self, count: int, kind: Any) -> Any:
         """Zeros that outlast the call, made in another thread: torch.compile's CUDA graphs claim what theirs allocates, warming up
         too, and refuse tensors that nobody gives back."""
 
         def make() -> Any:
-            made = torch.zeros(count, dtype=torch.int32, device=self._device)
+            made = torch.zeros(count, dtype=kind, device=self._device)
             torch.cuda.current_stream(self._device).synchronize()
             return made
 
@@ -125,15 +142,13 @@ class Launcher:
         scales, counters = self._module.scales(scale, softcap), self._counters
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
-            partials = q.new_empty(floats, dtype=torch.float32)
-            start(q, k, v, out, lse, *lists, partials, counters.get(count), *scales)
+            start(q, k, v, out, lse, *lists, *counters.get(floats, count), *scales)
 
         return on_device(launch, tensors[0].get_device())
 
     def _start(self, plan: tuple[Any, ...], tensors: tuple[Any, ...], scale: float, softcap: float) -> None:
         start, (floats, count) = plan
-        partials = torch.empty(floats, dtype=torch.float32, device=self._device)
-        start(*tensors, partials, self._counters.get(count), *self._module.scales(scale, softcap))
+        start(*tensors, *self._counters.get(floats, count), *self._module.scales(scale, softcap))
 
     def _plan(
         self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int],

@@ -160,3 +160,66 @@ def test_a_memory_forgets_everything_when_it_is_full(monkeypatch) -> None:
     memory.remember("d", None)
     memory.remember(["no key"], str.upper)
     assert memory.find("d") is None and memory.find(["no key"]) is None
+
+
+# --- scratch of serving launches --------------------------------------------------------------------------------------
+
+
+class Zeros:
+    """A tensor of a device that is not there."""
+
+    def __init__(self, count, kind):
+        self.count, self.kind, self.used_on = count, kind, []
+
+    def numel(self):
+        return self.count
+
+    def record_stream(self, stream):
+        self.used_on.append(stream)
+
+    def __getitem__(self, part):
+        return (self, part.start, part.stop)
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    """Counters on such a device, and where calls stand: (counters, {"stream", "capturing"})."""
+    from types import SimpleNamespace
+
+    from tilecast.kernels.serving import launching
+
+    at = {"stream": 1, "capturing": False}
+    monkeypatch.setattr(launching, "_capturing", lambda: at["capturing"])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: at["stream"], raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: at["stream"])
+    monkeypatch.setattr(launching.Counters, "_lasting", lambda self, count, kind: Zeros(count, kind))
+    monkeypatch.setattr(launching.Counters, "_empty", lambda self, floats: ("new", floats))
+    return launching.Counters(SimpleNamespace(type="cuda", index=0)), at
+
+
+def test_a_streams_launches_share_scratch_and_streams_do_not(scratch) -> None:
+    counters, at = scratch
+    first = counters.get(1000, 10)
+    assert first == counters.get(500, 20) and first[0].kind == torch.float32 and first[1].kind == torch.int32
+    at["stream"] = 2
+    other = counters.get(1000, 10)
+    assert all(a is not b for a, b in zip(first, other, strict=True))
+
+
+def test_scratch_that_grows_stays_until_its_stream_has_used_it(scratch) -> None:
+    counters, _ = scratch
+    before = counters.get(1000, 10)
+    after = counters.get(1 << 20, 5000)
+    assert all(x.used_on == [1] for x in before) and not after[0].used_on
+    assert after[0].numel() >= 1 << 20 and after[1].numel() >= 5000
+    # Much is never kept.
+    assert counters.get((1 << 20) + 1, 1) == (("new", (1 << 20) + 1), after[1])
+
+
+def test_a_capture_has_scratch_of_its_own(scratch) -> None:
+    counters, at = scratch
+    eager = counters.get(1000, 10)
+    at["capturing"] = True
+    (_, one), (_, two) = counters.get(1000, 10), counters.get(1000, 10)
+    assert one[0] is two[0] is not eager[1] and one[1:] == (0, 10) and two[1:] == (12, 22)
+    assert counters.get(1000, 10)[0] == ("new", 1000)
