@@ -1,7 +1,7 @@
 """What ships as a kernel of the Hugging Face Hub: a folder that the `kernels` package loads, with nothing of tilecast installed.
 
 ``build/torch-universal`` holds the operator, the calls to serve with and flash-attn's functions (`kernels/engines/flash.py`), all that they
-import, and the generated kernels of attention, as plain Python.  Imports become relative and operators get a namespace
+import, and the generated kernels of attention, as plain Python, beside the C of launches.  Imports become relative and operators get a namespace
 of their own, named after what the files say, for several versions may be loaded beside each other and beside tilecast.
 """
 
@@ -25,6 +25,8 @@ ENTRY = {
     "serving/calls.py": ("attention_kvcache", "attention_mla", "attention_varlen"),
     "errors.py": ("AttentionError", "UnsupportedError"),
 }
+#: What `native/library.py` compiles where it can.
+_LAUNCH = "native/launch.c"
 #: Of the Hub's versions, which count up where callers must change.
 _VERSION = 1
 _IMPORT = re.compile(r"^(\s*)from tilecast\.kernels((?:\.\w+)*) import ", re.MULTILINE)
@@ -73,7 +75,12 @@ def _needed() -> set[str]:
     """Files of `kernels/` that those of `ENTRY` import, wherever in them, and the generated kernels that they find by their index."""
     index = json.loads((KERNELS / "generated" / "index.json").read_text(encoding="utf-8"))
     modules = [row["module"] for row in index] + [kernel.module for kernel in read_append_list()]
-    found = {"generated/index.json", "generated/__init__.py", *(f"generated/{module}.py" for module in modules)}
+    found = {
+        _LAUNCH,
+        "generated/index.json",
+        "generated/__init__.py",
+        *(f"generated/{module}.py" for module in modules),
+    }
     open_files = list(ENTRY)
     while open_files:
         path = open_files.pop()

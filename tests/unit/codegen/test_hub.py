@@ -138,7 +138,7 @@ def test_the_same_sources_give_the_same_name_and_other_sources_another(monkeypat
     first = name()
     assert name() == first
     for path in sorted(hub.KERNELS.rglob("*")):
-        if path.suffix in (".py", ".json"):
+        if path.suffix in (".py", ".json", ".c"):
             copy = tmp_path / path.relative_to(hub.KERNELS)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(path.read_text(encoding="utf-8") + ("\n# changed\n" if path.name == "errors.py" else ""))
