@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
@@ -220,7 +219,7 @@ class HopperKernel(GluonKernel):
     @property
     def reference_stays(self) -> str:
         """Half a sentence on the softmax of whole blocks, in a comment that has room for it in all loops but the window's."""
-        joint = ";\n            # " if self.mask == "window" else "; "
+        joint = ";\n# " if self.mask == "window" else "; "
         return f"{joint}from here on the reference stays: no row maximum, no rescaling of O" if self.anchored else ""
 
     @property
@@ -392,14 +391,11 @@ class HopperKernel(GluonKernel):
     @property
     def first_softmax(self) -> str:
         """The first step of the softmax, and O before it."""
-        return textwrap.indent(
-            f"""row_max = gl.max(s, 1)
+        return f"""row_max = gl.max(s, 1)
 reference = reference_of(row_max, problem)
 p = {self.exp2}(s * problem.scale_log2 - reference[:, None])
 statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1.0, gl.float32, layout=SCORE_ROWS)" if self.promoted else ""})
-o = {self.zeros}""",
-            " " * 12,
-        )
+o = {self.zeros}"""
 
     @property
     def softmax_statements(self) -> tuple[str, ...]:

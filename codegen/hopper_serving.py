@@ -6,6 +6,7 @@ Python decides here, `templates/hopper_serving.py.j2` only writes.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,10 +17,12 @@ from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_serving.py.j2"
 TARGETS = ("sm_90a",)
-_POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
+#: Arguments of serving kernels on Hopper: pointers and descriptors, strides, strides of a cache's factors, factors of scores.
+POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
              "v_scales", "partials", "arrived")  # fmt: skip
-_STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qol" for axis in "bsh")
-_FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
+STRIDES = tuple(f"stride_{tensor}{axis}" for tensor in "qol" for axis in "bsh")
+FACTOR_STRIDES = ("stride_kb", "stride_kg", "stride_vb", "stride_vg")
+FACTORS = ("scale_log2", "cap_log2")
 _SIZES = (
     "heads_kv",
     "group",
@@ -33,7 +36,15 @@ _SIZES = (
     "rows_max",
 )
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
-_NUMBERS = (*_STRIDES, "stride_table", *_FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
+_NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
+
+
+def own_copies(name: str, fields: str, numbers: Iterable[str]) -> str:
+    """Arguments that make a role's own copy of the named tuple ``name``, of those fields that are ``numbers``."""
+    own = set(numbers)
+    return ", ".join(f"own_copy({name}.{field})" if field in own else f"{name}.{field}" for field in fields.split())
+
+
 #: Registers of an SM, and threads of a program: two warpgroups, and the one that the load warp is of.
 _REGISTERS, _THREADS = 65536, 384
 
@@ -64,8 +75,9 @@ class HopperServingKernel:
     waves: ClassVar[int] = 1
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
-    #: Whether K and V come by tensor descriptors.
+    #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
     described: ClassVar[bool] = True
+    whole: ClassVar[bool] = False
 
     @property
     def register_option(self) -> str:
@@ -89,8 +101,7 @@ class HopperServingKernel:
     @property
     def rows_fields(self) -> str:
         """What the softmax role knows of its tensors."""
-        factors = ("scale_log2", "cap_log2")
-        return " ".join(("q", "out", "lse", "sinks", "k_scales", "v_scales", *_STRIDES, *_FACTOR_STRIDES, *factors))
+        return " ".join(("q", "out", "lse", "sinks", "k_scales", "v_scales", *STRIDES, *FACTOR_STRIDES, *FACTORS))
 
     @property
     def scratch_fields(self) -> str:
@@ -100,8 +111,7 @@ class HopperServingKernel:
     @staticmethod
     def own(name: str, fields: str) -> str:
         """Arguments that make a role's own copy of a named tuple: of its numbers, which roles would compute with alike."""
-        own = {field: f"own_copy({name}.{field})" for field in (*_NUMBERS, "counters")}
-        return ", ".join(own.get(field, f"{name}.{field}") for field in fields.split())
+        return own_copies(name, fields, (*_NUMBERS, "counters"))
 
     @property
     def unspecialized(self) -> str:
@@ -111,7 +121,7 @@ class HopperServingKernel:
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*_POINTERS, *_NUMBERS, "scale_log2", "cap_log2", "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
         names += ["ONE: gl.constexpr", "PLANNED: gl.constexpr", "Q_ROWS: gl.constexpr"]
         return in_lines(", ".join(names), "def attention(", "):")
 

@@ -56,8 +56,9 @@ class ServingKernel(InPieces):
     #: Of a narrow cache, the even and the odd columns of each piece, one after the other.
     v_pieces: tuple[Piece, ...]
 
-    #: Whether K and V come by tensor descriptors.
+    #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
     described: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     @property
     def one_loop(self) -> bool:

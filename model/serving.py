@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import hopper_serving, serving
+from tilecast.model.kernel.variants import hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-V = TypeVar("V", ServingVariant, HopperServingVariant)
+V = TypeVar("V", ServingVariant, HopperServingVariant, HopperPrefillVariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,16 @@ HOPPER_SERVING = ServingFamily(
     *hopper_serving.NAMES, "decoding on Hopper: K and V by the copy engine, wgmma, in Gluon", HopperServingVariant,
     hopper_serving.legality, hopper_serving.writable, hopper_serving.space, hopper_serving.chosen,
 )  # fmt: skip
-_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING)
+HOPPER_PREFILL = ServingFamily(
+    *hopper_prefill.NAMES, "prefill on Hopper: K and V by the copy engine, wgmma, in Gluon", HopperPrefillVariant,
+    hopper_prefill.legality, hopper_prefill.writable, hopper_prefill.space, hopper_prefill.chosen,
+)  # fmt: skip
+_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING, HOPPER_PREFILL)
 
 
-def writable(variant: ServingVariant | HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
+def writable(
+    variant: ServingVariant | HopperServingVariant | HopperPrefillVariant, workload: Workload, machine: Machine
+) -> Verdict:
     """Whether a kernel of ``variant`` can be written: legal, and within what its template writes."""
     family = find_serving(variant.family)
     verdict = family.legality(variant, workload, machine)

@@ -1,0 +1,157 @@
+"""What the template of Hopper's prefill kernels needs to know: packed, cached and paged keys in Gluon.
+
+Python decides here, `templates/hopper_prefill.py.j2` only writes.  The loop is `hopper_ws`'s with a window, of which none and
+causal are cases at run time.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.hopper_kernel import HopperKernel, Piece
+from tilecast.codegen.hopper_serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
+from tilecast.model.kernel.header import dims_text
+from tilecast.model.kernel.variants.hopper_prefill import Q_TILES, HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS
+from tilecast.model.kernel.workload import Workload
+
+TEMPLATE = "hopper_prefill.py.j2"
+TARGETS = ("sm_90a",)
+_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "left", "right", "rows_min", "rows_max")
+_NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES)
+#: (registers of a thread of a consumer, of the load warp, at launch) by consumers: the load warp finds its work as well.
+_REGISTERS = {1: (240, 104, 240), 2: (200, 104, 168), 3: (136, 104, 128)}
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillKernel(HopperKernel):
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    planned: int = 128
+    #: Columns of a piece.
+    piece: ClassVar[int] = PIECE
+    #: What roles tell each other of a tile.
+    facts: ClassVar[int] = 5
+    #: Programs of an SM, and how many times as many a launch has: each takes tiles until there are none.
+    programs: ClassVar[int] = 1
+    waves: ClassVar[int] = 1
+    latent: ClassVar[bool] = False
+    narrow: ClassVar[bool] = False
+    #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
+    described: ClassVar[bool] = True
+    whole: ClassVar[bool] = True
+
+    @property
+    def several(self) -> bool:
+        """Whether tiles are tuples of pieces: always, of one piece as well."""
+        return True
+
+    @property
+    def uneven(self) -> bool:
+        """Whether warpgroups may see different key blocks: written for one of them as well."""
+        return True
+
+    @property
+    def batch_fields(self) -> str:
+        """What both roles know of the sequences."""
+        return " ".join(("cu_q", "cu_k", "used_k", "table", "slots", "stride_table", "count", *_SIZES))
+
+    @property
+    def rows_fields(self) -> str:
+        """What they know of their tensors."""
+        return " ".join(("q", "out", "lse", "sinks", "k_scales", "v_scales", *STRIDES, *FACTOR_STRIDES, *FACTORS))
+
+    @staticmethod
+    def own_fields(name: str, fields: str) -> str:
+        """Arguments that make a role's own copy of a named tuple: of its numbers, which roles would compute with alike."""
+        return own_copies(name, fields, _NUMBERS)
+
+    @property
+    def unspecialized(self) -> str:
+        """Numbers that the compiled code must not depend on."""
+        return "[" + ", ".join(f'"{name}"' for name in _NUMBERS) + "]"
+
+    @property
+    def signature(self) -> str:
+        """The head of the kernel."""
+        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        return in_lines(", ".join(names), "def attention(", "):")
+
+    @property
+    def product_statements(self) -> tuple[str, ...]:
+        """The matrix products of an iteration, until S is there, bent by a soft cap."""
+        # HopperKernel by name: a class with slots is made anew, and `super()` without arguments means the one before.
+        return (*HopperKernel.product_statements.fget(self), "s = capped(s, tile.problem)")  # type: ignore[attr-defined]
+
+    @property
+    def first_softmax(self) -> str:
+        """The first step of the softmax, O before it, and the end of V, which the first product of P takes in."""
+        clear = "clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)"
+        return f"{HopperKernel.first_softmax.fget(self)}\n{clear}"  # type: ignore[attr-defined]
+
+    @property
+    def store_statements(self) -> tuple[str, ...]:
+        """Stores of O, one to a piece."""
+        names = [f"o[{i}]" for i in range(self.o_pieces)] if self.o_pieces > 1 else ["o"]
+        return tuple(
+            f"store_rows(rows, batch, {name}, inverse, item, own_row, {piece.offset})"
+            for name, piece in zip(names, self.v_pieces, strict=True)
+        )
+
+    @property
+    def consumer_roles(self) -> tuple[str, ...]:
+        """Partitions of the consumers."""
+        return tuple(f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED))," for g in range(self.warpgroups))
+
+
+def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillKernel:
+    """The kernel of a legal variant."""
+    consumer, load, at_launch = _REGISTERS[variant.warpgroups]
+    workers = variant.warpgroups - 1  # the first consumer is the default partition
+    return HopperPrefillKernel(
+        title=f"Prefill on Hopper for head_dim {dims_text(workload)}: attention to paged, packed or cached keys, many rows to a sequence",
+        description=_description(variant),
+        mask="window",
+        warpgroups=variant.warpgroups,
+        rows=ROWS,
+        tile_m=ROWS * variant.warpgroups,
+        tile_n=variant.tile_n,
+        kv_stages=variant.kv_stages,
+        q_stages=Q_TILES,
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        qk_pieces=_pieces(workload.head_dim_qk),
+        v_pieces=_pieces(workload.head_dim_v),
+        rescale="anchored",
+        rescale_threshold=0.0,
+        scheduler="persistent",
+        overlap=True,
+        ping_pong=False,
+        issue_order=("qk", "pv"),
+        emulated_eighths=0,
+        polynomial=(),
+        worker_warps=[4] * workers + [1],
+        worker_registers=[consumer] * workers + [load],
+        registers_at_launch=at_launch,
+        planned=variant.planned,
+    )
+
+
+def _pieces(width: int) -> tuple[Piece, ...]:
+    """Columns of a head in pieces of one width, so that boxes of small pages make tiles."""
+    return tuple(Piece(offset, PIECE) for offset in range(0, width, PIECE))
+
+
+def _description(variant: HopperPrefillVariant) -> str:
+    lines = [
+        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        f"A load warp takes tiles, the next one that nobody has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
+        f"memory, {variant.kv_stages} of K and of V ahead; {variant.warpgroups} consumer warpgroup{'s' * (variant.warpgroups > 1)} of {ROWS} rows, queries of "
+        "all heads that share a key head, read them.",
+        "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, until a row outgrows it.",
+        "Keys are never split: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
+    ]
+    return textwrap.fill("  ".join(lines), 120)

@@ -1,0 +1,970 @@
+"""Prefill on Hopper for head_dim 64: attention to paged, packed or cached keys, many rows to a sequence.
+
+Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
+the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead; 2
+consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
+maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys are never split: what a
+sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
+"""
+
+TILECAST = {
+    "tilecast": "0.1.0", "family": "hopper_prefill", "machine": "h200-sxm", "targets": ["sm_90a"],
+    "pass": "serve",
+    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=4,planned=128",
+    "workload": {"batch": 4, "heads_q": 128, "heads_kv": 32, "seqlen_q": 512, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
+
+from collections import namedtuple
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # its name in Triton 3.6
+copy_rows = (
+    async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+)  # the same
+meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
+REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
+
+WARPGROUPS = gl.constexpr(2)
+ROWS = gl.constexpr(
+    64
+)  # rows of a warpgroup: the M of wgmma; a row is a query of one of the heads that share a key head
+TILE_M = gl.constexpr(128)  # rows of a tile
+TILE_N = gl.constexpr(64)  # keys of a block
+HEAD_DIM_V = gl.constexpr(64)  # columns of V and O
+SLOTS = gl.constexpr(4)  # blocks of K and V that are in flight
+Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
+COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
+QK_PIECES, V_PIECES = gl.constexpr(1), gl.constexpr(1)
+PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
+MOST_GROUP = 512  # query heads that share a key head
+FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
+LN2 = gl.constexpr(0.6931471805599453)
+LOG2E = gl.constexpr(1.4426950408889634)
+KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
+OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
+#: Programs that an SM holds at once: as many as are launched where there is work for more.
+PROGRAMS = 1
+
+
+@gluon.jit
+def own_copy(x):
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """wgmma accumulator of ROWS x columns: a row lives in the four lanes of a quad."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def store_layout(columns):
+    """Eight neighbouring columns to a thread, so that stores are 16 bytes wide; the exchange stays inside quads."""
+    wide = [[0, 32 << bit] for bit in range((columns // 32).bit_length() - 1)]
+    registers, lanes = [[0, 1], [0, 2], [0, 4], *wide, [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns])
+
+
+SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, accumulator(TILE_N)))  # a number to each row of S
+OUTGROWN = gl.constexpr(64.0)  # of a thread's keys of a block: 4 x the sum where all are at the reference
+LOST = gl.constexpr(2.0**120)  # sums above may be infinite: scaling does not bring them back
+# 16 bytes to a thread: rows of Q that the load warp copies, and the block of V whose end must be cleared.
+COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
+COPIED_ROWS = gl.constexpr(gl.SliceLayout(1, COPIED))
+LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+LOADED_ROWS = gl.constexpr(gl.SliceLayout(1, LOADED))
+# A fact of a tile on its way from role to role, in every thread.
+FACT = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+FACT_READ = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+# The sequences of a launch; its tensors of rows (strides in units of 8 elements).
+Batch = namedtuple(
+    "Batch",
+    "cu_q cu_k used_k table slots stride_table count heads_kv group seqlen_q seqlen_k left right rows_min rows_max",
+)
+Rows = namedtuple(
+    "Rows",
+    "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
+)
+# A tile: its sequence (-1: there is no other tile), key head, first row, and the lengths of the sequence.
+Item = namedtuple("Item", "b head_kv row q_len k_len")
+# What all rows of an item share: results, keys, what scores are multiplied by and capped at (None: they are not).
+Problem = namedtuple("Problem", "out seqlen_k left right scale_log2 raw_log2 cap_log2")
+# Positions among the keys of the first and the last of a warpgroup's rows, and of each.
+Positions = namedtuple("Positions", "low high each")
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+@gluon.jit
+def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+# Tiles on their way through shared memory, a buffer to a piece of power-of-two columns: number n in slot n % slots; a lap flips
+# phases.  The same memory as tiles, which are multiplied, and as boxes of a page or a part of it, which are copied.
+Ring = namedtuple("Ring", "tiles boxes full empty")
+# Tiles of rows on their way: what they are, and whether V's rows beyond the keys are cleared.
+Items = namedtuple("Items", "facts full clean")
+
+
+@gluon.jit
+def tile_at(ring, n):
+    """The pieces of tile n as matrices."""
+    slots: gl.constexpr = ring.full.shape[0]
+    count: gl.constexpr = ring.tiles.shape[0] // slots
+    pieces = ()
+    for i in gl.static_range(count):
+        pieces = pieces + (ring.tiles.index(n % slots * count + i),)
+    return pieces
+
+
+@gluon.jit
+def wait(ring, n):
+    """Until tile n has landed."""
+    slots: gl.constexpr = ring.full.shape[0]
+    mbarrier.wait(ring.full.index(n % slots), n // slots & 1)
+
+
+@gluon.jit
+def release(ring, n):
+    """Tile n is not read again."""
+    mbarrier.arrive(ring.empty.index(n % ring.full.shape[0]), count=1)
+
+
+@gluon.jit
+def allocate_blocks(desc, PIECES: gl.constexpr):
+    """(tiles, boxes) of SLOTS blocks; a block is PIECES tiles, a tile the boxes of its pages, one after the other."""
+    box: gl.constexpr = desc.block_type.shape[2]
+    boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS * PIECES * (TILE_N // box), 1, 1, box, COLUMNS], desc.layout)
+    reinterpret: gl.constexpr = boxes.reinterpret if REINTERPRET_IS_PUBLIC else boxes._reinterpret
+    return reinterpret(desc.dtype, [SLOTS * PIECES, TILE_N, COLUMNS], gl.NVMMASharedLayout(128, 16, 2)), boxes
+
+
+@gluon.jit
+def make_ring(desc, PIECES: gl.constexpr):
+    """A ring of blocks of K or V, which all warpgroups release."""
+    tiles, boxes = allocate_blocks(desc, PIECES)
+    return Ring(tiles, boxes, barriers(SLOTS, 1), barriers(SLOTS, WARPGROUPS))
+
+
+@gluon.jit
+def make_q_ring(dtype: gl.constexpr):
+    """A ring of Q_STAGES tiles, each the rows of its warpgroups; a thread of the load warp arrives when its copies have landed."""
+    count: gl.constexpr = Q_STAGES * WARPGROUPS
+    tiles = gl.allocate_shared_memory(dtype, [count * QK_PIECES, ROWS, COLUMNS], gl.NVMMASharedLayout(128, 16, 2))
+    return Ring(tiles, tiles, barriers(count, 32), barriers(count, 1))
+
+
+@gluon.jit
+def issue_qk(q, k):
+    """S = Q K^T, asynchronous."""
+    s = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
+    s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
+    return s
+
+
+@gluon.jit
+def issue_pv(p, v, o):
+    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+    return warpgroup_mma(gl.convert_layout(p, operand), v[0], o, is_async=True)
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def lengths(batch, b, there):
+    """(queries, keys) of sequence `b`, 0 where it is not `there`."""
+    q_len = gl.where(there, batch.seqlen_q, 0)
+    if batch.cu_q is not None:
+        q_len = gl.load(batch.cu_q + b + 1, mask=there, other=0) - gl.load(batch.cu_q + b, mask=there, other=0)
+    k_len = gl.where(there, batch.seqlen_k, 0)
+    if batch.used_k is not None:
+        k_len = gl.load(batch.used_k + b, mask=there, other=0)
+    elif batch.cu_k is not None:
+        k_len = gl.load(batch.cu_k + b + 1, mask=there, other=0) - gl.load(batch.cu_k + b, mask=there, other=0)
+    return gl.minimum(gl.maximum(q_len, 0), batch.seqlen_q), gl.minimum(gl.maximum(k_len, 0), batch.seqlen_k)
+
+
+@gluon.jit
+def shares(batch, q_len, k_len):
+    """(row tiles, 1, 0) of a sequence, from its own length alone, as what splits keys says it; no tiles where another kernel takes it."""
+    rows = q_len * batch.group
+    tiles = gl.where((rows >= batch.rows_min) & (rows <= batch.rows_max), (rows + TILE_M - 1) // TILE_M, 0)
+    return tiles, 1, 0
+
+
+@gluon.jit
+def plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def ends_of(batch, first, done, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """Of each of PLANNED sequences, the number of the item after its last one."""
+    layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
+    b = first + gl.arange(0, PLANNED, layout=layout)
+    q_len, k_len = lengths(batch, b, b < batch.count)
+    tiles, splits, _ = shares(batch, q_len, k_len)
+    return done + gl.associative_scan(tiles * splits * batch.heads_kv, 0, plus)
+
+
+@gluon.jit
+def item_of(batch, first, ends, done, number):
+    """The item of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most, come first."""
+    b = first + gl.sum((ends <= number).to(gl.int32), 0)
+    index = number - gl.max(gl.where(ends <= number, ends, done), 0)
+    q_len, k_len = lengths(batch, b, b >= 0)
+    tiles, _, _ = shares(batch, q_len, k_len)
+    head_kv, index = index % batch.heads_kv, index // batch.heads_kv
+    return Item(b, head_kv, (tiles - 1 - index) * TILE_M, q_len, k_len)
+
+
+@gluon.jit
+def queries_and_heads(batch, item, row, each):
+    """(query, query head) of rows ``row`` + ``each``, which are at most TILE_M."""
+    group = own_copy(batch.group)
+    query = row // group
+    each = row - query * group + each
+    more = each * ((1 << 20) // group + 1) >> 20  # exact: each * group < 1 << 20, and no division for each row
+    return query + more, item.head_kv * group + (each - more * group)
+
+
+@gluon.jit
+def starts(batch, item, stride_b, stride_s):
+    """Where the rows of a sequence begin, 64 bits: a tensor may hold more than 2^31 elements."""
+    start = item.b.to(gl.int64) * stride_b
+    if batch.cu_q is not None:
+        start = gl.load(batch.cu_q + item.b).to(gl.int64) * stride_s
+    return start
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def edges(batch, item, row, COUNT: gl.constexpr):
+    """Positions among the keys of the first and the last of COUNT rows."""
+    diagonal, group = item.k_len - item.q_len, own_copy(batch.group)
+    return row // group + diagonal, (row + (COUNT - 1)) // group + diagonal
+
+
+@gluon.jit
+def key_blocks(batch, item, low, high):
+    """The first and the one after the last block of keys that rows at positions ``low`` to ``high`` see, at least one."""
+    end = gl.maximum(gl.minimum(high + own_copy(batch.right) + 1, item.k_len), 1)
+    end = (end + (TILE_N - 1)) // TILE_N
+    return gl.minimum(gl.maximum(low - own_copy(batch.left), 0) // TILE_N, end - 1), end
+
+
+@gluon.jit
+def whole_blocks(problem, row):
+    """The first and the one after the last block of keys that a warpgroup's rows see whole, before its first row's last key."""
+    # The block with that key is done first, whole or not, so that each row has a maximum by then.
+    end = gl.maximum(gl.minimum(row.low + problem.right, problem.seqlen_k - 1), 0)
+    first = gl.maximum(row.high - problem.left, 0)
+    return (first + (TILE_N - 1)) // TILE_N, end // TILE_N
+
+
+@gluon.jit
+def keys_seen(problem, row):
+    """The first and the last key that each of ROWS rows sees; last < first: none."""
+    return gl.maximum(row.each - problem.left, 0), gl.minimum(row.each + problem.right, problem.seqlen_k - 1)
+
+
+@gluon.jit
+def hide_keys(problem, s, key, row):
+    """Scores of keys that a row does not see become -inf; ``key`` is the key of column 0."""
+    keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, s.type.layout))
+    first, last = keys_seen(problem, row)
+    return gl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), s, float("-inf"))
+
+
+@gluon.jit
+def clear_rows(tiles, count):
+    """Zeros for the rows of a block of V from ``count`` on, which hold anything: 0 times NaN is NaN."""
+    rows = gl.arange(0, TILE_N, layout=LOADED_ROWS)
+    for i in gl.static_range(len(tiles)):
+        values = tiles[i].load(LOADED)
+        tiles[i].store(gl.where((rows < count)[:, None], values, gl.zeros_like(values)))
+    fence_async_shared()
+
+
+@gluon.jit
+def clear_end(g: gl.constexpr, items, turn, v, n, missing):
+    """Clear V's rows beyond the keys in block n, the tile's last: only the last warpgroup surely needs that one, so it does it."""
+    if g == WARPGROUPS - 1:
+        if missing > 0:
+            wait(v, n)
+            clear_rows(tile_at(v, n), TILE_N - missing)
+            meet()  # all threads have stored before one of them says so
+        mbarrier.arrive(items.clean.index(turn % items.clean.shape[0]), count=1)
+    elif missing > 0:
+        mbarrier.wait(items.clean.index(turn % items.clean.shape[0]), turn // items.clean.shape[0] & 1)
+
+
+# -- softmax -----------------------------------------------------------------------------------------------------------
+@gluon.jit
+def mufu_exp2(x):
+    """2^x on the special function unit."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+# Of ROWS query rows: largest score, sums of exponentials (ROWS x 4: lanes only meet at the end), subtracted exponent.
+Statistics = namedtuple("Statistics", "row_max row_sums reference")
+
+
+@gluon.jit
+def partial_sums(p):
+    """Sums over the columns that one thread holds."""
+    return gl.sum(gl.sum(gl.reshape(p, [ROWS, TILE_N // 8, 4, 2]), axis=3), axis=1)
+
+
+@gluon.jit
+def reference_of(row_max, problem):
+    """What is subtracted in the exponent: for a row without a key so little that its first score outgrows it."""
+    return gl.where(row_max == float("-inf"), -1e30, row_max * problem.scale_log2)
+
+
+@gluon.jit
+def online_softmax(s, before, problem):
+    """A step of the online softmax: (P, statistics, factor for the O there is)."""
+    row_max = gl.maximum(before.row_max, gl.max(s, 1))
+    reference = reference_of(row_max, problem)
+    shift = reference_of(before.row_max, problem) - reference
+    factor = mufu_exp2(gl.where(before.row_max == float("-inf"), float("-inf"), shift))
+    p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
+    return p, Statistics(row_max, scaled(before.row_sums, factor) + partial_sums(p), reference), factor
+
+
+@gluon.jit
+def scaled(o, factor):
+    """O times a number per row."""
+    return o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
+
+
+# Gluon's reductions meet all warps at a barrier.  What one warp finds out travels in a PTX register of its own instead.
+DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
+VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
+vote.sync.any.pred above, above, -1; selp.b32 within, 0, 1, above; mov.b32 $0, $2; mov.b32 $1, $3; }""")
+READ = gl.constexpr("mov.b32 $0, within;")
+
+
+@gluon.jit
+def vote(sums, LIMIT: gl.constexpr):
+    """Ask the threads of a warp whether one of their sums (ROWS x 4) is above a limit."""
+    gl.inline_asm_elementwise(VOTE, "=r,=r,f,f,f,f", [sums, LIMIT], dtype=gl.int32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def some_above():
+    """Outcome of this warp's latest vote."""
+    return gl.inline_asm_elementwise(READ, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1) == 0
+
+
+@gluon.jit
+def moved(s, p, sums, before, problem):
+    """(P, its sums, statistics, factor for O) with the block's maximum as the reference of rows that outgrew theirs."""
+    # Row by row, so that a row's result does not depend on its neighbours.
+    largest = gl.convert_layout(gl.max(sums, 1), SCORE_ROWS)
+    reference = gl.where(largest > OUTGROWN, reference_of(gl.max(s, 1), problem), before.reference)
+    factor = mufu_exp2(before.reference - reference)
+    p, new_sums, row_sums = scaled(p, factor), scaled(sums, factor), scaled(before.row_sums, factor)
+    vote(sums, LOST)
+    if some_above():
+        lost = largest > LOST
+        p = gl.where(lost[:, None], mufu_exp2(s * problem.scale_log2 - reference[:, None]), p)
+        lost = gl.convert_layout(lost, gl.SliceLayout(1, sums.type.layout))
+        new_sums = gl.where(lost[:, None], partial_sums(p), new_sums)
+    return p, new_sums, Statistics(before.row_max, row_sums, reference), factor
+
+
+@gluon.jit
+def capped(s, problem):
+    """Scores as exponents of 2 that a soft cap has bent, where there is one: cap * tanh(score / cap)."""
+    if problem.cap_log2 is not None:
+        s = problem.cap_log2 - 2.0 * problem.cap_log2 / (gl.exp2(s * problem.raw_log2) + 1.0)
+    return s
+
+
+@gluon.jit
+def row_results(statistics, row, problem, sinks, heads, there):
+    """(inverse of the row sum, log-sum-exp) of ROWS rows: one that saw no key gives 0 and -inf, or its sink."""
+    row_sum = gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)
+    log_sum = statistics.reference + gl.log2(row_sum)
+    first, last = keys_seen(problem, row)
+    empty = last < first
+    inverse, log_sum = gl.where(empty, 0.0, 1.0 / row_sum), gl.where(empty, float("-inf"), log_sum)
+    if sinks is not None:
+        sink = gl.load(sinks + heads, mask=there, other=0.0).to(gl.float32) * LOG2E
+        most = gl.maximum(log_sum, sink)
+        share = mufu_exp2(log_sum - most)
+        total = share + mufu_exp2(sink - most)
+        inverse, log_sum = inverse * (share / total), most + gl.log2(total)
+    return inverse, log_sum * LN2
+
+
+# -- load role ---------------------------------------------------------------------------------------------------------
+@gluon.jit
+def find_pages(table, key, k_len, PAGE: gl.constexpr):
+    """Pages of the block of keys from `key` on; of those that have no key one that is nowhere, which reads as zeros."""
+    pages = ()
+    step: gl.constexpr = min(PAGE, TILE_N)
+    for i in gl.static_range(TILE_N // step):
+        at = key + i * step
+        pages = pages + (gl.load(table + at // PAGE, mask=at < k_len, other=FAR),)
+    return pages
+
+
+@gluon.jit
+def first_pages(batch, item, PAGE: gl.constexpr):
+    """Pages of an item's first block; of a cache without pages (its row, the first token of the sequence in it)."""
+    if PAGE > 0:
+        pages = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, item.begin, item.k_len, PAGE)
+    elif batch.cu_k is not None:
+        pages = (gl.to_tensor(0), gl.load(batch.cu_k + item.b))
+    elif batch.slots is not None:
+        pages = (gl.load(batch.slots + item.b), gl.to_tensor(0))
+    else:
+        pages = (item.b, gl.to_tensor(0))
+    return pages
+
+
+@gluon.jit
+def load_tile(desc, boxes, slot, full, pages, head, token, PIECES: gl.constexpr):
+    """Copy a block of K or V to a slot: a box of each page and piece."""
+    per: gl.constexpr = len(pages)
+    mbarrier.expect(full, PIECES * TILE_N * COLUMNS * 2)
+    for piece in gl.static_range(PIECES):
+        for i in gl.static_range(per):
+            box = boxes.index((slot * PIECES + piece) * per + i)
+            copy_tile(desc, [pages[i], head, token, piece * COLUMNS], full, box)
+
+
+@gluon.jit
+def load_block(ring, n, desc, pages, head, token, PIECES: gl.constexpr):
+    """Copy a block of K or V as number n, once its slot is free."""
+    slot = n % SLOTS
+    mbarrier.wait(ring.empty.index(slot), n // SLOTS & 1 ^ 1)
+    load_tile(desc, ring.boxes, slot, ring.full.index(slot), pages, head, token, PIECES)
+
+
+@gluon.jit
+def load_q(q, number, item, row, rows, batch):
+    """Copy ROWS rows of Q as tile ``number``; rows that are none become zeros."""
+    each = gl.arange(0, ROWS, layout=COPIED_ROWS)
+    there = row + each < item.q_len * batch.group
+    query, head = queries_and_heads(batch, item, row, each)
+    start = starts(batch, item, rows.stride_qb * 8, rows.stride_qs * 8)
+    offsets = query.to(gl.int64) * (rows.stride_qs * 8) + head * (rows.stride_qh * 8)
+    slot = number % q.full.shape[0]
+    mbarrier.wait(q.empty.index(slot), number // q.full.shape[0] & 1 ^ 1)
+    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
+    for piece in gl.static_range(QK_PIECES):
+        at = rows.q + start + (offsets[:, None] + (piece * COLUMNS + columns)[None, :])
+        copy_rows(q.tiles.index(slot * QK_PIECES + piece), at, mask=there[:, None])
+    async_copy.mbarrier_arrive(q.full.index(slot), increment_count=False)
+
+
+@gluon.jit
+def tell(items, turn, item):
+    """Say what the tile of a turn is."""
+    slot = turn % Q_STAGES
+    for i in gl.static_range(len(item)):
+        items.facts.index(slot * len(item) + i).store(gl.full([1], item[i], gl.int32, layout=FACT))
+    meet()  # all threads have stored before one of them says so
+    mbarrier.arrive(items.full.index(slot), count=1)
+
+
+@gluon.jit
+def told(items, turn):
+    """What the tile of a turn is."""
+    slot = turn % Q_STAGES
+    mbarrier.wait(items.full.index(slot), turn // Q_STAGES & 1)
+    facts = ()
+    for i in gl.static_range(5):
+        facts = facts + (gl.sum(items.facts.index(slot * 5 + i).load(FACT_READ), 0),)
+    return Item(facts[0], facts[1], facts[2], facts[3], facts[4])
+
+
+@gluon.jit
+def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE: gl.constexpr):
+    """Copies Q, K and V of a tile, key blocks from the last to the first."""
+    low, high = edges(batch, item, item.row, TILE_M)
+    begin, end = key_blocks(batch, item, low, high)
+    key = (end - 1) * TILE_N
+    if PAGE > 0:
+        pages, start = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, key, item.k_len, PAGE), 0
+    else:
+        page, start = first_pages(batch, item, PAGE)
+        pages = (page,)
+    for step in range(end - begin):
+        token = start + key
+        if PAGE > 0:
+            token = key % PAGE if PAGE > TILE_N else 0
+        load_block(k, n, k_desc, pages, item.head_kv, token, QK_PIECES)
+        if step == 0:
+            # After the first K block: the slots of K and V free up before those of Q do.
+            for g in gl.static_range(WARPGROUPS):
+                load_q(q, turn * WARPGROUPS + g, item, item.row + g * ROWS, rows, batch)
+            tell(items, turn, item)
+        ahead = pages
+        key -= TILE_N
+        if PAGE > 0:
+            # The pages of the next block, if there is one, are on their way while this one is.
+            table = batch.table + item.b.to(gl.int64) * batch.stride_table
+            ahead = find_pages(table, gl.maximum(key, begin * TILE_N), item.k_len, PAGE)
+        load_block(v, n, v_desc, pages, item.head_kv, token, V_PIECES)
+        pages = ahead
+        n += 1
+    return n
+
+
+@gluon.jit
+def load_role(k_desc, v_desc, q, k, v, items, rows, batch, taken, PAGE: gl.constexpr):
+    """Takes tiles until there are none, and copies Q, K and V of them into shared memory."""
+    batch = Batch(
+        batch.cu_q,
+        batch.cu_k,
+        batch.used_k,
+        batch.table,
+        batch.slots,
+        own_copy(batch.stride_table),
+        own_copy(batch.count),
+        own_copy(batch.heads_kv),
+        own_copy(batch.group),
+        own_copy(batch.seqlen_q),
+        own_copy(batch.seqlen_k),
+        own_copy(batch.left),
+        own_copy(batch.right),
+        own_copy(batch.rows_min),
+        own_copy(batch.rows_max),
+    )
+    rows = Rows(
+        rows.q,
+        rows.out,
+        rows.lse,
+        rows.sinks,
+        rows.k_scales,
+        rows.v_scales,
+        own_copy(rows.stride_qb),
+        own_copy(rows.stride_qs),
+        own_copy(rows.stride_qh),
+        own_copy(rows.stride_ob),
+        own_copy(rows.stride_os),
+        own_copy(rows.stride_oh),
+        own_copy(rows.stride_lb),
+        own_copy(rows.stride_ls),
+        own_copy(rows.stride_lh),
+        own_copy(rows.stride_kb),
+        own_copy(rows.stride_kg),
+        own_copy(rows.stride_vb),
+        own_copy(rows.stride_vg),
+        rows.scale_log2,
+        rows.cap_log2,
+    )
+    n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
+    for first in range(0, batch.count, PLANNED):
+        ends = ends_of(batch, first, done, PLANNED, 1)
+        total = gl.max(ends, 0)
+        while number < total:
+            # Who is done takes the next: tiles differ in how many keys they see.
+            following = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+            item = item_of(batch, first, ends, done, number)
+            n = load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE)
+            turn += 1
+            number = following
+        done = total
+    for g in gl.static_range(WARPGROUPS):
+        mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
+    none = gl.to_tensor(-1)
+    tell(items, turn, Item(none, none, none, none, none))
+    # The last program sets the counters back for the next launch.
+    if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+        gl.atomic_xchg(taken, 0, sem="relaxed")
+        gl.atomic_xchg(taken + 1, 0, sem="relaxed")
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+# ROWS query rows of a work tile: rings, number of Q in its ring, first row, number of the last key block, problem.
+QueryTile = namedtuple("QueryTile", "q k v q_number row last problem")
+
+
+@gluon.jit
+def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True):
+    """One iteration: the next block's S and this block's P V together, then the softmax of the next block."""
+    # ``key`` is the first key of the next block, or None where every row sees it whole.
+    operand = p.to(tile.problem.out.dtype.element_ty)
+    wait(tile.k, n + 1)
+    s = issue_qk(tile_at(tile.q, tile.q_number), tile_at(tile.k, n + 1))
+    wait(tile.v, n)
+    o = issue_pv(operand, tile_at(tile.v, n), o)
+    s = warpgroup_mma_wait(1, deps=[s])
+    release(tile.k, n + 1)
+    s = capped(s, tile.problem)
+    # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
+    if n + 1 == tile.last:
+        release(tile.q, tile.q_number)
+    if key is not None:
+        s = hide_keys(tile.problem, s, key, tile.row)
+    if RESCALE:
+        p, statistics, factor = online_softmax(s, statistics, tile.problem)
+    else:
+        p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
+        sums = partial_sums(p)
+        vote(sums, OUTGROWN)
+    o = warpgroup_mma_wait(0, deps=[o])
+    release(tile.v, n)
+    if RESCALE:
+        o = scaled(o, factor)
+    else:
+        if some_above():
+            p, sums, statistics, factor = moved(s, p, sums, statistics, tile.problem)
+            o = scaled(o, factor)
+        statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)
+    return n + 1, p, statistics, o
+
+
+@gluon.jit
+def pass_blocks(n, count, k, v):
+    """Gives back ``count`` key blocks that only other warpgroups of this CTA need."""
+    for _ in range(count):
+        # Waiting first keeps this warpgroup from running a lap ahead of the others.
+        wait(k, n)
+        release(k, n)
+        wait(v, n)
+        release(v, n)
+        n += 1
+    return n
+
+
+@gluon.jit
+def store_lse(rows, batch, lse, item, query, head, there):
+    """Log-sum-exp of ROWS rows."""
+    at = starts(batch, item, own_copy(rows.stride_lb), own_copy(rows.stride_ls))
+    places = query.to(gl.int64) * own_copy(rows.stride_ls) + head.to(gl.int64) * own_copy(rows.stride_lh)
+    gl.store(rows.lse + at + places, lse, mask=there)
+
+
+@gluon.jit
+def store_rows(rows, batch, o, factor, item, row, COLUMN: gl.constexpr):
+    """O times a number per row, a piece that starts at ``COLUMN`` of the head."""
+    layout: gl.constexpr = store_layout(o.shape[1])
+    each = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    query, head = queries_and_heads(batch, item, own_copy(row), each)
+    stride_s = own_copy(rows.stride_os) * 8
+    start = starts(batch, item, own_copy(rows.stride_ob) * 8, stride_s)
+    offsets = query.to(gl.int64) * stride_s + head * (own_copy(rows.stride_oh) * 8)
+    columns = COLUMN + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
+    o = scaled(o, factor).to(rows.out.dtype.element_ty)
+    there = own_copy(row) + each < item.q_len * own_copy(batch.group)
+    gl.store(
+        rows.out + start + (offsets[:, None] + columns[None, :]), gl.convert_layout(o, layout), mask=there[:, None]
+    )
+
+
+@gluon.jit
+def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """Softmax and both matrix products for ROWS rows of a tile."""
+    dtype: gl.constexpr = rows.out.dtype.element_ty
+    scale_log2 = rows.scale_log2
+    if rows.k_scales is not None:
+        scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb + item.head_kv * rows.stride_kg)
+    if CAPPED:
+        problem = Problem(rows.out, item.k_len, batch.left, batch.right, 1.0, scale_log2, rows.cap_log2)
+    else:
+        problem = Problem(rows.out, item.k_len, batch.left, batch.right, scale_log2, scale_log2, None)
+    low, high = edges(batch, item, item.row, TILE_M)
+    cta_first, cta_end = key_blocks(batch, item, low, high)
+    own_row = item.row + g * ROWS
+    low, high = edges(batch, item, own_row, ROWS)
+    first, end = key_blocks(batch, item, low, high)
+    n = pass_blocks(n, cta_end - end, k, v)
+    query, _ = queries_and_heads(batch, item, own_row, gl.arange(0, ROWS, layout=SCORE_ROWS))
+    row = Positions(low, high, query + (item.k_len - item.q_len))
+
+    # The first block has no P V to go with.
+    q_number = own_copy(turn * WARPGROUPS + g)
+    tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem)
+    wait(q, q_number)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    wait(k, n)
+    s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
+    release(k, n)
+    s = capped(s, problem)
+    whole_first, whole_end = whole_blocks(problem, row)
+    if (end > whole_end) | (whole_first > end - 1):
+        s = hide_keys(problem, s, (end - 1) * TILE_N, row)
+    row_max = gl.max(s, 1)
+    reference = reference_of(row_max, problem)
+    p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
+    statistics = Statistics(row_max, partial_sums(p), reference)
+    o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
+    clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)
+
+    # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
+    # then the whole ones, then those on its left edge;
+    # from here on the reference stays: no row maximum, no rescaling of O.
+    edge = gl.maximum(gl.minimum(end - 1, whole_end), first)
+    for step in range(end - 1 - edge):
+        n, p, statistics, o = key_block(tile, n, p, statistics, o, key=(end - 2 - step) * TILE_N)
+    inner = gl.maximum(gl.minimum(edge, whole_first), first)
+    for _ in range(edge - inner):
+        n, p, statistics, o = key_block(tile, n, p, statistics, o, RESCALE=False)
+    for step in range(inner - first):
+        n, p, statistics, o = key_block(tile, n, p, statistics, o, key=(inner - 1 - step) * TILE_N, RESCALE=False)
+    if end - 1 == first:
+        release(q, q_number)
+    wait(v, n)
+    o = issue_pv(p.to(dtype), tile_at(v, n), o)
+
+    # Results of the rows while the last P V runs.
+    each = gl.arange(0, ROWS, layout=SCORE_ROWS)
+    there = own_copy(own_row) + each < item.q_len * own_copy(batch.group)
+    query, head = queries_and_heads(batch, item, own_copy(own_row), each)
+    inverse, lse = row_results(statistics, row, problem, rows.sinks, head, there)
+    if rows.v_scales is not None:
+        inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
+    if rows.lse is not None:
+        store_lse(rows, batch, lse, item, query, head, there)
+    o = warpgroup_mma_wait(0, deps=[o])
+    release(v, n)
+    n = pass_blocks(n + 1, first - cta_first, k, v)
+    store_rows(rows, batch, o, inverse, item, own_row, 0)
+    return n
+
+
+@gluon.jit
+def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """Every tile that the load warp takes."""
+    n, turn = 0, 0
+    item = told(items, turn)
+    while item.b >= 0:
+        n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
+        turn += 1
+        item = told(items, turn)
+
+
+# Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
+@gluon.jit(
+    do_not_specialize=[
+        "stride_qb",
+        "stride_qs",
+        "stride_qh",
+        "stride_ob",
+        "stride_os",
+        "stride_oh",
+        "stride_lb",
+        "stride_ls",
+        "stride_lh",
+        "stride_table",
+        "stride_kb",
+        "stride_kg",
+        "stride_vb",
+        "stride_vg",
+        "count",
+        "heads_kv",
+        "group",
+        "seqlen_q",
+        "seqlen_k",
+        "left",
+        "right",
+        "rows_min",
+        "rows_max",
+    ]
+)
+def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales,
+              v_scales, partials, arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os,
+              stride_oh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb, stride_kg, stride_vb,
+              stride_vg, count, heads_kv, group, seqlen_q, seqlen_k, left, right, rows_min, rows_max,
+              scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr):  # fmt: skip
+    """Allocate, set up the barriers, and start the roles."""
+    batch = Batch(
+        cu_q,
+        cu_k,
+        used_k,
+        table,
+        slots,
+        stride_table,
+        count,
+        heads_kv,
+        group,
+        seqlen_q,
+        seqlen_k,
+        left,
+        right,
+        rows_min,
+        rows_max,
+    )
+    rows = Rows(
+        q_ptr,
+        out,
+        lse,
+        sinks,
+        k_scales,
+        v_scales,
+        stride_qb,
+        stride_qs,
+        stride_qh,
+        stride_ob,
+        stride_os,
+        stride_oh,
+        stride_lb,
+        stride_ls,
+        stride_lh,
+        stride_kb,
+        stride_kg,
+        stride_vb,
+        stride_vg,
+        scale_log2,
+        cap_log2,
+    )
+    gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
+    q = make_q_ring(k_desc.dtype)
+    k = make_ring(k_desc, QK_PIECES)
+    v = make_ring(v_desc, V_PIECES)
+    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 5, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # The last warpgroup is at most Q_STAGES tiles ahead of the others.
+    items = Items(facts, barriers(Q_STAGES, 1), barriers(2 * Q_STAGES, 1))
+    fence_async_shared()
+    gl.warp_specialize([
+        (consumer_role, (0, q, k, v, items, batch, rows, CAPPED)),
+        (consumer_role, (1, q, k, v, items, batch, rows, CAPPED)),
+        (load_role, (k_desc, v_desc, q, k, v, items, rows, batch, arrived, PAGE)),
+    ], [4, 1], [200, 104])  # fmt: skip
+
+
+def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
+    """(float32 of partial outputs with their maxima and sums, int32 of counters) that a launch works in on a device of `sms`.
+
+    The counters must be 0 before the first launch; every launch leaves them so.
+    """
+    return 1, 2  # nothing is split; what has been taken, and who is done
+
+
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms):
+    """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
+
+    lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
+    seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
+    work on; work: the tensors of `scratch`; sms: of the device.
+    """
+    cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
+    heads_q, heads_kv = q.shape[-2], k.shape[-2]
+    if q.shape[-1] != 64 or k.shape[-1] != 64 or v.shape[-1] != 64 or heads_q % heads_kv:
+        raise ValueError(
+            f"q, k, v: expected head_dim 64, 64, 64 and heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}, {[*v.shape]}"
+        )
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        kind, unit = (str(q.dtype), 8)
+        want = (kind if str(q.dtype) in DTYPES else "bf16 or fp16", q.device, 1, [0] * (len(x.shape) - 1), 0)
+        got = (str(x.dtype), x.device, x.stride()[-1], [n % unit for n in x.stride()[:-1]], x.data_ptr() % 16)
+        if got != want:
+            raise ValueError(
+                f"{name}: expected {want}, got {got}: dtype, device, last stride, strides % {unit}, start % 16"
+            )
+    if any(x is not None and str(x.dtype) != "torch.float32" for x in (k_scales, v_scales)):
+        raise ValueError("k_descale, v_descale: expected torch.float32 (batch, heads of k)")
+    group = heads_q // heads_kv
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    page = 0 if table is None else k.shape[1]
+    if page and (page & (page - 1) or not 16 <= page <= 256):
+        raise ValueError(f"k: expected pages of 16, 32, 64, 128 or 256 tokens, got {page}")
+    left, right = (FAR.value if limit < 0 else min(limit, FAR.value) for limit in window)
+    if group > MOST_GROUP:
+        raise ValueError(f"q: expected at most {MOST_GROUP} heads to a head of k, got {group}")
+    tile_m = TILE_M.value
+    tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
+    items = heads_kv * tiles
+    q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
+    if reason := refusal(k, v):
+        raise ValueError(reason)
+    box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
+    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
+    k_boxes, v_boxes = (_descriptor(x, box, layout) for x in (k, v))
+    lse_strides = (
+        (0, 0, 0) if lse is None else (0, 1, lse.stride(0)) if cu_q is not None else (lse.stride(0), 1, lse.stride(1))
+    )
+    arguments = (
+        q, k_boxes, v_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
+        *(n // 8 for n in (*q_strides, *out_strides)),
+        *lse_strides, 0 if table is None else table.stride(0), 
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), left, right,
+        max(rows[0], 1), min(rows[1], FAR.value),
+    )  # fmt: skip
+    return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, (page, capped)
+
+
+def refusal(k, v):
+    """Why the copy engine does not take tensors of keys and values like these; "" where it does."""
+    for name, x in (("k", k), ("v", v)):
+        if min(x.shape) < 1 or any(n <= 0 for n, extent in zip(x.stride(), x.shape) if extent > 1):
+            return f"{name}: expected some elements and strides above 0, got {[*x.shape]}, strides {[*x.stride()]}"
+        if max(x.shape) > FAR.value:
+            return f"{name}: expected at most {FAR.value} pages, rows of a cache or tokens, got {[*x.shape]}"
+    return ""
+
+
+def _descriptor(x, box, layout):
+    """Boxes of the tokens of a head of x: (pages or rows of a cache, tokens, heads, columns), or (tokens, heads, columns)."""
+    pages, tokens, heads, columns = (1, *x.shape)[-4:]
+    # A stride that is never taken may be anything.
+    steps = zip((0, *x.stride())[-4:-1], (pages, tokens, heads))
+    page, token, head = (n if extent > 1 else columns for n, extent in steps)
+    return TensorDescriptor(x, [pages, heads, tokens, columns], [page, head, token, 1], box, layout)
+
+
+def scales(scale, softcap):
+    """(scale of scores, cap), both for exponents of 2; a softcap of 0 is none."""
+    if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    scale_log2 = scale * LOG2E.value
+    return (max(2.0 * scale_log2 / softcap, 1e-37), softcap * LOG2E.value) if softcap else (max(scale_log2, 1e-37), 0.0)
+
+
+DTYPES = ("torch.bfloat16", "torch.float16")
+
+
+def launch(
+    q, k, v, out, lse, scale, cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None, cache_batch_idx=None,
+    sinks=None, k_descale=None, v_descale=None, max_seqlen_q=None, max_seqlen_k=None, window=(-1, -1), softcap=0.0, rows=(1, 1 << 29), work=None, sms=None,
+):  # fmt: skip
+    """Write attention of every sequence with rows[0] to rows[1] rows (queries * heads_q / heads_kv) to `out`, and the
+    logarithm of its row sums to `lse` unless that is None.
+
+    q, out: (batch, seqlen_q, heads_q, 64 | 64), or (total, heads_q, ...) with cu_seqlens_q.  k, v: (batch, seqlen_k, heads_kv,
+    64 | 64), with block_table (batch, pages of a sequence) instead (pages, page size, heads_kv, ...), with cu_seqlens_k (total,
+    heads_kv, ...); all bf16 or all fp16, or k and v bytes of e4m3; unit last stride, rows that start at 16 bytes.  lse: float32 (batch, heads_q,
+    seqlen_q) or (heads_q, total).  Lists are int32, sinks float32 or as q; k_descale, v_descale: float32 (batch, heads_kv),
+    factors of what a cache holds.
+    """
+    if max_seqlen_q is None:
+        max_seqlen_q = q.shape[0] if cu_seqlens_q is not None else q.shape[1]
+    if max_seqlen_k is None:
+        whole = k.shape[0] if cu_seqlens_k is not None else k.shape[1]
+        max_seqlen_k = whole if block_table is None else whole * block_table.shape[1]
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if sms is None:
+        import torch
+
+        sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
+    if work is None:
+        import torch
+
+        sizes = scratch(batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k, sms)
+        kinds = (torch.float32, torch.int32)
+        work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
+    lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)
+    grid, arguments, flags = plan(
+        q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
+    )
+    attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)

@@ -1,0 +1,100 @@
+"""Prefill of packed, cached and paged sequences on Hopper: knobs, legality, what the template writes, first choices.
+
+The loop is that of `fa3`'s kernels with an anchored softmax: a warp copies blocks of K and V, warpgroups of 64 rows multiply.  A row
+is a query of one of the heads that share a key head, so that a tile needs each block once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: The family, and the template that writes it.
+NAMES = ("prefill-hopper", "hopper_prefill")
+#: Tiles of Q that are there.
+Q_TILES = 2
+#: Bytes that barriers and the compiler's own exchanges add.
+_MARGIN = 2048
+#: Columns of O and of S that a thread has registers for, by warpgroups.
+_MOST_COLUMNS = {1: 384, 2: 256, 3: 128}
+#: Blocks in flight that are worth their memory: more only wait.
+_STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillVariant:
+    """Warpgroups that multiply, and blocks in flight."""
+
+    family: str = "prefill-hopper"
+    #: Warpgroups of 64 rows.
+    warpgroups: int = 2
+    #: Keys of a block, and blocks of K, and of V, that are in flight.
+    tile_n: int = 64
+    kv_stages: int = 4
+    #: Sequences that a program looks at together to find its work.
+    planned: int = 128
+
+
+def shared_bytes(variant: HopperPrefillVariant, workload: Workload) -> int:
+    """Shared memory of the tiles: those of Q, and the rings of K and V."""
+    moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    return workload.dtype_bytes * (moving + Q_TILES * variant.warpgroups * ROWS * workload.head_dim_qk)
+
+
+def legality(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    if machine.tensor_kind != "wgmma":
+        return Verdict(
+            f"{machine.name} has no wgmma, which family prefill-hopper multiplies with", "use family serving"
+        )
+    need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
+    if need > limit:
+        return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
+    return LEGAL
+
+
+def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant``."""
+    if workload.dtype not in ("bf16", "fp16"):
+        return Verdict(
+            f"family prefill-hopper is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
+        )
+    for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
+        if width % PIECE or width > 192:
+            return Verdict(f"{name} must be 64, 128 or 192, got {width}", "use family serving")
+    if variant.warpgroups not in _MOST_COLUMNS:
+        return Verdict(f"warpgroups must be 1, 2 or 3, got {variant.warpgroups}", "use 2")
+    if variant.tile_n not in (32, 64, 128):
+        return Verdict(f"tile_n must be 32, 64 or 128, got {variant.tile_n}", "use 64")
+    columns, most = workload.head_dim_v + variant.tile_n, _MOST_COLUMNS[variant.warpgroups]
+    if columns > most:
+        return Verdict(
+            f"head_dim_v and tile_n together must be at most {most} with {variant.warpgroups} warpgroups, got {columns}",
+            "use a smaller tile_n or fewer warpgroups",
+        )
+    if variant.planned not in (32, 64, 128, 256):
+        return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 128")
+    return LEGAL
+
+
+def space(workload: Workload, machine: Machine) -> Iterator[HopperPrefillVariant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    for groups, (n, stages) in product((2, 3, 1), ((64, 4), (64, 3), (64, 2), (128, 2), (128, 3), (32, 4))):
+        found = HopperPrefillVariant(warpgroups=groups, tile_n=n, kv_stages=stages)
+        if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
+            yield found
+
+
+def chosen(workload: Workload, machine: Machine) -> HopperPrefillVariant:
+    """The variant to start from: two warpgroups, blocks of 64 keys, four of them in flight or as many as there is room for."""
+    room = (
+        int(machine["smem.per_cta_bytes"]) - _MARGIN - Q_TILES * 2 * ROWS * workload.head_dim_qk * workload.dtype_bytes
+    )
+    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    return HopperPrefillVariant(kv_stages=max(1, min(room // block, _STAGES)))

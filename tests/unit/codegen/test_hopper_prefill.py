@@ -1,0 +1,170 @@
+"""Hopper's prefill kernel in the emulator against float64: pages, caches, packed keys, masks, groups, tiles of several warpgroups.
+
+Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), and every access to shared memory is checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast.codegen.serving import generate_serving
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.serving import HOPPER_PREFILL, parse_serving, writable
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("greenlet")
+
+from support.serving import Made, Problem, error_of, make, outputs, parted  # noqa: E402
+
+import tilecast  # noqa: E402
+
+TWO = HopperPrefillVariant(kv_stages=2)
+NARROW = replace(TWO, tile_n=32, kv_stages=3)
+WIDE = replace(TWO, tile_n=128)
+THREE = replace(TWO, warpgroups=3, planned=32)
+ONE = replace(TWO, warpgroups=1, kv_stages=1)
+#: (queries, keys): two tiles and a bit, a decode that is others' business, more queries than keys, no keys, keys that end a block.
+CHUNKS = ((70, 200), (1, 90), (40, 33), (20, 0), (33, 128))
+
+
+def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
+    return Workload(head_dim_qk=dims[0], head_dim_v=dims[1], **more)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    made = {}
+
+    def of(variant: HopperPrefillVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
+        key = variant, dims, mode, seed
+        if key not in made:
+            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
+            path.write_text(generate_serving(work(dims), load_machine("h200-sxm"), variant).source)
+            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
+        return made[key]
+
+    return of
+
+
+def launch(module, problem: Problem, made: Made | None = None, sms: int = 3, **options):
+    """(what was made, out, lse) of a launch."""
+    made = make(problem) if made is None else made
+    out, lse = outputs(made, problem)
+    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+    module.launch(
+        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
+        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists, **options,
+    )  # fmt: skip
+    return made, out, lse
+
+
+PROBLEMS = [
+    *[(TWO, Problem(CHUNKS, layout=layout)) for layout in ("packed", "cache", "paged")],
+    *[(variant, Problem(CHUNKS, page=page)) for variant, page in ((TWO, 64), (TWO, 256), (NARROW, 16), (WIDE, 32), (WIDE, 256))],
+    *[(TWO, Problem(CHUNKS[:3], dims=dims, page=32)) for dims in ((128, 128), (192, 128))],
+    *[(TWO, Problem(((150, 300), (64, 64)), heads=heads, page=64)) for heads in ((2, 2), (3, 1), (14, 2))],
+    *[(TWO, Problem(((130, 300), (33, 90)), window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
+    (THREE, Problem(((130, 300), (33, 90)), heads=(2, 1), window=(50, 0))),
+    (ONE, Problem(CHUNKS)),
+    (TWO, Problem(CHUNKS, softcap=2.0, sinks=True)),
+    (TWO, Problem(((4, 5), (4, 190), (4, 0)), packed_q=False, layout="cache")),
+    # More sequences than a program plans at a time.
+    (THREE, Problem(((3, 5),) * 34 + ((30, 190),) * 3, heads=(1, 1), page=64)),
+    (TWO, Problem(CHUNKS, dtype="bfloat16", page=64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variant", "problem"), PROBLEMS, ids=lambda value: "")
+def test_is_attention(variant, problem, kernel) -> None:
+    made, out, lse = launch(kernel(variant, problem.dims), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_is_attention_whatever_goes_first(seed, kernel) -> None:
+    problem = Problem(CHUNKS)
+    made, out, lse = launch(kernel(TWO, problem.dims, "random", seed), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+def test_rows_that_outgrow_their_reference_and_factors_of_a_cache(kernel) -> None:
+    problem = Problem(((40, 300),), scale=8.0)
+    module, made = kernel(TWO, problem.dims), make(problem)
+    assert error_of(problem, *launch(module, problem, made)) <= 1.0
+    factors = {f"{name}_descale": torch.full((1, 1), value) for name, value in (("k", 0.5), ("v", 2.0))}
+    _, out, lse = launch(module, problem, made, **factors)
+    _, plain, plain_lse = launch(module, replace(problem, scale=4.0), made)
+    assert torch.allclose(lse, plain_lse, rtol=1e-5)
+    assert torch.allclose(out, plain * 2, rtol=1e-2, atol=1e-2)
+
+
+def test_a_sequence_gets_the_same_bits_alone_others_rows_stay_and_counters_are_left_at_zero(kernel) -> None:
+    together = Problem(CHUNKS, page=64)
+    module = kernel(TWO, together.dims)
+    made, out, lse = launch(module, together)
+    for number, (queries, keys) in enumerate(CHUNKS):
+        alone = Problem(((queries, keys),), page=64)
+        single, (q, k, v) = make(alone), made.sequences[number]
+        for pool, own in ((single.k, k), (single.v, v)):
+            for page in range(-(-keys // 64)):
+                rows = own[page * 64 : page * 64 + 64]
+                pool[int(single.lists["block_table"][0, page]), : len(rows)] = rows
+        single.q.copy_(q)
+        memory = [
+            torch.zeros(n, dtype=kind)
+            for n, kind in zip(module.scratch(1, 1, 4, queries, keys, 7), (torch.float32, torch.int32), strict=True)
+        ]
+        _, other, other_lse = launch(module, alone, single, sms=7, work=memory)
+        got, sums = list(parted(together, out, lse))[number]
+        assert torch.equal(other, got)
+        assert torch.equal(other_lse, sums)
+        assert not memory[1].any()
+    some = make(together)
+    few, few_lse = outputs(some, together)
+    few.fill_(7.0)
+    module.launch(some.q, some.k, some.v, few, few_lse, together.factor, max_seqlen_q=70, max_seqlen_k=200, window=(-1, 0), sms=3,
+                  rows=(65, 1 << 29), **some.lists)  # fmt: skip
+    rows = [got for got, _ in parted(together, few, few_lse)]
+    whole = [got for got, _ in parted(together, out, lse)]
+    for number, (queries, _) in enumerate(CHUNKS):
+        want = whole[number] if queries * 4 >= 65 else torch.full_like(whole[number], 7.0)
+        assert torch.equal(rows[number], want)
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)])
+def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
+    chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=512, seqlen_k=4096)
+    chosen = HOPPER_PREFILL.chosen(workload, chip)
+    assert writable(chosen, workload, chip).legal
+    assert parse_serving(variant_text(chosen), HOPPER_PREFILL.variant()) == chosen
+    assert all(writable(variant, workload, chip).legal for variant in HOPPER_PREFILL.space(workload, chip))
+
+
+@pytest.mark.parametrize(
+    ("dims", "machine", "knobs", "said"),
+    [
+        ((96, 96), "h200-sxm", "", "head_dim_qk must be 64, 128 or 192, got 96"),
+        ((128, 128), "b200", "", "has no wgmma"),
+        ((128, 128), "h200-sxm", "kv_stages=8", "shared memory needs"),
+        ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
+        ((128, 128), "h200-sxm", "warpgroups=3", "head_dim_v and tile_n together must be at most 128 with 3"),
+        ((64, 64), "h200-sxm", "warpgroups=4", "warpgroups must be 1, 2 or 3, got 4"),
+        ((128, 128), "h200-sxm", "planned=100", "planned must be 32, 64, 128 or 256"),
+        ((128, 128), "h200-sxm", "split_keys=512", "no knob 'split_keys'"),
+    ],
+)
+def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
+    with pytest.raises(VariantError, match=said):
+        generate_serving(work(dims), load_machine(machine), parse_serving(knobs, HopperPrefillVariant()))
+
+
+def test_refuses_more_heads_to_a_key_head_than_rows_are_dealt_with(kernel) -> None:
+    problem = Problem(((1, 3),), heads=(513, 1))
+    with pytest.raises(ValueError, match="q: expected at most 512 heads to a head of k, got 513"):
+        launch(kernel(TWO, problem.dims), problem)
