@@ -42,6 +42,7 @@ SLOTS = gl.constexpr(4)  # blocks of K and V that are in flight
 Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
+Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
 PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
 MOST_GROUP = 512  # query heads that share a key head
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
@@ -85,15 +86,16 @@ LOADED_ROWS = gl.constexpr(gl.SliceLayout(1, LOADED))
 FACT = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 FACT_READ = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
-# The sequences of a launch; its tensors of rows (strides in units of 8 elements).
+# The sequences of a launch; its tensors of rows (strides in units of 8 elements), and of those Q.
 Batch = namedtuple(
     "Batch",
     "cu_q cu_k used_k table slots stride_table count heads_kv group seqlen_q seqlen_k left right rows_min rows_max",
 )
 Rows = namedtuple(
     "Rows",
-    "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
+    "out lse sinks k_scales v_scales stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
+Queries = namedtuple("Queries", "q stride_b stride_s stride_h")
 # A tile: its sequence (-1: there is no other tile), key head, first row, and the lengths of the sequence.
 Item = namedtuple("Item", "b head_kv row q_len k_len")
 # What all rows of an item share: results, keys, what scores are multiplied by and capped at (None: they are not).
@@ -163,8 +165,11 @@ def make_ring(desc, PIECES: gl.constexpr):
 def make_q_ring(dtype: gl.constexpr):
     """A ring of Q_STAGES tiles, each the rows of its warpgroups; a thread of the load warp arrives when its copies have landed."""
     count: gl.constexpr = Q_STAGES * WARPGROUPS
-    tiles = gl.allocate_shared_memory(dtype, [count * QK_PIECES, ROWS, COLUMNS], gl.NVMMASharedLayout(128, 16, 2))
-    return Ring(tiles, tiles, barriers(count, 32), barriers(count, 1))
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    boxes = gl.allocate_shared_memory(dtype, [count * QK_PIECES * (ROWS // Q_ROWS), Q_ROWS, COLUMNS], layout)
+    reinterpret: gl.constexpr = boxes.reinterpret if REINTERPRET_IS_PUBLIC else boxes._reinterpret
+    tiles = reinterpret(dtype, [count * QK_PIECES, ROWS, COLUMNS], layout)
+    return Ring(tiles, boxes, barriers(count, 32), barriers(count, 1))
 
 
 @gluon.jit
@@ -242,21 +247,21 @@ def item_of(batch, first, ends, done, number):
 
 @gluon.jit
 def queries_and_heads(batch, item, row, each):
-    """(query, query head) of rows ``row`` + ``each``, which are at most TILE_M."""
+    """(query of row ``row``, how many queries later that of each is, query head) of rows ``row`` + ``each``, which are at most TILE_M."""
     group = own_copy(batch.group)
     query = row // group
     each = row - query * group + each
-    more = each * ((1 << 20) // group + 1) >> 20  # exact: each * group < 1 << 20, and no division for each row
-    return query + more, item.head_kv * group + (each - more * group)
+    later = each * ((1 << 20) // group + 1) >> 20  # exact: each * group < 1 << 20, and no division for each row
+    return query, later, item.head_kv * group + (each - later * group)
 
 
 @gluon.jit
-def starts(batch, item, stride_b, stride_s):
-    """Where the rows of a sequence begin, 64 bits: a tensor may hold more than 2^31 elements."""
+def start_of(batch, item, query, stride_b, stride_s):
+    """Where a query of a sequence begins, 64 bits: a tensor may hold more than 2^31 elements."""
     start = item.b.to(gl.int64) * stride_b
     if batch.cu_q is not None:
         start = gl.load(batch.cu_q + item.b).to(gl.int64) * stride_s
-    return start
+    return start + query.to(gl.int64) * stride_s
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -468,19 +473,20 @@ def load_block(ring, n, desc, pages, head, token, PIECES: gl.constexpr):
 
 
 @gluon.jit
-def load_q(q, number, item, row, rows, batch):
+def load_q(q, number, item, row, queries, batch):
     """Copy ROWS rows of Q as tile ``number``; rows that are none become zeros."""
-    each = gl.arange(0, ROWS, layout=COPIED_ROWS)
-    there = row + each < item.q_len * batch.group
-    query, head = queries_and_heads(batch, item, row, each)
-    start = starts(batch, item, rows.stride_qb * 8, rows.stride_qs * 8)
-    offsets = query.to(gl.int64) * (rows.stride_qs * 8) + head * (rows.stride_qh * 8)
     slot = number % q.full.shape[0]
     mbarrier.wait(q.empty.index(slot), number // q.full.shape[0] & 1 ^ 1)
     columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
-    for piece in gl.static_range(QK_PIECES):
-        at = rows.q + start + (offsets[:, None] + (piece * COLUMNS + columns)[None, :])
-        copy_rows(q.tiles.index(slot * QK_PIECES + piece), at, mask=there[:, None])
+    for part in range(ROWS // Q_ROWS):
+        each = part * Q_ROWS + gl.arange(0, Q_ROWS, layout=COPIED_ROWS)
+        there = row + each < item.q_len * batch.group
+        query, later, head = queries_and_heads(batch, item, row, each)
+        first = queries.q + start_of(batch, item, query, queries.stride_b * 8, queries.stride_s * 8)
+        offsets = later * (queries.stride_s * 8) + head * (queries.stride_h * 8)
+        for piece in gl.static_range(QK_PIECES):
+            box = q.boxes.index((slot * QK_PIECES + piece) * (ROWS // Q_ROWS) + part)
+            copy_rows(box, first + (offsets[:, None] + (piece * COLUMNS + columns)[None, :]), mask=there[:, None])
     async_copy.mbarrier_arrive(q.full.index(slot), increment_count=False)
 
 
@@ -506,7 +512,7 @@ def told(items, turn):
 
 
 @gluon.jit
-def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE: gl.constexpr):
+def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE: gl.constexpr):
     """Copies Q, K and V of a tile, key blocks from the last to the first."""
     low, high = edges(batch, item, item.row, TILE_M)
     begin, end = key_blocks(batch, item, low, high)
@@ -524,7 +530,7 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE: 
         if step == 0:
             # After the first K block: the slots of K and V free up before those of Q do.
             for g in gl.static_range(WARPGROUPS):
-                load_q(q, turn * WARPGROUPS + g, item, item.row + g * ROWS, rows, batch)
+                load_q(q, turn * WARPGROUPS + g, item, item.row + g * ROWS, queries, batch)
             tell(items, turn, item)
         ahead = pages
         key -= TILE_N
@@ -539,7 +545,7 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE: 
 
 
 @gluon.jit
-def load_role(k_desc, v_desc, q, k, v, items, rows, batch, taken, PAGE: gl.constexpr):
+def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr):
     """Takes tiles until there are none, and copies Q, K and V of them into shared memory."""
     batch = Batch(
         batch.cu_q,
@@ -558,40 +564,17 @@ def load_role(k_desc, v_desc, q, k, v, items, rows, batch, taken, PAGE: gl.const
         own_copy(batch.rows_min),
         own_copy(batch.rows_max),
     )
-    rows = Rows(
-        rows.q,
-        rows.out,
-        rows.lse,
-        rows.sinks,
-        rows.k_scales,
-        rows.v_scales,
-        own_copy(rows.stride_qb),
-        own_copy(rows.stride_qs),
-        own_copy(rows.stride_qh),
-        own_copy(rows.stride_ob),
-        own_copy(rows.stride_os),
-        own_copy(rows.stride_oh),
-        own_copy(rows.stride_lb),
-        own_copy(rows.stride_ls),
-        own_copy(rows.stride_lh),
-        own_copy(rows.stride_kb),
-        own_copy(rows.stride_kg),
-        own_copy(rows.stride_vb),
-        own_copy(rows.stride_vg),
-        rows.scale_log2,
-        rows.cap_log2,
-    )
+    queries = Queries(queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h))
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
     for first in range(0, batch.count, PLANNED):
         ends = ends_of(batch, first, done, PLANNED, 1)
         total = gl.max(ends, 0)
         while number < total:
-            # Who is done takes the next: tiles differ in how many keys they see.
-            following = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
             item = item_of(batch, first, ends, done, number)
-            n = load_item(item, turn, n, k_desc, v_desc, q, k, v, items, rows, batch, PAGE)
+            n = load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE)
             turn += 1
-            number = following
+            # Who is done takes the next: tiles differ in how many keys they see.
+            number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
         done = total
     for g in gl.static_range(WARPGROUPS):
         mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
@@ -657,11 +640,11 @@ def pass_blocks(n, count, k, v):
 
 
 @gluon.jit
-def store_lse(rows, batch, lse, item, query, head, there):
+def store_lse(rows, batch, lse, item, query, later, head, there):
     """Log-sum-exp of ROWS rows."""
-    at = starts(batch, item, own_copy(rows.stride_lb), own_copy(rows.stride_ls))
-    places = query.to(gl.int64) * own_copy(rows.stride_ls) + head.to(gl.int64) * own_copy(rows.stride_lh)
-    gl.store(rows.lse + at + places, lse, mask=there)
+    stride_s = own_copy(rows.stride_ls)
+    first = rows.lse + start_of(batch, item, query, own_copy(rows.stride_lb), stride_s)
+    gl.store(first + (later * stride_s + head.to(gl.int64) * own_copy(rows.stride_lh)), lse, mask=there)
 
 
 @gluon.jit
@@ -669,16 +652,14 @@ def store_rows(rows, batch, o, factor, item, row, COLUMN: gl.constexpr):
     """O times a number per row, a piece that starts at ``COLUMN`` of the head."""
     layout: gl.constexpr = store_layout(o.shape[1])
     each = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    query, head = queries_and_heads(batch, item, own_copy(row), each)
+    query, later, head = queries_and_heads(batch, item, own_copy(row), each)
     stride_s = own_copy(rows.stride_os) * 8
-    start = starts(batch, item, own_copy(rows.stride_ob) * 8, stride_s)
-    offsets = query.to(gl.int64) * stride_s + head * (own_copy(rows.stride_oh) * 8)
+    first = rows.out + start_of(batch, item, query, own_copy(rows.stride_ob) * 8, stride_s)
+    offsets = later * stride_s + head * (own_copy(rows.stride_oh) * 8)
     columns = COLUMN + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
     o = scaled(o, factor).to(rows.out.dtype.element_ty)
     there = own_copy(row) + each < item.q_len * own_copy(batch.group)
-    gl.store(
-        rows.out + start + (offsets[:, None] + columns[None, :]), gl.convert_layout(o, layout), mask=there[:, None]
-    )
+    gl.store(first + (offsets[:, None] + columns[None, :]), gl.convert_layout(o, layout), mask=there[:, None])
 
 
 @gluon.jit
@@ -698,8 +679,8 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     low, high = edges(batch, item, own_row, ROWS)
     first, end = key_blocks(batch, item, low, high)
     n = pass_blocks(n, cta_end - end, k, v)
-    query, _ = queries_and_heads(batch, item, own_row, gl.arange(0, ROWS, layout=SCORE_ROWS))
-    row = Positions(low, high, query + (item.k_len - item.q_len))
+    query, later, _ = queries_and_heads(batch, item, own_row, gl.arange(0, ROWS, layout=SCORE_ROWS))
+    row = Positions(low, high, query + later + (item.k_len - item.q_len))
 
     # The first block has no P V to go with.
     q_number = own_copy(turn * WARPGROUPS + g)
@@ -739,12 +720,12 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     # Results of the rows while the last P V runs.
     each = gl.arange(0, ROWS, layout=SCORE_ROWS)
     there = own_copy(own_row) + each < item.q_len * own_copy(batch.group)
-    query, head = queries_and_heads(batch, item, own_copy(own_row), each)
+    query, later, head = queries_and_heads(batch, item, own_copy(own_row), each)
     inverse, lse = row_results(statistics, row, problem, rows.sinks, head, there)
     if rows.v_scales is not None:
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
-        store_lse(rows, batch, lse, item, query, head, there)
+        store_lse(rows, batch, lse, item, query, later, head, there)
     o = warpgroup_mma_wait(0, deps=o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
@@ -816,15 +797,11 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         rows_max,
     )
     rows = Rows(
-        q_ptr,
         out,
         lse,
         sinks,
         k_scales,
         v_scales,
-        stride_qb,
-        stride_qs,
-        stride_qh,
         stride_ob,
         stride_os,
         stride_oh,
@@ -838,6 +815,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         scale_log2,
         cap_log2,
     )
+    queries = Queries(q_ptr, stride_qb, stride_qs, stride_qh)
     gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     q = make_q_ring(k_desc.dtype)
     k = make_ring(k_desc, QK_PIECES)
@@ -849,8 +827,8 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, items, batch, rows, CAPPED)),
         (consumer_role, (1, q, k, v, items, batch, rows, CAPPED)),
-        (load_role, (k_desc, v_desc, q, k, v, items, rows, batch, arrived, PAGE)),
-    ], [4, 1], [200, 104])  # fmt: skip
+        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE)),
+    ], [4, 1], [216, 80])  # fmt: skip
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
