@@ -10,6 +10,7 @@ from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.variants.unfused import UnfusedVariant
@@ -20,7 +21,13 @@ BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "n
 
 
 def variant_text(
-    variant: Variant | Fa2BackwardVariant | Fa3BackwardVariant | ServingVariant | HopperServingVariant | AppendVariant,
+    variant: Variant
+    | Fa2BackwardVariant
+    | Fa3BackwardVariant
+    | ServingVariant
+    | HopperServingVariant
+    | HopperPrefillVariant
+    | AppendVariant,
 ) -> str:
     """The variant as --variant takes it: family first, then every knob."""
     knobs = (f"{f.name}={_plain(getattr(variant, f.name))}" for f in fields(variant))

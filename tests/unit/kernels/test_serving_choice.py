@@ -32,7 +32,7 @@ def cache(*shape: int):
 def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(found) -> None:
     decode, prefill = found((9, 0), 128, cache(4, 16, 1, 128))
     assert decode == (0, 64, "hopper_serving")
-    assert prefill == (65, registry.NO_LIMIT, "triton_serving")
+    assert prefill == (65, registry.NO_LIMIT, "hopper_prefill")
 
 
 @pytest.mark.parametrize("k", [cache(0, 16, 1, 128), cache(4, 16, 1, 128).expand(4, 16, 2, 128)])
