@@ -171,7 +171,7 @@ typedef enum { POINTER, MAP, F32, F64, I32, I64 } Kind;
 typedef struct {
   CUtensorMap map;  // of the tensor at `address`
   int type, rank, swizzle, fill;
-  bool small;  // Triton 3.9 mends maps of small tensors for drivers up to 13.1
+  bool small;  // Triton mends maps of small tensors from 3.7 on, for drivers up to 13.1
   cuuint64_t shape[5], strides[5];
   cuuint32_t box[5];
 } Map;

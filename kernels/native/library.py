@@ -14,7 +14,7 @@ import torch
 VARIABLE = "TILECAST_LAUNCH"
 #: Releases of Triton whose launches launch.c repeats: what parameters are and how, attributes, tensor maps.  Others launch
 #: themselves.
-TRITONS = ((3, 6), (3, 9))
+TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 _SOURCE = Path(__file__).with_name("launch.c")
 
 

@@ -26,7 +26,7 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 128
 #: More clusters of programs and more shared memory need attributes that Triton sets for them.
 _MOST_CLUSTER, _MOST_SHARED = 8, 228 * 1024
 _TMA_TF32 = 11
-_MENDS_SMALL_MAPS = (3, 9)
+_MENDS_SMALL_MAPS = (3, 7)
 
 
 class _UnknownError(Exception):

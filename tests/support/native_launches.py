@@ -307,6 +307,22 @@ def check_facts() -> None:
     assert facts(tuple(x for _ in range(80)), False) is None  # too many to look at
 
 
+def check_without_the_exchange_table() -> None:
+    """PyTorch before 2.10: addresses by data_ptr, and facts are Python's."""
+    from tilecast.kernels.again import facts_of
+    from tilecast.kernels.native.library import library
+
+    native = library()
+    fast, slow = starters(compiled(), TENSORS, 3)
+    tensors, _ = call()
+    assert native.know(torch.Tensor, None) is False
+    try:
+        assert native.facts(tuple(tensors), False) is None and facts_of(tuple(tensors), False) is not None
+        assert said(fast, *tensors) == said(slow, *tensors)
+    finally:
+        assert native.know(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__) is True
+
+
 def main() -> None:
     global stub
     stub = install(Path(sys.argv[1]))
