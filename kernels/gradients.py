@@ -72,7 +72,9 @@ def gradients(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    run = torch.ops.tilecast.attention_backward if _grad_enabled() or watched(dout) or watched(q) else _run
+    # Not where somebody watches, or wants gradients of these: then it is the dispatcher's.
+    plain = type(dout) is _tensor and not _grad_enabled() and not watched(q)
+    run = _run if plain else torch.ops.tilecast.attention_backward
     found = run(dout, q, k, v, out, lse, dlse, *ctx.options)
     return (*found, None, None, None, None)
 
