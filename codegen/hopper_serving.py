@@ -85,7 +85,7 @@ class HopperServingKernel:
         return f', "maxnreg": {_REGISTERS // _THREADS // 8 * 8}'
 
     @property
-    def worker_registers(self) -> tuple[int, int]:
+    def worker_registers(self) -> tuple[int, ...]:
         """Registers of a thread of the warpgroup that merges, and of the load warp; the matrix warpgroup has the rest."""
         return 168, 104
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import hopper_prefill, hopper_serving, triton_portable, triton_serving
+from tilecast.codegen import hopper_mla, hopper_prefill, hopper_serving, triton_portable, triton_serving
 from tilecast.codegen.hopper_prefill import HopperPrefillKernel
 from tilecast.codegen.hopper_serving import HopperServingKernel
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_serving import ServingKernel
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
@@ -19,7 +20,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.serving import TRITON_SERVING, find_serving, writable
 
-AnyServing = ServingVariant | HopperServingVariant | HopperPrefillVariant
+AnyServing = ServingVariant | HopperServingVariant | HopperPrefillVariant | HopperMlaVariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +66,7 @@ def _template(
         return hopper_serving.TEMPLATE, hopper_serving.context(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperPrefillVariant):
         return hopper_prefill.TEMPLATE, hopper_prefill.context(variant, workload), hopper_prefill.TARGETS
+    if isinstance(variant, HopperMlaVariant):
+        return hopper_mla.TEMPLATE, hopper_mla.context(variant, workload), hopper_mla.TARGETS
     # Any variant runs on all of them: tiles come by pointers.
     return triton_serving.TEMPLATE, triton_serving.context(variant, workload), triton_portable.targets(False)

@@ -102,7 +102,7 @@ def _shipped(row: dict[str, object]) -> Shipped:
     heads = _HIDDEN // dim if _HIDDEN % dim == 0 else 16
     # Serving kernels are for groups of 4 query heads, `queries` of them a sequence.
     queries, group = (int(str(row["queries"])), 4) if "queries" in row else (length, 1)
-    if "latent=1" in str(row["variant"]).split(","):
+    if row["family"] == "hopper_mla" or "latent=1" in str(row["variant"]).split(","):
         heads, group = 1, 64
     work = Workload(max(1, _TOKENS // length), heads * group, heads, queries, length, dim, dim_v, mask,
                     _WINDOW if mask == "window" else None, str(row.get("dtype", "bf16")))  # fmt: skip

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants import hopper_mla, hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
@@ -18,7 +19,7 @@ from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-V = TypeVar("V", ServingVariant, HopperServingVariant, HopperPrefillVariant)
+V = TypeVar("V", ServingVariant, HopperServingVariant, HopperPrefillVariant, HopperMlaVariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,17 @@ HOPPER_PREFILL = ServingFamily(
     *hopper_prefill.NAMES, "prefill on Hopper: K and V by the copy engine, wgmma, in Gluon", HopperPrefillVariant,
     hopper_prefill.legality, hopper_prefill.writable, hopper_prefill.space, hopper_prefill.chosen,
 )  # fmt: skip
-_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING, HOPPER_PREFILL)
+HOPPER_MLA = ServingFamily(
+    *hopper_mla.NAMES, "latent attention (MLA) on Hopper: keys copied once, wgmma, O in two warpgroups, in Gluon", HopperMlaVariant,
+    hopper_mla.legality, hopper_mla.writable, hopper_mla.space, hopper_mla.chosen,
+)  # fmt: skip
+_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING, HOPPER_PREFILL, HOPPER_MLA)
 
 
 def writable(
-    variant: ServingVariant | HopperServingVariant | HopperPrefillVariant, workload: Workload, machine: Machine
+    variant: ServingVariant | HopperServingVariant | HopperPrefillVariant | HopperMlaVariant,
+    workload: Workload,
+    machine: Machine,
 ) -> Verdict:
     """Whether a kernel of ``variant`` can be written: legal, and within what its template writes."""
     family = find_serving(variant.family)

@@ -303,7 +303,7 @@ def _serving(
     work: Mapping[str, Any], dtype: str, capability: int, sms: int, knobs: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and options of ``launch`` of a serving kernel: queries packed, keys in the smallest pages of what the kernel is for."""
-    narrow, latent = "cache_bits=8" in knobs, "latent=1" in knobs
+    narrow, latent = "cache_bits=8" in knobs, "latent=1" in knobs or "family=mla-hopper" in knobs
     page = _LATENT_PAGE if latent else _PAGE
     kinds = ("torch.uint8", 1) if narrow else (dtype, 2)
     batch, heads_kv, rows, keys = work["batch"], work["heads_kv"], work["seqlen_q"], work["seqlen_k"]

@@ -26,6 +26,7 @@ from tilecast.emulator.values.memory_layouts import (
     MBarrierLayout,
     PaddedSharedLayout,
     SharedLayout,
+    panels_abreast,
     same_places,
 )
 from tilecast.emulator.values.tensors import Int, Tensor, raw
@@ -177,6 +178,9 @@ class Shared:
         here, size = self.program.here(), int(np.prod(new)) * kind.bits // 8
         if size > self.a.nbytes:
             raise BoundsError(f"{here}: {self.name}, {self.shape} of {self.dtype}, is too small for {new} of {kind}")
+        abreast = panels_abreast(self.layout, to, self.shape, new, self.dtype.bits, kind.bits)
+        if abreast > 1 and self.a.flags.c_contiguous:
+            return self._abreast(abreast, new, to)
         if (
             not same_places(self.layout, to, self.shape, new, self.dtype.bits, kind.bits)
             or not self.a.flags.c_contiguous
@@ -192,6 +196,15 @@ class Shared:
         return made
 
     _reinterpret = reinterpret
+
+    def _abreast(self, count: int, shape: Sequence[int], layout: Any) -> Shared:
+        """Each ``count`` tiles side by side."""
+
+        def turned(x: Any) -> Any:
+            return x[: shape[0] * count].reshape(shape[0], count, *x.shape[1:]).transpose(0, 2, 1, 3)
+
+        cells = turned(self.by_element())
+        return Turned(self.view(turned(self.a), cells, layout), shape, cells.reshape(shape))
 
     def gather(self, indices: Tensor, axis: Any) -> Tensor:
         """Elements along an axis by number, into registers with the layout of the numbers."""
@@ -308,6 +321,13 @@ class Turned(Shared):
     def __init__(self, parent: Shared, shape: Sequence[int], cells: Any) -> None:
         self._parent, self._extents = parent, list(shape)
         super().__init__(parent.program, None, cells, parent.name, parent.layout, parent._division, parent._copy_cells)
+
+    def index(self, i: Any) -> Shared:
+        """One slot, as it is when it is used; outside, one that raises BoundsError then."""
+        if self._parent.a.shape[0] != self._extents[0]:
+            return super().index(i)
+        made = self._parent.index(i)
+        return made if isinstance(made, Outside) else Turned(made, self._extents[1:], self.cells[int(i)])
 
     @property
     def a(self) -> Any:

@@ -178,6 +178,19 @@ def same_places(one: Any, other: Any, shape: Sequence[int], new: Sequence[int], 
     return type(one) is type(other) and list(shape) == list(new) and bits == new_bits
 
 
+def panels_abreast(one: Any, other: Any, shape: Sequence[int], new: Sequence[int], bits: int, new_bits: int) -> int:
+    """How many tiles of ``shape``, one after the other, are a tile of ``new``, which is as high: 0 where they are none.
+
+    Rows wider than the swizzle lie in panels of its width, each with all rows.
+    """
+    if not (isinstance(one, NvmmaSharedLayout) and isinstance(other, NvmmaSharedLayout)):
+        return 0
+    alike = one.pattern() == other.pattern() and not one.transposed and bits == new_bits
+    if not alike or len(shape) != 3 or len(new) != 3 or shape[1] != new[1] or shape[2] * bits != 8 * one.swizzle:
+        return 0
+    return 0 if new[2] % shape[2] else new[2] // shape[2]
+
+
 class MBarrierLayout(SharedLayout):
     """Barriers: one in each CTA, or one for those whose bits of the CTA's number the bases leave out."""
 

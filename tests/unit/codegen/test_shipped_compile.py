@@ -123,6 +123,9 @@ def check(outcome: Outcome, case: Case) -> None:
     if case.module.startswith("hopper_serve"):
         # Addresses of the warpgroup that merges, before roles part.
         assert outcome.stack_bytes <= 64
+    if case.module.startswith("hopper_mla"):
+        # Four warpgroups leave 128 registers at launch: what is kept across items is, none of the steady loop.
+        assert outcome.stack_bytes <= 320
     if case.module.startswith("triton_tma_bwd"):
         assert outcome.stack_bytes <= MOST_SPILLED
 

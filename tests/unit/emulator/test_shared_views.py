@@ -87,6 +87,22 @@ gl.store(c + places(16, 32), slot.reshape([4, 8, 4, 4]).permute([1, 0, 2, 3]).re
     assert (turned == x.reshape(4, 8, 4, 4).transpose(1, 0, 2, 3).reshape(16, 32)).all()
 
 
+def test_panels_are_seen_side_by_side_as_one_wide_tile(tmp_path: Path) -> None:
+    """What the copy engine brought in pieces as wide as the swizzle is one operand of the tensor core."""
+    x, out = np.arange(4 * 16 * 64, dtype=np.float16).reshape(4, 16, 64), np.zeros((16, 128), np.float16)
+    body = """
+pieces = gl.allocate_shared_memory(gl.float16, [4, 16, 64], gl.NVMMASharedLayout(128, 16, 2))
+wide = pieces.reinterpret(gl.float16, [2, 16, 128], gl.NVMMASharedLayout(128, 16, 2)).index(1)
+for i in gl.static_range(4):
+    pieces.index(i).store(gl.load(a + i * 1024 + places(16, 64)))
+gl.store(b + places(16, 128), wide.load(WIDE))
+"""
+    launch(tmp_path, body, x, out)
+    assert (out == np.hstack([x[2], x[3]])).all()
+    with pytest.raises(UnsupportedError, match="each byte keeps its place"):
+        launch(tmp_path, body.replace("[2, 16, 128]", "[4, 8, 128]").replace("(16, 128)", "(8, 128)"), x, out)
+
+
 def test_a_type_that_would_move_swizzled_bytes_is_refused(tmp_path: Path) -> None:
     body = """
 slot = gl.allocate_shared_memory(gl.float32, [32, 32], gl.NVMMASharedLayout(128, 32, 2))

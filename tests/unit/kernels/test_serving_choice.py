@@ -45,3 +45,16 @@ def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     assert found(capability, dim, cache(4, 16, 1, dim)) == [
         (0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving"),
     ]  # fmt: skip
+
+
+def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None:
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    q, k = torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), cache(4, 64, 1, 576)
+    found = operator._find(q, k, 576, 512)
+    for kernels, family in (
+        (found.of(k, k[..., :512]), "hopper_mla"),
+        (found.of(k[:0], k[:0, ..., :512]), "triton_serving"),
+    ):
+        ((first, last, launcher, _),) = kernels
+        assert (first, last, launcher._module.TILECAST["family"]) == (0, registry.NO_LIMIT, family)

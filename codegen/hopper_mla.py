@@ -1,0 +1,77 @@
+"""What the template of Hopper's kernel for latent attention (MLA) needs to know: decoding with one latent key head, in Gluon.
+
+Python decides here, `templates/hopper_mla.py.j2` only writes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilecast.codegen.hopper_serving import HopperServingKernel
+from tilecast.model.kernel.header import dims_text
+from tilecast.model.kernel.variants.hopper_mla import KEYS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper_serving import ROWS
+from tilecast.model.kernel.workload import Workload
+
+TEMPLATE = "hopper_mla.py.j2"
+TARGETS = ("sm_90a",)
+
+
+@dataclass(frozen=True, slots=True)
+class HopperMlaKernel(HopperServingKernel):
+    """Everything `TEMPLATE` reads except the header, as ``k``."""
+
+    latent: ClassVar[bool] = True
+
+    @property
+    def half(self) -> int:
+        """Columns of V and O that a warpgroup has."""
+        return self.head_dim_v // 2
+
+    @property
+    def parked_bases(self) -> list[list[int]]:
+        """Where a thread's registers of half of O lie in memory: rows and columns of a pair, then each 8 columns' 512 numbers."""
+        return [[1], [2], *([512 << bit] for bit in range((self.half // 8).bit_length() - 1))]
+
+    @property
+    def register_option(self) -> str:
+        """What the options of a launch say about registers: 65536 for the threads of four warpgroups."""
+        return ', "maxnreg": 128'
+
+    @property
+    def worker_registers(self) -> tuple[int, ...]:
+        """Registers of a thread of the warpgroups of O's right half and of the merge, and of the load warp; the first has the rest."""
+        return 160, 104, 40
+
+
+def context(variant: HopperMlaVariant, workload: Workload) -> HopperMlaKernel:
+    """The kernel of a legal variant."""
+    return HopperMlaKernel(
+        title=f"Latent attention (MLA) on Hopper for head_dim {dims_text(workload)}: decoding with one key head, split over keys",
+        description=_description(variant),
+        head_dim_qk=workload.head_dim_qk,
+        head_dim_v=workload.head_dim_v,
+        tile_n=KEYS,
+        kv_stages=variant.kv_stages,
+        split_keys=variant.split_keys,
+        split_keys_of_many=variant.split_keys_of_many,
+        many_heads=variant.many_heads,
+        whole_keys=variant.whole_keys,
+        most_splits=variant.most_splits,
+        most_items=variant.most_splits,
+        merged=variant.most_splits,
+        planned=variant.planned,
+    )
+
+
+def _description(variant: HopperMlaVariant) -> str:
+    lines = [
+        "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
+        f"A load warp copies blocks of {KEYS} latent keys, {variant.kv_stages} at a time; a warpgroup makes the scores of {ROWS} rows "
+        "and the left half of O, another one the right half, and a third one merges splits.",
+        "Sequences of up to 4 queries are split, whatever else is in the batch, and the program that finishes a tile last merges its "
+        "splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
+    ]
+    return textwrap.fill("  ".join(lines), 120)

@@ -1,0 +1,148 @@
+"""Hopper's kernel for latent attention in the emulator against float64: pages, caches, masks, parts of heads, splits, chunks.
+
+Whatever lies beyond a sequence's keys is NaN or infinite (`support.serving`), and every access to shared memory is checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast.codegen.serving import generate_serving
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.serving import HOPPER_MLA, parse_serving, writable
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("greenlet")
+
+from support.serving import Problem, error_of, make, outputs, parted  # noqa: E402
+
+import tilecast  # noqa: E402
+
+#: Small splits, so that small problems have many.
+SMALL = HopperMlaVariant(split_keys=64, split_keys_of_many=128, whole_keys=64)
+STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
+MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
+#: Narrow heads take a quarter of the time: one piece to a half of V.
+NARROW = (192, 128)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    made = {}
+
+    def of(variant: HopperMlaVariant, dims: tuple[int, int], mode: str = "late", seed: int = 0):
+        key = variant, dims, mode, seed
+        if key not in made:
+            path = tmp_path_factory.mktemp("kernels") / f"made{len(made)}.py"
+            work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1])
+            path.write_text(generate_serving(work, load_machine("h200-sxm"), variant).source)
+            made[key] = tilecast.emulated(str(path), machine="h200", mode=mode, seed=seed)
+        return made[key]
+
+    return of
+
+
+def launch(module, problem: Problem, sms: int = 3, made=None):
+    """(what was made, out, lse) of a launch."""
+    made = make(problem) if made is None else made
+    out, lse = outputs(made, problem)
+    most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+    module.launch(
+        made.q, made.k, made.v, out, lse, problem.factor, sinks=made.sinks, max_seqlen_q=max(most_q, 1),
+        max_seqlen_k=max(most_k, 1), window=problem.window, softcap=problem.softcap, sms=sms, **made.lists,
+    )  # fmt: skip
+    return made, out, lse
+
+
+def latent(lengths, heads: int = 16, dims: tuple[int, int] = NARROW, **more) -> Problem:
+    return Problem(lengths, heads=(heads, 1), dims=dims, latent=True, **{"page": 64, **more})
+
+
+PROBLEMS = [
+    (SMALL, latent(STEP, heads=128, sinks=True, softcap=2.0)),
+    *[(SMALL, latent(MANY, page=page)) for page in (16, 128)],
+    *[(SMALL, latent(STEP, layout=layout)) for layout in ("packed", "cache")],
+    *[(SMALL, latent(MANY[:2], window=window)) for window in ((100, 0), (13, 7))],
+    # More queries than are split, tiles that begin inside a token's heads, and more rows than a tile of few has.
+    (SMALL, latent(((70, 90), (5, 200), (1, 150)), heads=24)),
+    (replace(SMALL, kv_stages=3), latent(MANY[1:])),
+    # The real width: tiles of four pieces abreast.
+    (SMALL, latent(((1, 90), (2, 40), (1, 600)), dims=(576, 512))),
+    (SMALL, latent(((2, 300),), heads=128, dims=(576, 512), dtype="bfloat16", packed_q=False)),
+]
+
+
+@pytest.mark.parametrize(("variant", "problem"), PROBLEMS, ids=lambda value: "")
+def test_is_attention(variant, problem, kernel) -> None:
+    made, out, lse = launch(kernel(variant, problem.dims), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_is_attention_whatever_goes_first(seed, kernel) -> None:
+    problem = latent(MANY)
+    made, out, lse = launch(kernel(SMALL, problem.dims, "random", seed), problem)
+    assert error_of(problem, made, out, lse) <= 1.0
+
+
+def test_a_sequence_gets_the_same_bits_alone_and_with_its_heads_in_other_parts(kernel) -> None:
+    """128 heads are two parts in a batch on few SMs, and eight parts of 16 where there are SMs for them."""
+    together = latent(((1, 200), (2, 130)), heads=128)
+    module = kernel(SMALL, together.dims)
+    made, out, lse = launch(module, together)
+    for number, (got, sums) in enumerate(parted(together, out, lse)):
+        alone = latent((together.lengths[number],), heads=128)
+        single = make(alone)
+        own = made.sequences[number][1]
+        for page in range(-(-len(own) // 64)):
+            rows = own[page * 64 : page * 64 + 64]
+            single.k[int(single.lists["block_table"][0, page]), : len(rows)] = rows
+        single.q.copy_(made.sequences[number][0])
+        sizes = module.scratch(1, 1, 128, *alone.lengths[0], 132)
+        work = [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)]
+        single.lists["work"] = work
+        _, other, other_lse = launch(module, alone, 132, single)
+        assert torch.equal(other, got)
+        assert torch.equal(other_lse, sums)
+        assert not work[1].any()
+
+
+def test_the_chosen_variant_can_be_written_and_round_trips() -> None:
+    chip = load_machine("h200-sxm")
+    workload = Workload(batch=2, heads_q=128, heads_kv=1, seqlen_q=1, seqlen_k=8192, head_dim_qk=576, head_dim_v=512)
+    chosen = HOPPER_MLA.chosen(workload, chip)
+    assert writable(chosen, workload, chip).legal
+    assert parse_serving(variant_text(chosen), HOPPER_MLA.variant()) == chosen
+    space = list(HOPPER_MLA.space(workload, chip))
+    assert chosen in space
+    assert all(writable(variant, workload, chip).legal for variant in space)
+
+
+@pytest.mark.parametrize(
+    ("dims", "machine", "knobs", "said"),
+    [
+        ((128, 128), "h200-sxm", "", "head_dim_v of 128, 256 or 512 and a wider head_dim_qk in steps of 64, got 128/128"),
+        ((576, 512), "b200", "", "has no wgmma"),
+        ((576, 512), "h200-sxm", "kv_stages=3", "shared memory needs"),
+        ((576, 512), "h200-sxm", "split_keys=500", "split_keys must be a power of two of at least 64, got 500"),
+        ((576, 512), "h200-sxm", "most_splits=32", "most_splits must be 2, 4, 8 or 16, got 32"),
+    ],
+)  # fmt: skip
+def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
+    work = Workload(head_dim_qk=dims[0], head_dim_v=dims[1])
+    with pytest.raises(VariantError, match=said):
+        generate_serving(work, load_machine(machine), parse_serving(knobs, HopperMlaVariant()))
+
+
+def test_refuses_values_that_are_no_columns_of_the_keys(kernel) -> None:
+    problem = latent(((1, 40),))
+    made = make(problem)
+    made.v = made.v.clone()
+    with pytest.raises(ValueError, match="v the first columns of k"):
+        launch(kernel(SMALL, problem.dims), problem, made=made)
