@@ -12,10 +12,17 @@ from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS, HopperServingVariant
+from tilecast.model.kernel.variants.hopper_serving import (
+    PIECE,
+    ROWS,
+    HopperServingE4m3Variant,
+    HopperServingVariant,
+    piece_e4m3,
+)
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_serving.py.j2"
+TEMPLATE_E4M3 = "hopper_serving_e4m3.py.j2"
 TARGETS = ("sm_90a",)
 #: Arguments of serving kernels on Hopper: pointers and descriptors, strides, strides of a cache's factors, factors of scores.
 POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
@@ -45,8 +52,8 @@ def own_copies(name: str, fields: str, numbers: Iterable[str]) -> str:
     return ", ".join(f"own_copy({name}.{field})" if field in own else f"{name}.{field}" for field in fields.split())
 
 
-#: Registers of an SM, and threads of a program: two warpgroups, and the one that the load warp is of.
-_REGISTERS, _THREADS = 65536, 384
+#: Registers of an SM.
+_REGISTERS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +75,35 @@ class HopperServingKernel:
     merged: int
     planned: int
     tile_m: ClassVar[int] = ROWS
-    #: Columns of a piece.
-    piece: ClassVar[int] = PIECE
     #: Programs of an SM, and how many times as many a launch has: each takes items until there are none.
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
+    #: The type of Q in shared memory.
+    q_dtype: ClassVar[str] = "k_desc.dtype"
+    #: Warps of the roles beside the one that multiplies.
+    worker_warps: ClassVar[tuple[int, ...]] = (4, 1)
     #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
     described: ClassVar[bool] = True
     whole: ClassVar[bool] = False
 
     @property
+    def piece(self) -> int:
+        """Columns of a piece of K and V."""
+        return PIECE
+
+    @property
+    def all_made(self) -> str:
+        """The pieces of O when all products are done."""
+        waited = "warpgroup_mma_wait(0, deps=made)"
+        return f"({waited},)" if self.head_dim_v == self.piece else waited
+
+    @property
     def register_option(self) -> str:
         """What the options of a launch say about registers."""
-        return f', "maxnreg": {_REGISTERS // _THREADS // 8 * 8}'
+        warps = 4 + sum(-(-warps // 4) * 4 for warps in self.worker_warps)
+        return f', "maxnreg": {_REGISTERS // (32 * warps) // 8 * 8}'
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
@@ -126,35 +147,83 @@ class HopperServingKernel:
         return in_lines(", ".join(names), "def attention(", "):")
 
 
+@dataclass(frozen=True, slots=True)
+class HopperServingE4m3Kernel(HopperServingKernel):
+    """The same for `TEMPLATE_E4M3`, whose caches hold e4m3 bytes."""
+
+    wide_stages: int
+    #: Whether a softmax runs while P V of the block before does.
+    overlapped: bool
+    narrow: ClassVar[bool] = True
+    q_dtype: ClassVar[str] = "q_ptr.dtype.element_ty"
+    worker_warps: ClassVar[tuple[int, ...]] = (4, 4, 1)
+
+    @property
+    def piece(self) -> int:
+        """Columns of a piece of K and V: 128 bytes where both have them."""
+        return piece_e4m3(self.head_dim_qk, self.head_dim_v)
+
+    @property
+    def worker_registers(self) -> tuple[int, ...]:
+        """Registers of a thread of the warpgroup that merges, of the one that widens, and of the load warp."""
+        return 152, 96, 88
+
+
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
     """The kernel of a legal variant."""
-    return HopperServingKernel(
-        title=_title(workload),
-        description=_description(variant),
-        head_dim_qk=workload.head_dim_qk,
-        head_dim_v=workload.head_dim_v,
-        tile_n=variant.tile_n,
-        kv_stages=variant.kv_stages,
-        split_keys=variant.split_keys,
-        split_keys_of_many=variant.split_keys_of_many,
-        many_heads=variant.many_heads,
-        whole_keys=variant.whole_keys,
-        most_splits=variant.most_splits,
-        most_items=variant.most_items,
-        merged=variant.merged,
-        planned=variant.planned,
+    return HopperServingKernel(_title(workload), _description(variant), **_knobs(variant, workload))
+
+
+def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> HopperServingE4m3Kernel:
+    """The kernel of a legal variant for caches of e4m3."""
+    title, description = _title(workload, "e4m3 caches, "), _description_e4m3(variant)
+    return HopperServingE4m3Kernel(
+        title, description, **_knobs(variant, workload), wide_stages=variant.wide_stages, overlapped=variant.overlapped == 1
+    )  # fmt: skip
+
+
+def _knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
+    return {
+        "head_dim_qk": workload.head_dim_qk,
+        "head_dim_v": workload.head_dim_v,
+        "tile_n": variant.tile_n,
+        "kv_stages": variant.kv_stages,
+        "split_keys": variant.split_keys,
+        "split_keys_of_many": variant.split_keys_of_many,
+        "many_heads": variant.many_heads,
+        "whole_keys": variant.whole_keys,
+        "most_splits": variant.most_splits,
+        "most_items": variant.most_items,
+        "merged": variant.merged,
+        "planned": variant.planned,
+    }
+
+
+def _title(workload: Workload, caches: str = "") -> str:
+    return f"Decoding on Hopper for {caches}head_dim {dims_text(workload)}: attention to paged, packed or cached keys, split over keys"
+
+
+def _description_e4m3(variant: HopperServingE4m3Variant) -> str:
+    loading = (
+        f"A load warp copies blocks of {variant.tile_n} keys, bytes of e4m3, into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
+        f"warpgroup makes tiles of 16-bit numbers of them, which hold the same values; another one owns {ROWS} rows, the query heads of one "
+        "key head for consecutive queries, and multiplies; another one merges."
     )
-
-
-def _title(workload: Workload) -> str:
-    return f"Decoding on Hopper for head_dim {dims_text(workload)}: attention to paged, packed or cached keys, split over keys"
+    return _described(loading)
 
 
 def _description(variant: HopperServingVariant) -> str:
+    loading = (
+        f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
+        f"warpgroup owns {ROWS} rows, the query heads of one key head for consecutive queries, and another one merges."
+    )
+    return _described(loading)
+
+
+def _described(loading: str) -> str:
     lines = [
         "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
-        f"A load warp copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
-        f"warpgroup owns {ROWS} rows, the query heads of one key head for consecutive queries, and another one merges.",
+        loading,
         f"Sequences of up to {ROWS} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
         "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
     ]

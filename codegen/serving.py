@@ -13,7 +13,7 @@ from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -62,6 +62,8 @@ def _template(
     variant: AnyServing, workload: Workload
 ) -> tuple[str, ServingKernel | HopperServingKernel | HopperPrefillKernel, tuple[str, ...]]:
     """The file that writes a variant, what it reads, and targets that the result runs on."""
+    if isinstance(variant, HopperServingE4m3Variant):
+        return hopper_serving.TEMPLATE_E4M3, hopper_serving.context_e4m3(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperServingVariant):
         return hopper_serving.TEMPLATE, hopper_serving.context(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperPrefillVariant):

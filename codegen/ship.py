@@ -48,6 +48,7 @@ _REGISTRY = (
     "seqlen_q_max",
     "triton_min",
     "cache",
+    "heads_kv_max",
     "dtypes",
 )
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
@@ -204,7 +205,8 @@ def _purpose_of_rows(kernel: Shipped) -> str:
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
     which = f"from {low} rows" if low else f"up to {high} rows" if high else "values in the keys"
-    return f"head_dim {dims}, {which}{cache}"
+    few = f", up to {kernel.facts['heads_kv_max']} key heads" if "heads_kv_max" in kernel.facts else ""
+    return f"head_dim {dims}, {which}{cache}{few}"
 
 
 def _devices(kernel: Shipped) -> str:

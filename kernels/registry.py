@@ -13,6 +13,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
      "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
+     "heads_kv_max": 3,                   optional, of serving kernels: key heads of a call up to which it is the best
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
@@ -24,7 +25,8 @@ needs more.  A serving module provides ``launch``, ``plan`` and
 ``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only
-facts of one sequence enter the choice (never batch or heads), so what a sequence gets does not depend on its company.
+facts of one sequence, or of the model as key heads are, enter the choice (never the batch), so what a sequence gets does not
+depend on its company.
 
 The environment variable TILECAST_FAMILY (read once) names a family to try before the others where it has a kernel, for
 instance blackwell_ws, which is not preferred until it has been measured.
@@ -50,7 +52,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "forecast")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "heads_kv_max", "forecast")
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -95,6 +97,8 @@ class Entry(Shipped):
     direction: str = "fwd"
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
     cache: str = ""
+    #: Of serving kernels, key heads up to which others do not go first.
+    heads_kv_max: int = NO_LIMIT
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -307,6 +311,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,
         cache=cache,
+        heads_kv_max=whole_number(row, "heads_kv_max", where) if "heads_kv_max" in row else NO_LIMIT,
     )
 
 

@@ -13,13 +13,13 @@ from tilecast.model.kernel.knobs import parse_knobs
 from tilecast.model.kernel.variants import hopper_mla, hopper_prefill, hopper_serving, serving
 from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-V = TypeVar("V", ServingVariant, HopperServingVariant, HopperPrefillVariant, HopperMlaVariant)
+V = TypeVar("V", ServingVariant, HopperServingVariant, HopperServingE4m3Variant, HopperPrefillVariant, HopperMlaVariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,21 @@ HOPPER_PREFILL = ServingFamily(
     *hopper_prefill.NAMES, "prefill on Hopper: K and V by the copy engine, wgmma, in Gluon", HopperPrefillVariant,
     hopper_prefill.legality, hopper_prefill.writable, hopper_prefill.space, hopper_prefill.chosen,
 )  # fmt: skip
+HOPPER_SERVING_E4M3 = ServingFamily(
+    *hopper_serving.NAMES_E4M3, "the same for caches of e4m3, which a warpgroup widens to 16 bits", HopperServingE4m3Variant,
+    hopper_serving.legality_e4m3, hopper_serving.writable_e4m3, hopper_serving.space_e4m3, hopper_serving.chosen_e4m3,
+)  # fmt: skip
 HOPPER_MLA = ServingFamily(
     *hopper_mla.NAMES, "latent attention (MLA) on Hopper: keys copied once, wgmma, O in two warpgroups, in Gluon", HopperMlaVariant,
     hopper_mla.legality, hopper_mla.writable, hopper_mla.space, hopper_mla.chosen,
 )  # fmt: skip
-_FAMILIES: tuple[ServingFamily[Any], ...] = (TRITON_SERVING, HOPPER_SERVING, HOPPER_PREFILL, HOPPER_MLA)
+_FAMILIES: tuple[ServingFamily[Any], ...] = (
+    TRITON_SERVING,
+    HOPPER_SERVING,
+    HOPPER_SERVING_E4M3,
+    HOPPER_PREFILL,
+    HOPPER_MLA,
+)
 
 
 def writable(
@@ -95,7 +105,7 @@ def _value(key: str, text: str, current: object) -> object:
         value = int(text)
     except ValueError:
         raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    least = 0 if key in ("registers", "whole_keys", "apart", "latent") else 1
+    least = 0 if key in ("registers", "whole_keys", "apart", "latent", "overlapped") else 1
     if key == "warps" and value not in (1, 2, 4, 8):
         raise VariantError(f"--variant: knob '{key}' takes one of 1, 2, 4, 8, got '{text}'")
     if not least <= value <= 65536:

@@ -1,9 +1,10 @@
 """Variants of Hopper's decoding kernel on the GPU at hand, beside the portable kernel that ships and FlashAttention-3.
 
-    python tools/h200_decode_variants.py OUT.csv [--fa3 LIBRARY] [--rounds 7] [--variant KNOBS]... [--points 10]
+    python tools/h200_decode_variants.py OUT.csv [--fp8] [--fa3 LIBRARY] [--rounds 7] [--variant KNOBS]... [--points 10]
 
 Each is a CUDA graph of one launch, L2 evicted before, all in turns; the table has medians, the range, and the largest difference
 from the portable kernel's output.  Variants are compiled first, each in a process of its own.  LIBRARY: see sweep_decode.py.
+--fp8: the kernels for caches of e4m3; FlashAttention-3 then takes queries of e4m3 as well, here queries stay bfloat16.
 """
 
 from __future__ import annotations
@@ -33,23 +34,30 @@ VARIANTS = (
     "kv_stages=3", "kv_stages=2", "tile_n=32,kv_stages=4", "tile_n=32,kv_stages=6", "split_keys_of_many=512", "kv_stages=4", "whole_keys=65536",
     "kv_stages=2,split_keys=256",
 )  # fmt: skip
+VARIANTS_E4M3 = (
+    "kv_stages=6",
+    "kv_stages=4",
+    "overlapped=1",
+    "overlapped=1,kv_stages=4,wide_stages=3",
+    "split_keys_of_many=2048",
+    "whole_keys=65536",
+)
 SHIPPED = "triton_serve_decode_d128"
 FIELDS = ("gpu", "date", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us", "low_us", "high_us", "tbs",
           "speedup_over_fa3", "largest_difference")  # fmt: skip
 
 
-def write(variant: str, path: Path) -> None:
+def write(variant: str, path: Path, fp8: bool) -> None:
     """The source of a variant."""
     from tilecast.codegen.serving import generate_serving
     from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import load_machine
-    from tilecast.model.serving import HOPPER_SERVING, parse_serving
+    from tilecast.model.serving import HOPPER_SERVING, HOPPER_SERVING_E4M3, parse_serving
 
     machine = load_machine("h200-sxm")
     work = Workload(heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=8192, head_dim_qk=DIM, head_dim_v=DIM, mask="causal")
-    path.write_text(
-        generate_serving(work, machine, parse_serving(variant, HOPPER_SERVING.chosen(work, machine))).source
-    )
+    chosen: Any = HOPPER_SERVING_E4M3.chosen(work, machine) if fp8 else HOPPER_SERVING.chosen(work, machine)
+    path.write_text(generate_serving(work, machine, parse_serving(variant, chosen)).source)
 
 
 def problem(pool: Any, batch: int, keys: int, page: int, heads: tuple[int, int]) -> dict[str, Any]:
@@ -82,16 +90,23 @@ def call_of(module: Any, x: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
     ), out  # fmt: skip
 
 
-def compile_here(path: Path) -> None:
+def compile_here(path: Path, fp8: bool) -> None:
     """Fill Triton's cache with a file, for both sizes of pages."""
     import torch
     from sweep_backward import load
 
     module = load(path)
-    pool = [torch.zeros(1 << 21, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    pool = [torch.zeros(1 << 21, device="cuda", dtype=torch.uint8 if fp8 else torch.bfloat16) for _ in range(2)]
     for page in sorted({point[2] for point in POINTS}):
         call_of(module, problem(pool, 1, 1024, page, (8, 1)))[0]()
     torch.cuda.synchronize()
+
+
+def fa3_kind(pool: Any) -> Any:
+    """What FlashAttention-3 calls the elements of a pool of bytes; None for other pools."""
+    import torch
+
+    return torch.float8_e4m3fn if pool[0].dtype == torch.uint8 else None
 
 
 def measure(
@@ -111,7 +126,12 @@ def measure(
         except Exception as error:  # one variant that fails must not cost the others
             print(f"{point} {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
     if fa3 is not None:
-        graphs["fa3"] = graph_of(lambda: fa3(x["q"], x["k"], x["v"], x["lengths"], x["table"], x["starts"]))
+        kind = fa3_kind(pool)
+        theirs = [
+            x["q"] if kind is None else x["q"].to(kind),
+            *(x[n] if kind is None else x[n].view(kind) for n in "kv"),
+        ]
+        graphs["fa3"] = graph_of(lambda: fa3(*theirs, x["lengths"], x["table"], x["starts"]))
     found = times_us(graphs, rounds, evict)
     theirs = statistics.median(found["fa3"]) if fa3 is not None else None
     for name, values in found.items():
@@ -125,11 +145,13 @@ def measure(
             "kernel": name,
         }
         row |= {"us": round(median, 2), "low_us": round(min(values), 2), "high_us": round(max(values), 2)}
-        row["tbs"] = round(batch * keys * heads[1] * DIM * 4 / median * 1e-6, 3)
+        row["tbs"] = round(batch * keys * heads[1] * DIM * 2 * pool[0].element_size() / median * 1e-6, 3)
         if theirs is not None:
             row["speedup_over_fa3"] = round(theirs / median, 3)
         if name in outs:
-            row["largest_difference"] = f"{float((outs[name].float() - outs[SHIPPED].float()).abs().max()):.1e}"
+            row["largest_difference"] = (
+                f"{float((outs[name].float() - next(iter(outs.values())).float()).abs().max()):.1e}"
+            )
         rows.append(row)
         print({key: row[key] for key in row if key != "page"}, flush=True)
     return rows
@@ -142,10 +164,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--variant", action="append", help="knobs; again for more")
     parser.add_argument("--points", type=int, default=len(POINTS), help="how many of the points, from the first")
+    parser.add_argument("--fp8", action="store_true", help="caches of e4m3")
     parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.compile_only:
-        compile_here(given.out)
+        compile_here(given.out, given.fp8)
         return
     import torch
     import triton
@@ -157,20 +180,24 @@ def main() -> None:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         paths = {}
-        for number, variant in enumerate(given.variant or VARIANTS):
+        for number, variant in enumerate(given.variant or (VARIANTS_E4M3 if given.fp8 else VARIANTS)):
             paths[variant] = Path(folder) / f"decode_{number}.py"
-            write(variant, paths[variant])
-        shipped = importlib.import_module(f"{PACKAGE}.{SHIPPED}")
+            write(variant, paths[variant], given.fp8)
+        name = f"{SHIPPED}_e4m3" if given.fp8 else SHIPPED
+        shipped = importlib.import_module(f"{PACKAGE}.{name}")
         files = [Path(str(shipped.__file__)), *paths.values()]
-        running = [subprocess.Popen([sys.executable, __file__, str(path), "--compile-only"]) for path in files]
+        options = ["--compile-only", *(["--fp8"] if given.fp8 else [])]
+        running = [subprocess.Popen([sys.executable, __file__, str(path), *options]) for path in files]
         for one in running:
             one.wait()
         print(f"compiled {len(files)} files in {time.perf_counter() - started:.0f} s", flush=True)
-        modules = {SHIPPED: shipped, **{variant: load(path) for variant, path in paths.items()}}
+        modules = {name: shipped, **{variant: load(path) for variant, path in paths.items()}}
         fa3 = load_fa3(given.fa3) if given.fa3 else None
         points = POINTS[: given.points]
         longest = max(batch * keys * heads[1] for batch, keys, _, heads in points) * DIM
         pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        if given.fp8:
+            pool = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pool]
         evict = torch.empty((256 << 20) // 4, dtype=torch.int32, device="cuda")
         same = {"gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": triton.__version__}  # fmt: skip
         with given.out.open("w", newline="", encoding="utf-8") as file:

@@ -27,14 +27,18 @@ Kernels = tuple[tuple[int, int, Launcher, Any], ...]
 
 @dataclass(frozen=True)
 class _Found:
-    """The kernels of a problem, and those for caches that ``refusal`` of one of them gives a reason not to take."""
+    """The kernels of a problem, and those for caches of more key heads, or that ``refusal`` of one of them gives a reason not to
+    take."""
 
     kernels: Kernels
     refusal: Callable[[Any, Any], str] | None
     others: Kernels
+    heads_kv_max: int = registry.NO_LIMIT
 
     def of(self, k: Any, v: Any) -> Kernels:
         """The kernels for a cache."""
+        if k.shape[-2] > self.heads_kv_max:
+            return self.others
         return self.others if self.refusal is not None and self.refusal(k, v) else self.kernels
 
 
@@ -162,7 +166,7 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
         names = {e.module for e in choosy}
         rest = tuple(e for e in _entries(k) if e.module not in names)
         others = _launchers(_candidates(q, k, dim, dim_v, rest), device)
-        found = _Found(kernels, _module(choosy[0]).refusal, others)
+        found = _Found(kernels, _module(choosy[0]).refusal, others, min(e.heads_kv_max for e in choosy))
     else:
         found = _Found(kernels, None, ())
     _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = found

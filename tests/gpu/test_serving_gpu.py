@@ -102,6 +102,21 @@ def test_random_problems(seed) -> None:
     assert error_of(problem, made, *call(problem, made)) <= 1.0
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_caches_of_bytes(seed) -> None:
+    draw = random.Random(seed)
+    heads_kv = draw.choice([1, 2, 4])
+    problem = Problem(
+        tuple((draw.choice([1, 1, 1, 2, 4, 8]), draw.randrange(0, 3000)) for _ in range(draw.randrange(1, 9))),
+        heads=(heads_kv * draw.choice([1, 2, 4, 8]), heads_kv), dims=[(64, 64), (128, 128), (192, 128)][seed % 3],
+        page=draw.choice([16, 32, 64, 128, 256]), window=draw.choice([(-1, 0), (-1, -1), (100, 0)]), softcap=draw.choice([0.0, 20.0]),
+        sinks=draw.random() < 0.3, dtype=draw.choice(["float16", "bfloat16"]), narrow=True, seed=seed,
+    )  # fmt: skip
+    made = make(problem, "cuda")
+    factors = {name: made.lists.pop(name) for name in ("k_descale", "v_descale")}
+    assert error_of(problem, made, *call(problem, made, **factors)) <= 1.0
+
+
 def test_same_bits_alone_in_a_batch_and_again() -> None:
     """Random batches out of one pool of pages: a sequence's bits depend on nobody else."""
     everyone = Problem(

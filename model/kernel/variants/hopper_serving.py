@@ -16,17 +16,21 @@ from tilecast.model.machine.machine import Machine
 
 #: The family, and the template that writes it.
 NAMES = ("serving-hopper", "hopper_serving")
+#: The same for caches of e4m3, in which a warpgroup of its own, between the load warp and the matrix warpgroup, makes 16-bit tiles
+#: of the bytes: wgmma multiplies 16-bit queries with nothing else.
+NAMES_E4M3 = ("serving-hopper-e4m3", "hopper_serving_e4m3")
 #: Rows of a tile: the M of wgmma.
 ROWS = 64
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.
 _MARGIN = 1024
+#: Tiles of Q.
 _Q_TILES = 2
 #: Bytes of K and V in flight that were fastest at head_dim 128.
 _IN_FLIGHT = 3 << 15
-#: Registers of O that a thread has room for, beside S, P and addresses.
-_MOST_COLUMNS = 256
+#: Registers of O that a thread has room for, beside S, P and addresses, and, from e4m3 caches, beside the role that widens.
+_MOST_COLUMNS, _MOST_COLUMNS_E4M3 = 256, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,14 @@ def shared_bytes(variant: HopperServingVariant, workload: Workload) -> int:
 
 def legality(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
+    return fits(variant.family, shared_bytes(variant, workload), machine)
+
+
+def fits(family: str, tiles: int, machine: Machine) -> Verdict:
+    """Whether the machine multiplies as ``family`` does and has shared memory for ``tiles`` bytes of tiles."""
     if machine.tensor_kind != "wgmma":
-        return Verdict(
-            f"{machine.name} has no wgmma, which family serving-hopper multiplies with", "use family serving"
-        )
-    need, limit = shared_bytes(variant, workload) + _MARGIN, machine["smem.per_cta_bytes"]
+        return Verdict(f"{machine.name} has no wgmma, which family {family} multiplies with", "use family serving")
+    need, limit = tiles + _MARGIN, machine["smem.per_cta_bytes"]
     if need > limit:
         return over_limit("shared memory", need, limit, "bytes", "use fewer kv_stages or a smaller tile_n")
     return LEGAL
@@ -78,12 +85,12 @@ def writable(variant: HopperServingVariant, workload: Workload, machine: Machine
     """Whether the template can write a legal ``variant`` that computes what it should."""
     if workload.dtype not in ("bf16", "fp16"):
         return Verdict(
-            f"family serving-hopper is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
+            f"family {variant.family} is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
         )
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width % PIECE or width > _MOST_COLUMNS:
             return Verdict(
-                f"{name} must be a multiple of {PIECE} up to {_MOST_COLUMNS} for family serving-hopper, got {width}", "use family serving"
+                f"{name} must be a multiple of {PIECE} up to {_MOST_COLUMNS} for family {variant.family}, got {width}", "use family serving"
             )  # fmt: skip
     if variant.tile_n not in (32, 64, 128):
         return Verdict(f"tile_n must be 32, 64 or 128, got {variant.tile_n}", "use 64")
@@ -126,3 +133,76 @@ def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
     stages = max(1, min(room // block, -(-_IN_FLIGHT // block)))
     merged = 16 if workload.head_dim_v <= 128 else 4
     return HopperServingVariant(kv_stages=stages, merged=merged, most_splits=min(128, merged**2))
+
+
+@dataclass(frozen=True, slots=True)
+class HopperServingE4m3Variant(HopperServingVariant):
+    """Blocks of bytes in flight (``kv_stages``), blocks of 16-bit tiles, and how keys are split."""
+
+    family: str = "serving-hopper-e4m3"
+    kv_stages: int = 6
+    #: Bits of an element of K and V: 8, and nothing else.
+    cache_bits: int = 8
+    #: Blocks of 16-bit tiles, of K and of V.
+    wide_stages: int = 2
+    #: 1: a softmax runs while P V of the block before does, Q in registers; emulated and compiled, not run on a GPU yet.
+    overlapped: int = 0
+
+
+def piece_e4m3(head_dim_qk: int, head_dim_v: int) -> int:
+    """Columns of a piece of a block: 128 bytes where both heads are a multiple of that, 64 otherwise."""
+    return 2 * PIECE if head_dim_qk % (2 * PIECE) == head_dim_v % (2 * PIECE) == 0 else PIECE
+
+
+def shared_bytes_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> int:
+    """Shared memory of the tiles: two of Q, and the rings of K and V as bytes and in 16 bits."""
+    moving = variant.kv_stages + workload.dtype_bytes * variant.wide_stages
+    columns = workload.head_dim_qk + workload.head_dim_v
+    return moving * variant.tile_n * columns + workload.dtype_bytes * _Q_TILES * ROWS * workload.head_dim_qk
+
+
+def legality_e4m3(variant: HopperServingE4m3Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    return fits(variant.family, shared_bytes_e4m3(variant, workload), machine)
+
+
+def writable_e4m3(variant: HopperServingE4m3Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant`` that computes what it should."""
+    verdict = writable(variant, workload, machine)
+    if not verdict.legal:
+        return verdict
+    if workload.head_dim_v > _MOST_COLUMNS_E4M3:
+        return over_limit("head_dim_v", workload.head_dim_v, _MOST_COLUMNS_E4M3, "columns", "use family serving")
+    if variant.cache_bits != 8:
+        return Verdict(f"cache_bits must be 8, got {variant.cache_bits}", "use family serving-hopper")
+    if variant.overlapped not in (0, 1):
+        return Verdict(f"overlapped must be 0 or 1, got {variant.overlapped}", "use 0")
+    if variant.overlapped and workload.head_dim_qk > _MOST_COLUMNS_E4M3:
+        return over_limit(
+            "head_dim_qk with overlapped=1", workload.head_dim_qk, _MOST_COLUMNS_E4M3, "columns: Q is in registers", "use overlapped=0"
+        )  # fmt: skip
+    if variant.wide_stages < 2:
+        return Verdict(
+            f"wide_stages must be 2 or more, got {variant.wide_stages}: a block is multiplied while another is widened", "use 2"
+        )  # fmt: skip
+    return LEGAL
+
+
+def space_e4m3(workload: Workload, machine: Machine) -> Iterator[HopperServingE4m3Variant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    for (n, stages), wide, split, many in product(
+        ((64, 6), (64, 4), (64, 8), (32, 8), (32, 12), (128, 2)), (2, 3), (512, 256, 1024), (1024, 512, 2048)
+    ):
+        found = HopperServingE4m3Variant(
+            tile_n=n, kv_stages=stages, wide_stages=wide, split_keys=split, split_keys_of_many=many
+        )
+        if legality_e4m3(found, workload, machine).legal and writable_e4m3(found, workload, machine).legal:
+            yield found
+
+
+def chosen_e4m3(workload: Workload, machine: Machine) -> HopperServingE4m3Variant:
+    """The variant to start from: as many bytes of K and V in flight as the kernel for 16-bit caches has, where there is room."""
+    block = 64 * (workload.head_dim_qk + workload.head_dim_v)
+    other = shared_bytes_e4m3(HopperServingE4m3Variant(kv_stages=0), workload) + _MARGIN
+    stages = max(1, min((int(machine["smem.per_cta_bytes"]) - other) // block, -(-_IN_FLIGHT // block)))
+    return HopperServingE4m3Variant(kv_stages=stages)

@@ -12,11 +12,11 @@ import pytest
 
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.serving import HOPPER_SERVING, parse_serving, writable
+from tilecast.model.serving import HOPPER_SERVING, HOPPER_SERVING_E4M3, parse_serving, writable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
@@ -36,10 +36,21 @@ SMALL = HopperServingVariant(
     merged=4,
     planned=32,
 )
+E4M3 = HopperServingE4m3Variant(
+    kv_stages=3,
+    split_keys=64,
+    split_keys_of_many=128,
+    many_heads=2,
+    whole_keys=64,
+    most_splits=16,
+    merged=4,
+    planned=32,
+)
 NARROW = replace(SMALL, tile_n=32, split_keys=32, split_keys_of_many=32, kv_stages=3)
 WIDE = replace(SMALL, tile_n=128, split_keys=128)
 STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
 MANY = ((1, 700), (3, 450), (1, 64), (1, 65))
+FEW = ((1, 300), (3, 250), (1, 65))
 
 
 def work(dims: tuple[int, int] = (64, 64), **more: int) -> Workload:
@@ -73,6 +84,16 @@ def launch(module, problem: Problem, made: Made | None = None, sms: int = 3):
     return made, out, lse
 
 
+def stored(made: Made, number: int):
+    """(q, k, v) of a sequence as memory holds them."""
+    q, *rest = made.sequences[number]
+    if made.k.dtype != torch.uint8:
+        return q, *rest
+    # Exact: float32 holds the products of numbers of four bits and factors of two.
+    factors = [made.lists[name][number][None, :, None] for name in ("k_descale", "v_descale")]
+    return q, *((x / f).to(torch.float8_e4m3fn).view(torch.uint8) for x, f in zip(rest, factors, strict=True))
+
+
 PROBLEMS = [
     *[(SMALL, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(SMALL, Problem(MANY, page=page)) for page in (32, 64, 128, 256)],
@@ -89,6 +110,20 @@ PROBLEMS = [
     # More sequences than a program plans at a time; the last of them are split.
     (SMALL, Problem(((1, 3),) * 34 + ((1, 190),) * 3, heads=(1, 1), packed_q=False, page=64)),
     (SMALL, Problem(MANY, dtype="bfloat16", page=64)),
+    # Bytes of e4m3, NaN (0x7f) beyond a sequence's keys; factors of each sequence and head.
+    *[(E4M3, Problem(STEP, layout=layout, dtype=dtype, narrow=True))
+      for layout, dtype in (("packed", "float16"), ("cache", "bfloat16"), ("paged", "bfloat16"))],
+    *[(E4M3, Problem(FEW, dims=dims, page=page, dtype="bfloat16", narrow=True))
+      for dims, page in (((128, 128), 32), ((128, 128), 256), ((192, 128), 64))],
+    (E4M3, Problem(FEW, dims=(128, 128), heads=(16, 2), page=64, sinks=True, softcap=2.0, narrow=True)),
+    (E4M3, Problem(FEW, dims=(128, 128), window=(100, 0), page=64, dtype="bfloat16", narrow=True)),
+    (E4M3, Problem(((16, 200), (17, 200), (40, 300)), page=64, narrow=True)),
+    *[(replace(E4M3, tile_n=n, split_keys=split, wide_stages=wide), Problem(FEW, page=16, narrow=True))
+      for n, split, wide in ((32, 32, 3), (128, 128, 2))],
+    # Items of more blocks than any ring has slots.
+    *[(replace(E4M3, whole_keys=2048, wide_stages=wide, overlapped=overlapped), Problem(((1, 700), (1, 40)), page=64, narrow=True))
+      for wide, overlapped in ((2, 0), (3, 0), (2, 1))],
+    (replace(E4M3, overlapped=1), Problem(STEP, dims=(128, 128), dtype="bfloat16", softcap=2.0, narrow=True)),
 ]  # fmt: skip
 
 
@@ -99,20 +134,23 @@ def test_is_attention(variant, problem, kernel) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_is_attention_whatever_goes_first(seed, kernel) -> None:
-    problem = Problem(MANY)
-    made, out, lse = launch(kernel(SMALL, problem.dims, "random", seed), problem)
+@pytest.mark.parametrize("variant", [SMALL, E4M3, replace(E4M3, overlapped=1)], ids=["16 bits", "e4m3", "overlapped"])
+def test_is_attention_whatever_goes_first(variant, seed, kernel) -> None:
+    problem = Problem(FEW, narrow=variant is not SMALL)
+    made, out, lse = launch(kernel(variant, problem.dims, "random", seed), problem)
     assert error_of(problem, made, out, lse) <= 1.0
 
 
-def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(kernel) -> None:
-    together = Problem(MANY, page=64)
-    module = kernel(SMALL, together.dims)
+@pytest.mark.parametrize("variant", [SMALL, E4M3], ids=["16 bits", "e4m3"])
+def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(variant, kernel) -> None:
+    together = Problem(MANY, page=64, narrow=variant is E4M3)
+    module = kernel(variant, together.dims)
     made, out, lse = launch(module, together)
     for number, (got, sums) in enumerate(parted(together, out, lse)):
-        q, k, v = made.sequences[number]
-        alone = Problem((MANY[number],), page=64)
+        q, k, v = stored(made, number)
+        alone = Problem((MANY[number],), page=64, narrow=together.narrow)
         single = make(alone)
+        single.lists |= {name: made.lists[name][number : number + 1] for name in made.lists if name.endswith("descale")}
         assert module.scratch(1, 1, 4, MANY[number][0], MANY[number][1], 3)[1] >= 1
         pages = -(-MANY[number][1] // 64)
         for pool, own in ((single.k, k), (single.v, v)):
@@ -131,13 +169,17 @@ def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(kerne
         assert not work_memory[1].any()
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
-def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
+@pytest.mark.parametrize(
+    ("family", "dims"),
+    [*[(HOPPER_SERVING, (d, d)) for d in (64, 128, 256)], *[(HOPPER_SERVING_E4M3, (d, d)) for d in (64, 128)]]
+    + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3)],
+)
+def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None:
     chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
-    chosen = HOPPER_SERVING.chosen(workload, chip)
+    chosen = family.chosen(workload, chip)
     assert writable(chosen, workload, chip).legal
-    assert parse_serving(variant_text(chosen), HOPPER_SERVING.variant()) == chosen
-    assert all(writable(variant, workload, chip).legal for variant in HOPPER_SERVING.space(workload, chip))
+    assert parse_serving(variant_text(chosen), family.variant()) == chosen
+    assert all(writable(variant, workload, chip).legal for variant in family.space(workload, chip))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +193,18 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
         ((128, 128), "h200-sxm", "merged=8", "most_splits must be at most 64"),
         ((128, 128), "h200-sxm", "family=serving", "expected knobs of family serving-hopper, got family 'serving'"),
         ((128, 128), "h200-sxm", "warps=8", "no knob 'warps'"),
+        ((128, 128), "h200-sxm", "e4m3,kv_stages=9", "shared memory needs"),
+        ((64, 64), "h200-sxm", "e4m3,cache_bits=16", "cache_bits must be 8, got 16: use family serving-hopper"),
+        ((64, 256), "h200-sxm", "e4m3,kv_stages=1", "head_dim_v needs 256 columns"),
+        ((64, 64), "h200-sxm", "e4m3,wide_stages=1", "wide_stages must be 2 or more"),
+        ((192, 128), "h200-sxm", "e4m3,overlapped=1,kv_stages=1", "head_dim_qk with overlapped=1 needs 192 columns"),
+        ((64, 64), "b200", "e4m3", "has no wgmma, which family serving-hopper-e4m3 multiplies with"),
     ],
 )
 def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
+    base = HopperServingE4m3Variant() if knobs.startswith("e4m3") else HopperServingVariant()
     with pytest.raises(VariantError, match=said):
-        generate_serving(work(dims), load_machine(machine), parse_serving(knobs, HopperServingVariant()))
+        generate_serving(work(dims), load_machine(machine), parse_serving(knobs.removeprefix("e4m3"), base))
 
 
 @pytest.mark.parametrize("made", ["no keys", "heads that are one", "last stride"])

@@ -121,8 +121,8 @@ def check(outcome: Outcome, case: Case) -> None:
         assert outcome.shared_bytes <= CONSUMER_SHARED or case.target != "sm_80"
         assert outcome.stack_bytes <= MOST_SPILLED_SERVING.get(case.module, 136)
     if case.module.startswith("hopper_serve"):
-        # Addresses of the warpgroup that merges, before roles part.
-        assert outcome.stack_bytes <= 64
+        # Addresses of the warpgroup that merges, before roles part; of four warpgroups a thread has fewer registers until then.
+        assert outcome.stack_bytes <= (96 if case.module.endswith("_e4m3") else 64)
     if case.module.startswith("hopper_mla"):
         # Four warpgroups leave 128 registers at launch: what is kept across items is, none of the steady loop.
         assert outcome.stack_bytes <= 320

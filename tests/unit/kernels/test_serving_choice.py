@@ -25,17 +25,31 @@ def found(monkeypatch):
     return of
 
 
-def cache(*shape: int):
-    return torch.zeros(shape, dtype=torch.bfloat16)
+def cache(*shape: int, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
 
 
-def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(found) -> None:
-    decode, prefill = found((9, 0), 128, cache(4, 16, 1, 128))
-    assert decode == (0, 64, "hopper_serving")
-    assert prefill == (65, registry.NO_LIMIT, "hopper_prefill")
+@pytest.mark.parametrize(
+    ("dtype", "families"),
+    [(torch.bfloat16, ["hopper_serving", "hopper_prefill"]), (torch.uint8, ["hopper_serving_e4m3", "triton_serving"])],
+)
+def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(
+    found, dtype, families
+) -> None:
+    decode, prefill = found((9, 0), 128, cache(4, 16, 1, 128, dtype=dtype))
+    assert decode == (0, 64, families[0])
+    assert prefill == (65, registry.NO_LIMIT, families[1])
 
 
-@pytest.mark.parametrize("k", [cache(0, 16, 1, 128), cache(4, 16, 1, 128).expand(4, 16, 2, 128)])
+@pytest.mark.parametrize(
+    "k",
+    [
+        cache(0, 16, 1, 128),
+        cache(4, 16, 1, 128).expand(4, 16, 2, 128),
+        cache(0, 16, 1, 128, dtype=torch.uint8),
+        cache(4, 16, 4, 128, dtype=torch.uint8),
+    ],
+)
 def test_other_caches_go_to_the_portable_kernels(found, k) -> None:
     assert found((9, 0), 128, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
 
