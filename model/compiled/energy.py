@@ -33,13 +33,15 @@ def clock_of(code: KernelCode, work: Workload, machine: Machine, seen: CompiledF
 
 
 def settled_clock(
-    code: KernelCode, work: Workload, machine: Machine, regime: str = "sustained", cycles: float | None = None
-) -> Clock:
+    code: KernelCode, work: Workload, machine: Machine, regime: str = "sustained", cycles: float | None = None,
+    near_mhz: float | None = None,
+) -> Clock:  # fmt: skip
     """The clock of ``regime`` ("sustained" or "short") for launches back to back; CodeError as `forecast`.
 
-    With ``cycles`` a launch takes those (measured ones, say) instead of what it is forecast to take.
+    With ``cycles`` a launch takes those (measured ones, say) instead of what it is forecast to take.  ``near_mhz`` is where to
+    begin: near the clock that is found a kernel is simulated once.
     """
-    mhz = machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
+    mhz = near_mhz or machine["chip.clock_max_mhz"] * machine["power.tensor_clock_share"]
     seen = forecast(code, work, machine, mhz)
     # What is executed and moved does not depend on the clock; only the cycles do.
     drawn = activity(code, work, machine, seen)

@@ -72,7 +72,7 @@ def evaluate_compiled(
 def _whole_tiles(
     code: KernelCode, workload: Workload, machine: Machine, clock: str | float, before: Evaluation
 ) -> Evaluation:
-    settled = _clock(code, workload, machine, clock)
+    settled = _clock(code, workload, machine, clock, before.clock.mhz)
     seen = forecast(code, workload, machine, settled.mhz)
     hertz = settled.mhz * 1e6
     chip, loop_before = _chip(seen, workload, machine, settled.mhz, before)
@@ -85,9 +85,9 @@ def _whole_tiles(
     )  # fmt: skip
 
 
-def _clock(code: KernelCode, workload: Workload, machine: Machine, clock: str | float) -> Clock:
+def _clock(code: KernelCode, workload: Workload, machine: Machine, clock: str | float, near_mhz: float) -> Clock:
     if isinstance(clock, str):
-        return settled_clock(code, workload, machine, clock)
+        return settled_clock(code, workload, machine, clock, near_mhz=near_mhz)
     seen = forecast(code, workload, machine, clock)
     memory = seen.memory_cycles / (clock * 1e6)
     return fixed(machine, activity(code, workload, machine, seen), length(seen.cycles, memory), clock)

@@ -111,11 +111,11 @@ def hopper_cta(
     return Cta(programs, tuple(copies))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=512)
 def _hopper_program(
     code_of: Same[tuple[Stretch, ...]], variant: Fa3Variant, warpgroup: int, tiles: tuple[TileCounts, ...]
 ) -> Program:
-    """Kept for a moment: the same CTA is run from more than one start."""
+    """Kept: the same CTA is run from more than one start, and on machines that differ in a fact."""
     stretches = code_of.value
     query = f"Q{warpgroup}"
     turn: list[Tag | None] = [("turn", 0)] if variant.ping_pong and variant.warpgroups > 1 else []

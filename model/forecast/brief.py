@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilecast.model.forecast.binding import critical_unit
-from tilecast.model.forecast.level import Compiler, at_hand, evaluated
+from tilecast.model.forecast.level import Compiler, at_hand, evaluated, launched
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -26,6 +26,15 @@ class Brief:
     ii_cycles: float
     bound_by: str
     critical_unit: str
+
+
+@lru_cache(maxsize=65536)
+def seconds_of(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, compiler: Compiler | None = at_hand
+) -> float:
+    """`Brief.seconds` alone: of what a time sits on nothing is worked out."""
+    made = compiler(workload, machine, variant) if compiler is not None else None
+    return launched(workload, machine, variant, clock, made).seconds
 
 
 @lru_cache(maxsize=65536)

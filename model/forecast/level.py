@@ -115,11 +115,19 @@ def evaluated(
 
     What holds a loop of machine code is named by the loop before compilation, whose operations have names.
     """
-    answer = evaluate(workload, machine, variant, clock)
-    bound = binding(workload, machine, answer)
+    followed = launched(workload, machine, variant, clock, made)
     if made is None:
-        return answer, bound
+        return followed, binding(workload, machine, followed)
+    bound = binding(workload, machine, evaluate(workload, machine, variant, clock))
+    return followed, binding(workload, machine, followed).of_loop(bound)
+
+
+def launched(
+    workload: Workload, machine: Machine, variant: Variant, clock: str | float, made: CompiledVariant | None
+) -> Evaluation:
+    """A legal variant's launch alone, from ``made`` where there is one."""
+    if made is None:
+        return evaluate(workload, machine, variant, clock)
     from tilecast.model.compiled.evaluate import evaluate_compiled
 
-    followed = evaluate_compiled(made, workload, machine, variant, clock)
-    return followed, binding(workload, machine, followed).of_loop(bound)
+    return evaluate_compiled(made, workload, machine, variant, clock)

@@ -8,10 +8,12 @@ scaling of P, which no forecast charges because it depends on the data (docs/ker
 between warpgroups so that one's softmax runs under the other's GEMMs.  Accumulators live in registers: the score
 layout puts a row on four threads, so each row reduction ends in two shuffles.
 
-Machine code does not always wait where its source does.  Of the recorded loops of generated kernels, those with overlap and
-"conditional" wait for PV before their exponentials, "anchored" ones before two thirds of them (tile_n 64; 32: two fifths) and
-are taken to wait before all; unmasked ones without overlap have the softmax between the two products.
-FlashAttention-3's own step ("always") is taken as its authors show it, under PV.
+Machine code does not always wait where its source does.  With overlap, exponentials come after the wait for PV, the row max
+before it: in the recorded loops of generated kernels (of masked "always" ones the row max comes after, too), and in
+FlashAttention-3's and FlashAttention-4's own for Hopper, of whose exponentials 15 to 35 % stand before.  Unmasked "anchored"
+ones have half of them and more before where a block has up to 64 keys (128: a quarter); without overlap unmasked ones issue PV amid the exponentials.  "conditional" rescales in
+every step of a 16-bit kernel: the old reference times the scale is one fused multiply-add with the new one, whose rounding
+makes the factor of some row of 64 less than 1 (fp8's has a term of its own and is exact).
 """
 
 from __future__ import annotations
@@ -45,8 +47,11 @@ _ANCHORED_INSTRUCTIONS = 56
 _ANCHORED_ALU_INSTRUCTIONS = 4
 #: End of a tile: sums across a quad, reciprocal, logarithm, addresses; stall counts of the generated kernels' machine code.
 _STATISTICS_CYCLES = 450.0
-#: Barriers of a warpgroup and polls of an mbarrier in one step (machine code of the generated kernels).
-_BARRIERS_PER_STEP, _POLLS_PER_STEP = 3, 2
+#: Stall counts of addresses and descriptors ahead of the two products, and barriers of a warpgroup in the vote of "conditional":
+#: the machine code of the generated kernels, whatever their tile, head_dim or mask (so are the barriers of `_hand_overs`).
+_AHEAD_OF_QK_CYCLES, _AHEAD_OF_PV_CYCLES, _BARRIERS_OF_VOTE = 55.0, 15.0, 3
+#: Widest block of an unmasked anchored kernel that has half of its exponentials before the wait for PV (module docstring).
+_HALF_BEFORE_UP_TO = 64
 #: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
 #: every four elements of P (FlashAttention-3's in-kernel layout conversion).
 _FP8_PERMUTES_PER_ELEMENT = 0.5
@@ -82,7 +87,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         machine=machine.name,
         ops=(*_load_ops(workload, variant, machine), *(of_tile(op, g) for g in groups for op in first)),
         edges=tuple(edges),
-        roles=(load, *(Role(f"consumer{g}", _program(workload, variant, machine, g), 4, registers) for g in groups)),
+        roles=(load, *(Role(f"consumer{g}", _program(workload, variant, g), 4, registers) for g in groups)),
         buffers=_buffers(workload, variant),
         rows_per_cta=rows,
         keys_per_iteration=variant.tile_n,
@@ -91,7 +96,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"],
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
-        mask_demand=tuple((f"{_first_step(variant)}{g}", common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
+        mask_demand=tuple((_first_step(workload, variant, g), common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
 
@@ -117,9 +122,14 @@ def _prologue_cycles(variant: Fa3Variant, machine: Machine) -> float:
     return machine["launch.cta_start_cycles"] + machine.get("launch.cta_setup_cycles", 0.0) + barriers * per_barrier
 
 
-def _first_step(variant: Fa3Variant) -> str:
+def _first_step(w: Workload, v: Fa3Variant, g: int) -> str:
     """The softmax operation that reads S first."""
-    return "exp" if variant.rescale == "anchored" else "max"
+    return f"exp{g}{_exp_parts(w)[0]}" if v.rescale == "anchored" else f"max{g}"
+
+
+def _exp_parts(w: Workload) -> tuple[str, ...]:
+    """Names of what the exponentials of a block are done in; compilers move products between those of unmasked ones."""
+    return ("a", "b") if w.mask == "none" else ("",)
 
 
 def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
@@ -137,6 +147,19 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     )  # fmt: skip
 
 
+def _arithmetic(m: Machine, name: str, kind: str, g: int, done: common.Work, latency: float, alone: float = 0.0) -> Op:
+    """Work of warpgroup ``g`` whose last result is there ``latency`` later; ``alone``: cycles of the work with the SM to itself."""
+    beside = common.beside_mma_cycles(m, done)
+    return Op(
+        name, kind, f"consumer{g}", done.cycles, (alone or done.busiest()) + latency, tile=g, instructions=done.instructions,
+        beside_mma_cycles=beside + latency if beside else 0.0,
+    )  # fmt: skip
+
+
+def _one_ex2_a_row(m: Machine) -> common.Work:
+    return common.Work((("mufu", _ROWS / m["mufu.ex2_per_clk"]),), (("mufu", _ROWS / 128.0),))
+
+
 @lru_cache(maxsize=2048)
 def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     """Operations of warpgroup 0."""
@@ -150,60 +173,85 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     if w.dtype == "fp8":
         permutes = elements * _FP8_PERMUTES_PER_ELEMENT
         exp = common.add(exp, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
+    parts = _exp_parts(w)
     total = common.row_sum_work(m, elements)
     if v.rescale == "anchored":
         exp = common.add(exp, common.bookkeeping_work(m, _ANCHORED_ALU_INSTRUCTIONS, _ANCHORED_INSTRUCTIONS))
+    exp = exp.scaled(1.0 / len(parts))
     o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
+    ramp, holds = common.ramp_latency(m), _hand_overs(v, m)
     vote = 0.0
     if v.rescale == "conditional":
-        rescale = rescale.scaled(rescale_share(v.rescale_threshold))
-        # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, a vote.
-        vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + m.get("sync.barrier_cycles", 0.0)
-    sync = _BARRIERS_PER_STEP * m.get("sync.barrier_cycles", 0.0) + _POLLS_PER_STEP * m.get(
-        "sync.wait_done_cycles", 0.0
-    )
+        if w.dtype == "fp8":
+            rescale = rescale.scaled(rescale_share(v.rescale_threshold))
+        # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, and once more.
+        vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + _BARRIERS_OF_VOTE * holds["have_o"]
     ops = [
         _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
-        Op(f"max{g}", "row max", role, (*step.cycles, ("mufu", _ROWS / m["mufu.ex2_per_clk"])),
-           step.busiest() + quad + common.statistics_latency(m), tile=g,
-           instructions=(*step.instructions, ("mufu", _ROWS / 128.0))),
-        Op(f"exp{g}", "exp", role, exp.cycles, common.one_warp_cycles(m, exp) + common.ramp_latency(m), tile=g,
-           instructions=exp.instructions),
-        Op(f"sum{g}", "row sum", role, total.cycles, total.busiest(), tile=g, instructions=total.instructions),
-        Op(f"rescale{g}", "rescale", role, rescale.cycles, rescale.busiest() + m["fma.latency_cycles"] + vote, tile=g,
-           instructions=rescale.instructions),
+        _arithmetic(m, f"max{g}", "row max", g, common.add(step, _one_ex2_a_row(m)), quad + common.statistics_latency(m)),
+        *(
+            _arithmetic(m, f"exp{g}{part}", "exp", g, exp, ramp if part == parts[-1] else 0.0, common.one_warp_cycles(m, exp))
+            for part in parts
+        ),
+        _arithmetic(m, f"sum{g}", "row sum", g, total, 0.0),
+        _arithmetic(m, f"rescale{g}", "rescale", g, rescale, m["fma.latency_cycles"] + vote),
         _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
     if v.rescale == "anchored":
         ops = [op for op in ops if op.kind not in ("row max", "rescale")]
-    if sync:
-        ops.append(Op(f"sync{g}", "barrier", role, (), sync, tile=g))
-    if v.ping_pong and v.warpgroups > 1:
-        ops += [Op(f"{name}{g}", "barrier", role, (), 0.0, tile=g) for name in ("turn", "pass")]
+    return [*ops, *(Op(f"{name}{g}", "barrier", role, (), cycles, tile=g) for name, cycles in holds.items())]
+
+
+def _turns(v: Fa3Variant) -> bool:
+    return v.ping_pong and v.warpgroups > 1
+
+
+def _hand_overs(v: Fa3Variant, m: Machine) -> dict[str, float]:
+    """Operations of a step that compute nothing -> cycles they hold their warpgroup.
+
+    "begin" and "ahead" come before QK, the former before the warpgroup's turn; "have_s" and "have_o" when a product is there.
+    """
+    barrier = m.get("sync.barrier_cycles", 0.0) + m.get("sync.barrier_spread_cycles", 0.0) / 2
+    poll = m.get("sync.wait_done_cycles", 0.0)
+    found = {"ahead": poll + _AHEAD_OF_QK_CYCLES, "have_s": barrier, "have_o": barrier}
     if not v.overlap:
-        ops += [Op(f"{name}{g}", "barrier", role, (), 0.0, tile=g) for name in ("have_s", "have_o")]
-    return ops
+        found["have_s"] += barrier + poll + _AHEAD_OF_PV_CYCLES
+    if _turns(v):
+        found |= {"begin": barrier, "turn": 0.0, "pass": barrier}
+    else:
+        found["ahead"] += barrier
+    return found
 
 
-def _program(w: Workload, v: Fa3Variant, m: Machine, g: int) -> tuple[Step, ...]:
+def _program(w: Workload, v: Fa3Variant, g: int) -> tuple[Step, ...]:
     """One lap: QK of the next block and PV of this one, then the next block's softmax and the rescale of O.
 
-    Warpgroups that take turns hold theirs until both products are issued, without overlap until they are waited for.  Where no
-    mask stands between them Triton's compiler then puts the softmax between the products (module docstring).
+    Warpgroups that take turns hold theirs until both products are issued, without overlap until they are waited for.  Where
+    the warpgroup waits for products, and what of the softmax stands before that, is as compiled (module docstring).
     """
-    turns = v.ping_pong and v.warpgroups > 1
-    sync = (Step(f"sync{g}", 1),) if m.has("sync.barrier_cycles") else ()
-    take, hand_over = ((Step(f"turn{g}", 1),), (Step(f"pass{g}", 1),)) if turns else ((), ())
-    kinds = ("exp", "sum") if v.rescale == "anchored" else ("max", "exp", "sum")
-    softmax = tuple(Step(f"{kind}{g}", 1) for kind in kinds)
-    rescale = () if v.rescale == "anchored" else (Step(f"rescale{g}", 1),)
-    if v.overlap:
-        return (*sync, *take, Step(f"qk{g}", 1), Step(f"pv{g}"), *hand_over, *softmax, *rescale)
-    qk, pv = (Step(f"qk{g}", 1), Step(f"have_s{g}", 1)), (Step(f"pv{g}"), Step(f"have_o{g}"))
-    if turns and w.mask == "none" and v.rescale != "always":
-        return (*sync, *take, *qk, *softmax, *pv, *hand_over, *rescale)
-    return (*sync, *take, *qk, *pv, *hand_over, *softmax, *rescale)
+    exps = [f"exp{part}" for part in _exp_parts(w)]
+    maximum, rescale = ([], []) if v.rescale == "anchored" else (["max"], ["rescale"])
+    if not v.overlap:
+        if w.mask == "none":
+            lap = ["qk", "have_s", *maximum, exps[0], "pv", *exps[1:], "sum", "have_o", "pass"]
+        else:
+            lap = ["qk", "have_s", "pv", "have_o", "pass", *maximum, *exps, "sum"]
+    else:
+        lap = ["qk", "pv", "pass", "have_s"]
+        if v.rescale == "anchored" and w.mask == "none" and v.tile_n <= _HALF_BEFORE_UP_TO:
+            lap += [exps[0], "have_o", *exps[1:]]
+        else:
+            lap += [*maximum, "have_o", *exps]
+        lap.append("sum")
+    lap = ["begin", "turn", "ahead", *lap, *rescale]
+    left_out = set() if _turns(v) else {"begin", "turn", "pass"}
+    return tuple(Step(_named(name, g), 0 if name in ("pv", "have_o") else 1) for name in lap if name not in left_out)
+
+
+def _named(name: str, g: int) -> str:
+    """The operation of warpgroup ``g``: the part, if any, comes last."""
+    return f"exp{g}{name[3:]}" if name.startswith("exp") else f"{name}{g}"
 
 
 def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
@@ -211,30 +259,30 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
     done_qk = mma_completion_latency_cycles(m, _ROWS, v.tile_n, w.dtype, "smem", 1)
     done_pv = mma_completion_latency_cycles(m, _ROWS, w.head_dim_v, w.dtype, "register", 1)
     landed = m["tma.latency_l2_cycles"]
+    parts = _exp_parts(w)
+    first, last = parts[0], parts[-1]
     edges = [
         Edge("load_k", f"qk{g}", 0, landed, "data", "K tile"),
         Edge("load_v", f"pv{g}", 0, landed, "data", "V tile"),
         Edge(f"qk{g}", f"max{g}", 0, done_qk, "data", "S accumulator"),
         Edge(f"pv{g}", f"rescale{g}", 1, done_pv, "data", "O accumulator"),
         Edge(f"rescale{g}", f"pv{g}", 0, 0.0, "data", "O rescaled"),
-        Edge(f"exp{g}", f"pv{g}", 0, 0.0, "data", "P registers"),
-        Edge(f"max{g}", f"exp{g}", 0, 0.0, "data", "row max"),
+        *(Edge(f"exp{g}{part}", f"pv{g}", 0, 0.0, "data", "P registers") for part in parts),
+        Edge(f"max{g}", f"exp{g}{first}", 0, 0.0, "data", "row max"),
         Edge(f"max{g}", f"rescale{g}", 0, 0.0, "data", "scale"),
-        Edge(f"exp{g}", f"sum{g}", 0, 0.0, "data", "exponentials"),
+        Edge(f"exp{g}{last}", f"sum{g}", 0, 0.0, "data", "exponentials"),
         Edge(f"qk{g}", "load_k", v.kv_stages, done_qk + arrive, "buffer", _SLOTS[0]),
         Edge(f"pv{g}", "load_v", v.kv_stages, done_pv + arrive, "buffer", _SLOTS[1]),
     ]
     if v.rescale == "anchored":
         gone = (f"max{g}", f"rescale{g}")
         edges = [edge for edge in edges if edge.src not in gone and edge.dst not in gone]
-        edges.append(Edge(f"qk{g}", f"exp{g}", 0, done_qk, "data", "S accumulator"))
+        edges.append(Edge(f"qk{g}", f"exp{g}{first}", 0, done_qk, "data", "S accumulator"))
         # The warpgroup waits for PV at the end of its step: P's registers are written again in the next.
         edges.append(Edge(f"pv{g}", f"qk{g}", 2, done_pv, "buffer", "P registers"))
-    if v.overlap and v.rescale != "always":
-        edges.append(Edge(f"pv{g}", f"exp{g}", 1, done_pv, "order", COMPILED_WAIT))
-    if not v.overlap:
-        edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
-        edges.append(Edge(f"pv{g}", f"have_o{g}", 0, done_pv, "data", "O accumulator"))
+    edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
+    kind, why = ("order", COMPILED_WAIT) if v.overlap else ("data", "O accumulator")
+    edges.append(Edge(f"pv{g}", f"have_o{g}", 0, done_pv, kind, why))
     if v.ping_pong and v.warpgroups > 1:
         before = (g - 1) % v.warpgroups
         edges.append(Edge(f"pass{before}", f"turn{g}", 0 if g else 1, m["sync.named_barrier_cycles"], "order", "turn"))

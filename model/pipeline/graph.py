@@ -65,6 +65,9 @@ class Op(NamedTuple):
     #: Of a matrix operation: FMA a cycle and sub-partition that others issue beside it without slowing it; each one beyond
     #: takes a cycle of the tensor core.  Infinite where none does.
     hidden_fma: float = inf
+    #: Of an operation that holds its role: shortest time from start to finish while matrix operations run beside it; 0 where
+    #: they do not slow it.
+    beside_mma_cycles: float = 0.0
 
     def cycles(self, unit: str) -> float:
         """Cycles of ``unit`` this operation occupies (0 when it does not use it)."""

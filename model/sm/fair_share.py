@@ -37,17 +37,22 @@ class Use:
     #: FMA a cycle and sub-partition at full speed, and how many a cycle of others it hides.
     fma: float = 0.0
     hidden_fma: float = inf
+    #: Highest speed while matrix operations run.
+    most_beside_mma: float = 1.0
 
 
 def use_of(op: Op) -> Use:
     """The `Use` of an operation."""
     fma = sum(count for pipe, count in op.instructions if pipe == "fma") / op.min_cycles if op.min_cycles else 0.0
-    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())), fma, op.hidden_fma)
+    most = op.min_cycles / op.beside_mma_cycles if op.beside_mma_cycles > op.min_cycles else 1.0
+    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())), fma, op.hidden_fma, most)
 
 
 @lru_cache(maxsize=1 << 14)
-def _intern(tensor: bool, shares: tuple[tuple[str, float], ...], fma: float, hidden_fma: float) -> Use:
-    return Use(tensor, shares, fma, hidden_fma)
+def _intern(
+    tensor: bool, shares: tuple[tuple[str, float], ...], fma: float, hidden_fma: float, most_beside_mma: float
+) -> Use:
+    return Use(tensor, shares, fma, hidden_fma, most_beside_mma)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -61,20 +66,24 @@ def _shared(uses: Sequence[Use]) -> list[float]:
     speeds = [1.0] * len(use)
     left = dict.fromkeys((unit for wants in use for unit in wants), 1.0)
     hidden = min((one.hidden_fma for one in uses), default=inf)
+    # Only matrix operations that share the registers with arithmetic slow it.
+    most = [one.most_beside_mma if any(tensor) else 1.0 for one in uses]
     fma = 0.0
-    for one in uses:  # in order: the sum of later Pythons rounds otherwise
-        fma += one.fma
+    for one, speed in zip(uses, most, strict=True):  # in order: the sum of later Pythons rounds otherwise
+        fma += one.fma * speed
     # One warp scheduler issues an FMA a cycle at most.
     beyond = min(1.0, fma) - hidden
     if beyond > 0.0:
         left["tensor"] = 1.0 - beyond
     for engine_first in (True, False):
-        _share([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds)
+        _share([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds, most)
     return speeds
 
 
-def _share(members: list[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float]) -> None:
-    """Progressive filling among ``members``; updates what is ``left`` of every unit and the ``speeds``."""
+def _share(
+    members: list[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float], most: list[float]
+) -> None:
+    """Progressive filling among ``members``; updates what is ``left`` of every unit and the ``speeds``, none above its ``most``."""
     while members:
         load: dict[str, float] = {}
         for i in members:
@@ -84,9 +93,13 @@ def _share(members: list[int], use: list[dict[str, float]], left: dict[str, floa
         for unit, wanted in load.items():
             if wanted > 0 and left[unit] / wanted < level - 1e-12:
                 level, tight = max(0.0, left[unit] / wanted), unit
-        for i in members:
-            if not tight or tight in use[i]:
-                speeds[i] = level
-                for unit, cycles in use[i].items():
-                    left[unit] = max(0.0, left[unit] - level * cycles)
-        members = [i for i in members if tight and tight not in use[i]]
+        slowest = min(most[i] for i in members)
+        if slowest < level:
+            level, frozen = slowest, [i for i in members if most[i] == slowest]
+        else:
+            frozen = [i for i in members if not tight or tight in use[i]]
+        for i in frozen:
+            speeds[i] = level
+            for unit, cycles in use[i].items():
+                left[unit] = max(0.0, left[unit] - level * cycles)
+        members = [i for i in members if i not in frozen]

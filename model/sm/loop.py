@@ -15,7 +15,7 @@ from tilecast.model.sm.fair_share import speed_of_each, use_of
 
 #: How an operation runs: it holds its role, waits its turn on the matrix engine, or goes beside all others.
 SYNC, MATRIX, COPY = range(3)
-_shares = attrgetter("tensor", "shares", "fma", "hidden_fma")
+_shares = attrgetter("tensor", "shares", "fma", "hidden_fma", "most_beside_mma")
 
 
 def with_mask(ops: tuple[Op, ...], masks: MaskDemand) -> dict[str, Op]:
@@ -32,6 +32,7 @@ def with_mask(ops: tuple[Op, ...], masks: MaskDemand) -> dict[str, Op]:
         masked[name] = Op(
             op.name, op.kind, op.role, tuple(demand.items()), op.min_cycles + slower,
             op.engine, op.issue_cycles, op.tile, op.instructions, op.hidden_fma,
+            op.beside_mma_cycles + slower if op.beside_mma_cycles else 0.0,
         )  # fmt: skip
     return masked
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError, check_clock
 from tilecast.model.families import legality, native_family
-from tilecast.model.forecast.brief import brief
+from tilecast.model.forecast.brief import seconds_of
 from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words, search_of, settled
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -63,7 +63,7 @@ def sensitivities(
     workload = workload.reduced()
     level = settled(compiler, workload, chip, variant, family, clock)
     found = _optimum(workload, chip, variant, family, clock, level)
-    base = brief(workload, chip, found.variant, clock, level).seconds
+    base = seconds_of(workload, chip, found.variant, clock, level)
     rows = []
     for key in reported(list(chip), "facts", len(chip.facts), progress):
         if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
@@ -91,7 +91,7 @@ def _optimum(
         raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
     found = search_of(level)(workload, machine, variant.family, clock)
     near = tuple(v for v in (found.variant, *found.near) if v != variant and follows(level, workload, machine, v))
-    return replace(found, variant=variant, seconds=brief(workload, machine, variant, clock, level).seconds, near=near)
+    return replace(found, variant=variant, seconds=seconds_of(workload, machine, variant, clock, level), near=near)
 
 
 def _row(
@@ -105,7 +105,7 @@ def _row(
     machines = tuple(machine.with_facts({key: value}) for value in ends)
     if not all(legality(found.variant, workload, m).legal for m in machines):
         return None
-    fixed = tuple(brief(workload, m, found.variant, clock, level).seconds for m in machines)
+    fixed = tuple(seconds_of(workload, m, found.variant, clock, level) for m in machines)
     span = math.log(ends[1] / ends[0])
     slope = math.log(fixed[1] / fixed[0]) / span
     free = fixed
@@ -140,7 +140,7 @@ def _best(
         # The floor is one of forecasts before compilation.
         may_win = level is not None or floor_seconds(workload, machine, variant, clock) < seconds
         if legality(variant, workload, machine).legal and may_win:
-            seconds = min(seconds, brief(workload, machine, variant, clock, level).seconds)
+            seconds = min(seconds, seconds_of(workload, machine, variant, clock, level))
     return seconds
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilecast.model.families import legality, native_family
-from tilecast.model.forecast.brief import brief
+from tilecast.model.forecast.brief import seconds_of
 from tilecast.model.forecast.level import Compiler, at_hand, search_of, settled
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.variant import Variant
@@ -85,7 +85,7 @@ def what_if(
     if verdict.legal:
         kept = predict(work, changed, old, clock=clock, interval=interval, compiler=level)
         # A kernel given by hand may lie outside the space that the search covers.
-        if brief(work, changed, old, clock, level if search is not best else None).seconds < found.seconds:
+        if seconds_of(work, changed, old, clock, level if search is not best else None) < found.seconds:
             again = old
     after = predict(work, changed, again, clock=clock, interval=interval, compiler=level)
     after = replace(after, variant_origin="as given, and faster than the search finds" if again is old != found.variant else found.scope)  # fmt: skip

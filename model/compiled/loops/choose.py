@@ -29,7 +29,7 @@ LOOPS, PER_LOOP, SECOND_OF = 12, 2, 3
 WITHIN = 1.15
 #: Where the best loop at hand is further behind the best of all variants, before compilation, no loop at hand answers:
 #: by so much forecasts before compilation are too fast on average (data/model_error.csv).
-ANSWERS_WITHIN = 1.09
+ANSWERS_WITHIN = 1.04
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tilecast.model.compiled.code import KINDS, PIPES, WarpInstruction
 from tilecast.model.compiled.costs import WarpCosts
 from tilecast.model.compiled.native.layout import COPY, CTA, INSTRUCTION, OWN, PIECE, PROGRAM, Facts
 from tilecast.model.compiled.sm import Cta, SmRun, run_sm
-from tilecast.model.compiled.units.fetch import LINE, InstructionCache
+from tilecast.model.compiled.units.fetch import LINE, FetchCosts, InstructionCache, fetch_costs
 from tilecast.model.compiled.units.prepared import IssueCosts, prepare
 from tilecast.model.compiled.units.steps import Piece, Program, Tag
 
@@ -49,29 +49,36 @@ def run_ctas(ctas: Sequence[Cta], costs: WarpCosts, mma: Products) -> SmRun:
 class _Stretch:
     """Code as sm.c takes it: distinct instructions, and which of them each is."""
 
-    table: NDArray[Any]
+    instructions: tuple[WarpInstruction, ...]
     code: NDArray[np.int32]
     marks: int
     words: int
 
 
 @lru_cache(maxsize=1024)
-def _stretch(
-    code: Same[Sequence[WarpInstruction]],
-    costs: tuple[Same[dict[str, float]], ...],
-    mma: tuple[tuple[tuple[int, bool], float], ...],
-) -> _Stretch:
+def _stretch(code: Same[Sequence[WarpInstruction]]) -> _Stretch:
     numbers: dict[WarpInstruction, int] = {}
     ids = np.array([numbers.setdefault(instruction, len(numbers)) for instruction in code.value], np.int32)
+    words = max((i.word + 1 for i in numbers), default=0)
+    return _Stretch(tuple(numbers), ids, sum(i.kind == "mark" for i in code.value), words)
+
+
+_SharedCosts = tuple[Same[dict[str, float]], ...]
+
+
+@lru_cache(maxsize=4096)
+def _costs_of(
+    stretch: Same[_Stretch], costs: _SharedCosts, mma: tuple[tuple[tuple[int, bool], float], ...]
+) -> NDArray[Any]:
+    """A row for each of the distinct instructions: the same at every clock, and for all machines with the same issue costs."""
     products, issue, rows = dict(mma), IssueCosts(*(part.value for part in costs)), []
-    for i in numbers:
+    for i in stretch.value.instructions:
         p = prepare(i, issue, products)
         rows.append((
             p.taken, p.taken_under_mma, p.ports, p.gap, p.stall, p.latency, p.mma_cycles, p.pipe, i.waits, p.write_counter,
             p.read_counter, KINDS.index(p.kind), p.conditional, p.fma, p.amount, p.commits, p.word,
         ))  # fmt: skip
-    words = max((i.word + 1 for i in numbers), default=0)
-    return _Stretch(np.array(rows, INSTRUCTION), ids, sum(i.kind == "mark" for i in code.value), words)
+    return np.array(rows, INSTRUCTION)
 
 
 # --- programs -----------------------------------------------------------------------------------------------------
@@ -112,7 +119,7 @@ class _Tags:
 class _Lines:
     """Lines of the programs' code numbered without wide gaps; lines that do not follow each other still do not."""
 
-    def __init__(self, programs: Sequence[Sequence[Piece]], costs: WarpCosts) -> None:
+    def __init__(self, programs: Sequence[Sequence[Piece]], costs: FetchCosts) -> None:
         self.cache = InstructionCache([_last_runs(pieces) for pieces in programs], costs)
         self.numbers: dict[int, int] = {}
         last, number = -1, -1
@@ -125,14 +132,16 @@ class _Lines:
         """Where a piece's code begins, in instructions."""
         return self.numbers[piece.begin // LINE] * LINE + piece.begin % LINE
 
+    @cached_property
     def known(self) -> NDArray[np.uint8]:
         """Which numbers are lines, with room for one after the last."""
         known = np.zeros(max(self.numbers.values(), default=0) + 2, np.uint8)
         known[list(self.numbers.values())] = 1
         return known
 
+    @cached_property
     def held(self) -> NDArray[np.int32]:
-        """Lines in the first cache at the start, the least recently used first."""
+        """Lines in the first cache at the start, the least recently used first; sm.c reads them only."""
         return np.array([self.numbers[line] for line in self.cache.held()], np.int32)
 
 
@@ -150,40 +159,49 @@ def _last_runs(pieces: Sequence[Piece]) -> list[int]:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Written:
-    """Programs as sm.c takes them."""
+    """Programs as sm.c takes them, whatever their instructions cost; the numbers of their tags, and their lines where fetched."""
 
-    table: NDArray[Any]
+    stretches: tuple[_Stretch, ...]
     code: NDArray[np.int32]
     pieces: NDArray[Any]
     tags: NDArray[np.int32]
     #: By program, in order: its first piece, how many, and how many marks it has.
     spans: list[tuple[int, int, int]]
     words: int
+    number: _Tags
+    lines: _Lines | None
+
+    def table(self, costs: WarpCosts, mma: Products) -> NDArray[Any]:
+        """What the instructions of the stretches cost."""
+        shared = tuple(Same(getattr(costs, name)) for name in IssueCosts._fields)
+        return np.concatenate([_costs_of(Same(one), shared, tuple(mma.items())) for one in self.stretches])
 
 
 def _written(
-    programs: Sequence[Sequence[Piece]], number: _Tags, lines: _Lines | None, costs: WarpCosts, mma: Products
-) -> _Written:
+    by_cta: Sequence[Sequence[Sequence[Piece]]], has_lines: bool, copies: Iterable[Tag], own: Iterable[str],
+    fetch: FetchCosts,
+) -> _Written:  # fmt: skip
+    programs = [pieces for of_cta in by_cta for pieces in of_cta]
+    lines = _Lines(programs, fetch) if has_lines else None
+    if lines is not None and not lines.cache.needed:
+        lines = None
+    number = _Tags(copies, own, programs)
     known: dict[int, tuple[int, _Stretch]] = {}
-    tables: list[NDArray[Any]] = []
     codes: list[NDArray[np.int32]] = []
     rows: list[tuple[Any, ...]] = []
     tags: list[int] = []
     spans = []
     room = instructions = words = 0
-    shared = tuple(Same(getattr(costs, name)) for name in IssueCosts._fields)
-    products = tuple(mma.items())
     for pieces in programs:
         first, marks = len(rows), 0
         for piece in pieces:
             if id(piece.code) not in known:
-                stretch = _stretch(Same(piece.code), shared, products)
+                stretch = _stretch(Same(piece.code))
                 known[id(piece.code)] = room, stretch
-                tables.append(stretch.table)
                 codes.append(stretch.code + np.int32(instructions))
-                room, instructions = room + len(stretch.code), instructions + len(stretch.table)
+                room, instructions = room + len(stretch.code), instructions + len(stretch.instructions)
                 words = max(words, stretch.words)
             at, stretch = known[id(piece.code)]
             marks += stretch.marks
@@ -196,36 +214,17 @@ def _written(
             rows.append((at, len(piece.code), lines.begin(piece) if lines else 0, offsets, counts))
         spans.append((first, len(rows) - first, marks))
     return _Written(
-        np.concatenate(tables),
-        np.concatenate(codes),
-        np.array(rows, PIECE),
-        np.array([*tags, 0], np.int32),
-        spans,
-        words,
-    )
+        tuple(stretch for _, stretch in known.values()), np.concatenate(codes), np.array(rows, PIECE),
+        np.array([*tags, 0], np.int32), spans, words, number, lines,
+    )  # fmt: skip
 
 
-def _prepared(
-    by_cta: Sequence[Sequence[Sequence[Piece]]], has_lines: bool, copies: Iterable[Tag], own: Iterable[str],
-    costs: WarpCosts, mma: Products,
-) -> tuple[_Written, _Tags, _Lines | None]:  # fmt: skip
-    """Programs as sm.c takes them, the numbers of their tags, and their lines of code where these are fetched."""
-    programs = [pieces for of_cta in by_cta for pieces in of_cta]
-    lines = _Lines(programs, costs) if has_lines else None
-    if lines is not None and not lines.cache.needed:
-        lines = None
-    number = _Tags(copies, own, programs)
-    return _written(programs, number, lines, costs, mma), number, lines
-
-
-@lru_cache(maxsize=8)
-def _prepared_once(
-    programs: tuple[tuple[Same[Program], ...], ...], copies: tuple[Tag, ...], own: tuple[str, ...], costs: Same[WarpCosts],
-    mma: Same[Products],
-) -> tuple[_Written, _Tags, _Lines | None]:  # fmt: skip
-    """The same programs are run from more than one start."""
-    by_cta = [[program.value.pieces for program in of_cta] for of_cta in programs]
-    return _prepared(by_cta, True, copies, own, costs.value, mma.value)
+@lru_cache(maxsize=256)
+def _written_once(
+    programs: tuple[tuple[Same[Program], ...], ...], copies: tuple[Tag, ...], own: tuple[str, ...], fetch: FetchCosts
+) -> _Written:
+    """The same programs are run from more than one start, and on machines that differ in a fact."""
+    return _written([[program.value.pieces for program in of_cta] for of_cta in programs], True, copies, own, fetch)
 
 
 def _run(native: ctypes.CDLL, ctas: Sequence[Cta], costs: WarpCosts, mma: Products) -> SmRun | None:
@@ -238,10 +237,11 @@ def _run(native: ctypes.CDLL, ctas: Sequence[Cta], costs: WarpCosts, mma: Produc
     names = tuple(name for cta in ctas for name in cta.own_copies)
     if all(isinstance(p, Program) and not cta.lines for cta in ctas for p in cta.programs):
         known = tuple(tuple(Same(p) for p in cta.programs if isinstance(p, Program)) for cta in ctas)
-        written, number, lines = _prepared_once(known, tags, names, Same(costs), Same(mma))
+        written = _written_once(known, tags, names, fetch_costs(costs))
     else:
         has_lines = all(cta.lines or all(isinstance(p, Program) for p in cta.programs) for cta in ctas)
-        written, number, lines = _prepared(by_cta, has_lines, tags, names, costs, mma)
+        written = _written(by_cta, has_lines, tags, names, fetch_costs(costs))
+    number, lines = written.number, written.lines
     facts = _facts(ctas, costs, number, lines, len(programs), written.words)
     rows, owners, marks = [], [], 0
     spans = iter(written.spans)
@@ -264,9 +264,9 @@ def _run(native: ctypes.CDLL, ctas: Sequence[Cta], costs: WarpCosts, mma: Produc
     end, instructions = ctypes.c_double(0.0), ctypes.c_int64(0)
     nothing = np.zeros(2, np.uint8)
     arrays = (
-        written.table, written.code, written.pieces, written.tags, np.array(rows, PROGRAM), np.array(cta_rows, CTA),
-        np.array(copies, COPY), np.array(own, OWN), nothing if lines is None else lines.known(),
-        np.zeros(1, np.int32) if lines is None else lines.held(), reached,
+        written.table(costs, mma), written.code, written.pieces, written.tags, np.array(rows, PROGRAM), np.array(cta_rows, CTA),
+        np.array(copies, COPY), np.array(own, OWN), nothing if lines is None else lines.known,
+        np.zeros(1, np.int32) if lines is None else lines.held, reached,
     )  # fmt: skip
     if native.run_sm(
         ctypes.byref(facts), *(ctypes.c_void_p(a.ctypes.data) for a in arrays), ctypes.byref(end),
@@ -282,10 +282,10 @@ def _facts(
     ctas: Sequence[Cta], costs: WarpCosts, number: _Tags, lines: _Lines | None, programs: int, words: int
 ) -> Facts:
     c = costs
-    known = len(lines.known()) - 1 if lines else 0
+    known = len(lines.known) - 1 if lines else 0
     return Facts(
         c.operand_release, c.barrier, c.barrier_spread, c.handover, c.one_way, c.mma_latency, c.mma_hidden_fma, c.tma_issue,
         c.tma_bytes_per_clk, c.memory_bytes_per_clk, c.store_bytes_per_clk, c.store_queue_bytes, c.reload_latency,
         lines.cache.cycles if lines else 0.0, c.mma_queue, c.spill_words, lines.cache.room if lines else 0, len(ctas),
-        programs, number.stride, len(number.names), words, known, lines is not None, len(lines.held()) if lines else 0,
+        programs, number.stride, len(number.names), words, known, lines is not None, len(lines.held) if lines else 0,
     )  # fmt: skip

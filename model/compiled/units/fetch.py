@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,22 @@ from tilecast.model.compiled.costs import WarpCosts
 LINE = 8
 
 
-def fetch_cycles(lines: int, costs: WarpCosts) -> float:
+class FetchCosts(NamedTuple):
+    """What of `WarpCosts` fetching takes."""
+
+    fetch_lines: float
+    fetch_near_lines: float
+    fetch_cycles: float
+    fetch_full_cycles: float
+    fetch_far_cycles: float
+
+
+def fetch_costs(costs: WarpCosts) -> FetchCosts:
+    """That of ``costs``."""
+    return FetchCosts(*(getattr(costs, name) for name in FetchCosts._fields))
+
+
+def fetch_cycles(lines: int, costs: WarpCosts | FetchCosts) -> float:
     """Cycles of an SM for an instruction that the first cache does not hold, in a program of ``lines`` lines.
 
     Between the measured sizes (just beyond the first cache, the whole of the second, twice that) it grows evenly.
@@ -32,7 +48,7 @@ def fetch_cycles(lines: int, costs: WarpCosts) -> float:
 class InstructionCache:
     """Lines of code in the first cache, the least recently used out first; the line after one in use is fetched ahead."""
 
-    def __init__(self, programs: Sequence[Sequence[int]], costs: WarpCosts) -> None:
+    def __init__(self, programs: Sequence[Sequence[int]], costs: WarpCosts | FetchCosts) -> None:
         self._known = {line for program in programs for line in program}
         self.room = int(costs.fetch_lines)
         #: Of a line that is fetched.

@@ -20,7 +20,7 @@ static const double EPS = 1e-6, SAME = 3e-4;
 typedef struct {
     int count, roles, uses, units, tensor, pacer;
     const int32_t *engine, *role_of, *use_of, *program_at, *program, *is_tensor, *share_at, *share_unit;
-    const double *alone, *issue, *fma, *hidden, *share;
+    const double *alone, *issue, *fma, *hidden, *most, *share;
     int edges;
     const int32_t *edge; /* source, destination, distance */
     const double *latency;
@@ -42,6 +42,7 @@ static void loop_read(Loop *l, const int32_t *n, const double *x, int edges, con
     l->issue = x, x += l->count;
     l->fma = x, x += l->uses;
     l->hidden = x, x += l->uses;
+    l->most = x, x += l->uses;
     l->share = x;
     l->edges = edges, l->edge = edge, l->latency = latency;
 }
@@ -177,8 +178,8 @@ static double start(Run *r)
 
 /* --- fair shares --------------------------------------------------------------------------------------------------- */
 
-/* Progressive filling among the `members`, uses in order. */
-static void share(Run *r, int *members, int count)
+/* Progressive filling among the `members`, uses in order; `beside_mma`: whether their highest speeds hold. */
+static void share(Run *r, int *members, int count, int beside_mma)
 {
     const Loop *l = &r->loop;
     while (count) {
@@ -198,10 +199,16 @@ static void share(Run *r, int *members, int count)
                 level = reached > 0.0 ? reached : 0.0, tight = r->asked[k];
             }
         }
+        double slowest = 1.0;
+        for (int i = 0; i < count && beside_mma; i++)
+            if (l->most[members[i]] < slowest) slowest = l->most[members[i]];
+        int capped = slowest < level;
+        if (capped) level = slowest;
         int rest = 0;
         for (int i = 0; i < count; i++) {
-            int on_it = tight < 0;
-            for (int s = l->share_at[members[i]]; s < l->share_at[members[i] + 1]; s++) on_it |= l->share_unit[s] == tight;
+            int on_it = capped ? l->most[members[i]] == slowest : tight < 0;
+            for (int s = l->share_at[members[i]]; s < l->share_at[members[i] + 1] && !capped; s++)
+                on_it |= l->share_unit[s] == tight;
             if (!on_it) {
                 members[rest++] = members[i];
                 continue;
@@ -228,9 +235,11 @@ static void speeds(Run *r)
     }
     for (int unit = 0; unit < l->units; unit++) r->unit_left[unit] = 1.0;
     double hidden = INFINITY, fma = 0.0;
+    int beside_mma = 0;
+    for (int i = 0; i < count; i++) beside_mma |= l->is_tensor[r->member[i]];
     for (int i = 0; i < count; i++) {
         if (l->hidden[r->member[i]] < hidden) hidden = l->hidden[r->member[i]];
-        fma += l->fma[r->member[i]];
+        fma += l->fma[r->member[i]] * (beside_mma ? l->most[r->member[i]] : 1.0);
         r->use_speed[r->member[i]] = 1.0;
     }
     double beyond = (fma < 1.0 ? fma : 1.0) - hidden;
@@ -239,7 +248,7 @@ static void speeds(Run *r)
         int members = 0;
         for (int i = 0; i < count; i++)
             if (l->is_tensor[r->member[i]] == engine_first) r->kept[members++] = r->member[i];
-        share(r, r->kept, members);
+        share(r, r->kept, members, beside_mma);
     }
     for (int i = 0; i < count; i++) r->speed[i] = r->use_speed[l->use_of[r->running[i]]];
 }

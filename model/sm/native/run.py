@@ -41,7 +41,7 @@ def _written(same: Same[Body]) -> tuple[array[int], array[float]]:
     ]  # fmt: skip
     doubles = [
         *body.alone, *body.issue, *(use.fma for use in body.uses), *(use.hidden_fma for use in body.uses),
-        *(share for use in body.uses for _, share in use.shares),
+        *(use.most_beside_mma for use in body.uses), *(share for use in body.uses for _, share in use.shares),
     ]  # fmt: skip
     return array("i", integers), array("d", doubles)
 

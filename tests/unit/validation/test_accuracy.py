@@ -78,7 +78,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
 @pytest.mark.usefixtures("asked_for")
 @pytest.mark.parametrize(
     ("table", "count", "mean", "p90", "worst", "behind"),
-    [(TABLE, 253, 0.048, 0.095, 0.18, 0.101), (TUNER, 94, 0.047, 0.107, 0.36, 0.063)],
+    [(TABLE, 252, 0.048, 0.095, 0.18, 0.101), (TUNER, 93, 0.049, 0.113, 0.36, 0.064)],
 )
 def test_forecasts_from_the_loops_at_hand_hold(
     table: Path, count: int, mean: float, p90: float, worst: float, behind: float
@@ -88,13 +88,13 @@ def test_forecasts_from_the_loops_at_hand_hold(
     error = summarise(row.error(COMPILED) for row in report.rows if COMPILED in row.cycles)
     assert error.count >= count
     assert (error.mean <= mean, error.p90 <= p90, error.worst <= worst) == (True, True, True), error
-    assert report.same_rows is not None and error.mean < 0.7 * report.same_rows.mean
+    assert report.same_rows is not None and error.mean < 0.85 * report.same_rows.mean
     # The best measured variant of every shape has a loop at hand.
     picks = [pick for pick in report.picks if pick.label.startswith("hopper_ws")]
     assert max(pick.possible for pick in picks) == 0.0
     assert max(pick.kept for pick in picks) <= behind
     assert sum(pick.kept for pick in picks) / len(picks) <= 0.01
-    assert sum(pick.kept for pick in picks) < 0.5 * sum(pick.fluid for pick in picks)
+    assert sum(pick.kept for pick in picks) < 0.95 * sum(pick.fluid for pick in picks)
 
 
 def test_forecasts_from_the_loops_at_hand_hold_on_every_eighth_run() -> None:
@@ -105,11 +105,11 @@ def test_forecasts_from_the_loops_at_hand_hold_on_every_eighth_run() -> None:
     assert len(rows) >= 43 and not any(row.refused for row in rows)
     error, before = (summarise(row.error(level) for row in rows) for level in (COMPILED, BEFORE))
     assert error.mean <= 0.055
-    assert error.mean < 0.75 * before.mean
+    assert error.mean < 0.85 * before.mean
 
 
 @pytest.mark.parametrize(
-    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.1105, 0.074, 0.6), (TUNER, 954, 0.131, 0.103, 0.64)]
+    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.077, 0.031, 0.62), (TUNER, 954, 0.093, 0.037, 0.65)]
 )
 def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float, bias: float, tau: float) -> None:
     rows = forecast_rows(generated_runs(read(table)), {}, None, silent)
@@ -125,7 +125,7 @@ def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float,
     ("level", "signs", "points", "weak"),
     [
         (COMPILED, 0.95, 3.5, {"emulated_share": 0.46, "ping_pong": 0.0}),
-        (BEFORE, 0.80, 6.7, {"emulated_share": 0.2, "scheduler": 0.5, "kv_stages": 0.0}),
+        (BEFORE, 0.86, 5.0, {"emulated_share": 0.6, "scheduler": 0.8, "kv_stages": 0.0}),
     ],
 )
 def test_what_one_knob_is_worth_holds(level: str, signs: float, points: float, weak: dict[str, float]) -> None:
@@ -154,8 +154,8 @@ _HOPPER = "H100 and H200, best of peers per shape"
 @pytest.mark.parametrize(
     ("regime", "limits", "tau"),
     [
-        ("short", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.114, 0.189)}, 0.84),
-        ("sustained", {_BLACKWELL: (0.121, 0.197), _HOPPER: (0.101, 0.183)}, 0.84),
+        ("short", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.103, 0.161)}, 0.84),
+        ("sustained", {_BLACKWELL: (0.121, 0.197), _HOPPER: (0.112, 0.192)}, 0.84),
     ],
 )
 def test_the_published_headline_holds(regime: str, limits: dict[str, tuple[float, float]], tau: float) -> None:

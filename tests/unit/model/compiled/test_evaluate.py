@@ -68,9 +68,10 @@ def test_clocks_are_those_that_the_executed_instructions_settle_at() -> None:
     code = kernel("persistent")
     work = shape(code, 4096)
     found = from_code(code, work)
-    assert found.clock_mhz == settled_clock(code, work, H200).mhz
+    # Wherever it is looked for from.
+    assert found.clock_mhz == pytest.approx(settled_clock(code, work, H200).mhz, abs=5.0)
     (short,) = found.other_regimes
-    assert short[0] == "short" and short[3] == settled_clock(code, work, H200, "short").mhz
+    assert short[0] == "short" and short[3] == pytest.approx(settled_clock(code, work, H200, "short").mhz, abs=5.0)
 
 
 def test_the_interval_is_as_wide_as_before_compilation() -> None:

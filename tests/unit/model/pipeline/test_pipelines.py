@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tilecast.model.compiled.code import KernelCode
 from tilecast.model.families import (
     FAMILIES,
     build_pipeline,
@@ -23,10 +24,18 @@ from tilecast.model.kernel.variants.unfused import UnfusedVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.rescaling import rescale_share
 from tilecast.model.pipeline.unfused import kernels
 from tilecast.model.sm.simulate import steady_state
+from tilecast.validation.measured.recorded import read_profiles
+from tilecast.validation.measured.run import CODES
 
 B200, B300, H200 = load_machine("b200"), load_machine("b300"), load_machine("h200-sxm")
+HOPPER_LOOPS = [
+    code
+    for code in read_profiles(CODES).values()
+    if code.family == "hopper_ws" and not any(one.kind == "spill" for one in code.consumers[0][-1].instructions)
+]
 
 
 def test_fa4_demand_is_the_papers_table() -> None:
@@ -52,6 +61,40 @@ def test_emulation_moves_work_from_mufu_to_fma(share: float) -> None:
     moved = build_pipeline(Workload(), Fa4Variant(emulated_share=share), B200).demand()
     assert base["mufu"] - moved["mufu"] == pytest.approx(share * 2 * 16384 / 16)
     assert moved["fma"] - base["fma"] == pytest.approx(share * 2 * 16384 * 7.45 / 128)
+
+
+@pytest.mark.parametrize(("dtype", "rescales"), [("bf16", 1.0), ("fp16", 1.0), ("fp8", rescale_share(8.0))])
+def test_conditional_rescales_as_compiled(dtype: str, rescales: float) -> None:
+    work = Workload(dtype=dtype)
+    fma = [
+        dict(build_pipeline(work, Fa3Variant(rescale=rescale), H200).op("rescale0").instructions)["fma"]
+        for rescale in ("always", "conditional")
+    ]
+    assert fma[1] == pytest.approx(rescales * fma[0])
+
+
+@pytest.mark.parametrize("code", HOPPER_LOOPS[::9], ids=lambda code: f"{code.variant} {code.mask}")
+def test_a_step_holds_its_warpgroup_as_its_machine_code_does(code: KernelCode) -> None:
+    """Barriers and polls of the recorded loops, and stall counts ahead of the first product."""
+    variant = parse_variant(code.variant)
+    work = Workload(
+        head_dim_qk=code.head_dim_qk, head_dim_v=code.head_dim_v, mask=code.mask if code.mask == "causal" else "none"
+    )
+    (loop,) = (stretch.instructions for stretch in code.consumers[0] if stretch.role == "main")
+    kinds = [one.kind for one in loop]
+    turns = variant.ping_pong and variant.warpgroups > 1
+    # The release of Q in masked loops stands behind a branch.
+    barriers = kinds.count("barrier") - (code.mask != "none") - 3 * (variant.rescale == "conditional")
+    polls = kinds.count("wait") - turns
+    assert (barriers, polls) == (3 + (not variant.overlap) + turns, 2)
+    ahead = sum(one.stall for one in loop[: kinds.index("mma")] if one.kind not in ("barrier", "wait"))
+    assert 45 <= ahead <= 92
+    barrier = H200["sync.barrier_cycles"] + H200["sync.barrier_spread_cycles"] / 2
+    pipeline = build_pipeline(work, variant, H200)
+    held = sum(op.min_cycles for op in pipeline.ops if op.kind == "barrier" and op.tile == 0)
+    # V is polled under QK where products overlap.
+    rest = held - barriers * barrier - (polls - variant.overlap) * H200["sync.wait_done_cycles"]
+    assert rest == pytest.approx(55 if variant.overlap else 70)
 
 
 def test_hopper_demand() -> None:

@@ -8,6 +8,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.pipeline.softmax_cost import (
     add,
+    beside_mma_cycles,
     exp_work,
     load_cycles,
     mask_work,
@@ -79,3 +80,14 @@ def test_one_warp_hides_part_of_the_lighter_pipes() -> None:
 
 def test_copies_take_their_bytes_at_the_copy_engines_rate() -> None:
     assert load_cycles(B200, 32768) == 32768 / B200["tma.bytes_per_clk"]
+
+
+def test_beside_wgmma_a_warp_is_as_slow_as_measured() -> None:
+    """corun/beside_mma of h200_calibrate.csv: cycles an element of one warp's softmax."""
+    hopper, elements = load_machine("h200-sxm"), 128.0 * 64
+    anchored = add(exp_work(hopper, Workload(), elements, 0.0, 3), row_sum_work(hopper, elements))
+    assert 14.1 <= beside_mma_cycles(hopper, anchored) / 64 <= 14.9
+    assert beside_mma_cycles(hopper, add(anchored, row_max_work(hopper, elements))) / 64 == pytest.approx(
+        16.3, rel=0.02
+    )
+    assert beside_mma_cycles(B200, anchored) == 0.0

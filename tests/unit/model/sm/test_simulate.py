@@ -96,6 +96,16 @@ def test_ill_formed_pipelines_are_refused() -> None:
 demands = st.dictionaries(st.sampled_from(["fma", "alu", "mufu", "issue"]), st.floats(0.5, 50), min_size=1)
 
 
+def test_products_slow_arithmetic_that_shares_their_registers() -> None:
+    product = Op("mma", "qk", "a", (("tensor", 10.0),), 10.0, engine="tensor", hidden_fma=0.1)
+    softmax = Op("exp", "exp", "b", (("fma", 5.0),), 10.0, instructions=(("fma", 5.0),), beside_mma_cycles=20.0)
+    assert fair_speeds((softmax,)) == (1.0,)
+    # At half its speed it issues 0.25 FMA a cycle, 0.15 more than the product hides.
+    assert fair_speeds((product, softmax)) == (pytest.approx(0.85), 0.5)
+    unlike = Op("rest", "exp", "c", (("alu", 10.0),), 10.0)
+    assert fair_speeds((product, softmax, unlike))[2] == 1.0
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(demands, st.floats(1.0, 3.0)), min_size=1, max_size=6))
 def test_fair_speeds_are_feasible_and_maximal(items: list) -> None:

@@ -52,7 +52,7 @@ def kernels(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def crowded_loops(draw: st.DrawFn) -> Pipeline:
-    """Random loops whose operations meet on several units, with FMA that take cycles of the tensor core, and with masks."""
+    """Random loops whose operations meet on several units, with FMA that take cycles of the tensor core, products that slow others, and masks."""
     pipeline = draw(loops.random_loops(most_ops=9))
     share = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0])
     ops = []
@@ -61,7 +61,9 @@ def crowded_loops(draw: st.DrawFn) -> Pipeline:
             ops.append(op._replace(hidden_fma=draw(st.sampled_from([0.2, 0.5, math.inf]))))
             continue
         demand = tuple((unit, op.min_cycles * draw(share)) for unit in ("alu", "fma", "issue"))
-        ops.append(op._replace(demand=demand, instructions=(("fma", op.min_cycles * draw(share)),)))
+        beside = draw(st.sampled_from([0.0, 1.0, 1.7, 3.0])) * op.min_cycles
+        fma = (("fma", op.min_cycles * draw(share)),)
+        ops.append(op._replace(demand=demand, instructions=fma, beside_mma_cycles=beside))
     masks = tuple((op.name, (("alu", draw(st.floats(0, 9))),)) for op in ops if draw(st.booleans()))
     return replace(pipeline, ops=tuple(ops), mask_demand=masks)
 
