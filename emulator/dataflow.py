@@ -48,7 +48,7 @@ class Dataflow:
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
                 for target in _targets(node):
                     self._constants[target.id] = node
-                    fields = _fields_of(node.value)
+                    fields = fields_of(node.value)
                     if fields:
                         self._fields[target.id] = fields
             elif isinstance(node, ast.ClassDef):
@@ -58,6 +58,8 @@ class Dataflow:
         #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
         self._calls: dict[str, list[tuple[_Function, list[ast.expr], ast.Call | None]]] = {}
         self._stores: dict[str, list[tuple[_Function, ast.Call]]] = {}
+        #: Stores to memory that a function knows by a name of its own, by function and name.
+        self._own_stores: dict[tuple[str, str], list[ast.Call]] = {}
         for function in self._functions.values():
             for part in ast.walk(function):
                 self._note(function, part)
@@ -75,7 +77,18 @@ class Dataflow:
             if isinstance(node.func, ast.Name):
                 self._calls.setdefault(node.func.id, []).append((function, node.args, node))
             elif isinstance(node.func, ast.Attribute) and node.func.attr == "store" and len(node.args) == 1:
-                name = _memory(node.func.value)
+                name, own = _memory(node.func.value), _base(node.func.value)
+                if own:
+                    self._own_stores.setdefault((function.name, own), []).append(node)
+                    made = next(
+                        (
+                            n.value
+                            for n in _nearest(function)
+                            if not isinstance(n, ast.For) and [t.id for t in _targets(n)] == [own]
+                        ),
+                        None,
+                    )
+                    name = _memory(made) if made is not None else ""
                 if name:
                     self._stores.setdefault(name, []).append((function, node))
         if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[0], ast.Name):
@@ -89,11 +102,16 @@ class Dataflow:
         return [call.lineno for _, call in self._stores.get(name, [])]
 
     def lines(
-        self, chain: Sequence[int], limit: int, argument: int = 0, right: Container[str] = (), products: bool = False
+        self,
+        chain: Sequence[int],
+        limit: int,
+        argument: int | str = 0,
+        right: Container[str] = (),
+        products: bool = False,
     ) -> list[int]:
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
-        ``chain[1:]``: lines of the callers; ``right``: memories whose values are not followed further; ``products``: whether the
+        ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs; ``right``: memories whose values are not followed further; ``products``: whether the
         accumulators of wgmma are, and not only what comes after them.
         """
         self._right, self._products = right, products
@@ -101,11 +119,25 @@ class Dataflow:
         if frame is None:
             return []
         self._queue, self._found, self._passed, self._seen = [], {}, {}, set()
-        for node in ast.walk(frame.function):
+        if argument == "around":
+            # What decides whether it runs, the innermost first.
+            heads = [
+                n
+                for n in ast.walk(frame.function)
+                if isinstance(n, (ast.If, ast.For, ast.While)) and chain[0] in _lines(n)
+            ]
+            for head in sorted(heads, key=lambda one: -one.lineno):
+                self._found[head.lineno] = None
+                self._push(0, frame, head.iter if isinstance(head, ast.For) else head.test, ())
+        for node in ast.walk(frame.function) if argument != "around" else ():
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and chain[0] in _lines(node):
                 self._found.update(dict.fromkeys(_lines(node)))
                 if node.value is not None:
-                    self._push(0, frame, _argument(node.value, argument), ())
+                    given = _argument(node.value, argument)
+                    self._push(0, frame, given, ())
+                    # Of a tile that the copy engine stores: what was put into it.
+                    for function, store in self._stores.get(_memory(given), []) if given is not node.value else ():
+                        self._push(0, _Frame(function), store.args[0], (), store)
         for _ in range(_STEPS):
             if not self._queue or len(self._found) >= limit:
                 break
@@ -194,8 +226,10 @@ class Dataflow:
             self._push(cost, frame, one, ())
 
     def _name(self, cost: int, frame: _Frame, name: str, path: _Path) -> None:
-        """Where a name gets its value."""
+        """Where a name gets its value; of memory, what is put into it."""
         function = frame.function
+        for store in self._own_stores.get((function.name, name), ()):
+            self._push(cost, frame, store.args[0], (), store)
         assigned = False
         for node in _nearest(function):
             targets = _targets(node)
@@ -252,9 +286,17 @@ class Dataflow:
                 self._push(cost + (1 if call is not None else 4), caller, one, path, call)
 
 
-def _argument(value: ast.expr, number: int) -> ast.expr:
-    """An argument of a call; the whole expression where there is none."""
-    return value.args[number] if isinstance(value, ast.Call) and len(value.args) > number else value
+def _argument(value: ast.expr, number: int | str) -> ast.expr:
+    """An argument of a call, by its place or keyword; the whole expression where there is none."""
+    if isinstance(number, str):
+        named = value.keywords if isinstance(value, ast.Call) else []
+        return next((one.value for one in named if one.arg == number), value)
+    if isinstance(value, ast.Call):
+        return value.args[number] if len(value.args) > number else value
+    # A product among others: made + (warpgroup_mma(p, v, o),).
+    inner = (one for one in ast.walk(value) if isinstance(one, ast.Call) and "mma" in ast.unparse(one.func))
+    product = next(inner, None)
+    return product.args[number] if product is not None and len(product.args) > number else value
 
 
 def _hides(function: _Function) -> bool:
@@ -289,7 +331,14 @@ def _memory(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _fields_of(value: ast.expr | None) -> list[str]:
+def _base(node: ast.expr) -> str:
+    """The name that ``rows.reshape(..)`` and the like begin with: rows; empty where it is an attribute."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def fields_of(value: ast.expr | None) -> list[str]:
     """Fields of ``namedtuple("Name", "a b c")``; none of anything else."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "namedtuple":
         names = ast.literal_eval(value.args[1])

@@ -74,6 +74,12 @@ class Vast(Array):
         """Elements."""
         return int(np.prod(self._shape, dtype=object))
 
+    def new_empty(self, shape: Any, dtype: Any = None) -> Array:
+        """Another one, dense."""
+        kind = dtypes.FP32 if str(dtype) == "torch.float32" else dtypes.of(self.data)
+        strides = tuple(int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape)))
+        return Vast(tuple(shape), strides, kind, "new_empty")
+
 
 def _tensor(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
     extents = {"b": problem.batch, "h": problem.heads, "s": problem.seqlen}
@@ -86,16 +92,17 @@ def _tensor(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
 
 
 def far_launches(
-    session: Session, launch: Callable[..., Any], widths: tuple[int, int], window: tuple[int, int]
-) -> Mapping[str, Sampled]:
+    session: Session, launch: Callable[..., Any], widths: tuple[int, int], window: tuple[int, int],
+    kinds: tuple[dtypes.Dtype, dtypes.Dtype] = (dtypes.FP16, dtypes.FP16),
+) -> Mapping[str, Sampled]:  # fmt: skip
     """Samples for every kernel that ``launch`` starts, by its name; empty where it takes none of the large problems.
 
-    ``widths``: head dimensions of Q and K, and of V; ``window``: as ``launch`` takes it.
+    ``widths``: head dimensions of Q and K, and of V; ``window``: as ``launch`` takes it; ``kinds``: types of Q, K, V, and of the output.
     """
     planned: list[tuple[Large, list[Planned]]] = []
     for problem in LARGE:
-        q, k = (_tensor(problem, widths[0], dtypes.FP16, name) for name in "qk")
-        v, out = (_tensor(problem, widths[1], dtypes.FP16, name) for name in ("v", "out"))
+        q, k = (_tensor(problem, widths[0], kinds[0], name) for name in "qk")
+        v, out = (_tensor(problem, widths[1], kind, name) for kind, name in zip(kinds, ("v", "out"), strict=True))
         rows = (problem.batch, problem.heads, problem.seqlen)
         lse = Vast(rows, (problem.heads * problem.seqlen, problem.seqlen, 1), dtypes.FP32, "lse")
         session.planned = []

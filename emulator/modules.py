@@ -174,6 +174,24 @@ def _language(session: Session, gl: Language) -> Module:
     )  # fmt: skip
 
 
+def _plain_language(session: Session, language: Module) -> Module:
+    """triton.language, of kernels beside Gluon's that only load, compute and store: values whose threads nobody knows."""
+    names = (
+        "arange", "full", "zeros", "zeros_like", "where", "minimum", "maximum", "exp", "exp2", "log", "log2", "sqrt", "rsqrt",
+        "abs", "cdiv", "reshape", "max", "min", "sum", "store", "load", "program_id", "num_programs", "reduce", "expand_dims",
+        "permute", "split", "join", "broadcast", "ravel", "cast", "static_assert", "device_assert", "static_range", "constexpr",
+        "multiple_of", "max_contiguous", "static_print", "device_print", "associative_scan", "inline_asm_elementwise", "assume",
+        "float16", "bfloat16", "float32", "float64", "float8e4nv", "float8e5", "int1", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+        "int64", "uint64", "tensor", *(f"atomic_{name}" for name in ATOMICS),
+    )  # fmt: skip
+    return Module(
+        "triton.language", session, {
+            **{name: vars(language)[name] for name in names}, "range": counted(session),
+            "PropagateNan": types.SimpleNamespace(ALL=1),
+        },
+    )  # fmt: skip
+
+
 def _asked_of_the_gpu(hopper: bool) -> dict[str, Callable[..., Any]]:
     """What tests ask before they skip themselves, as the machine answers."""
     told = {
@@ -284,6 +302,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         },
     )
     core = Module("triton.language.core", session, {"_aggregate": with_constructor})
+    plain = _plain_language(session, language)
     triton = Module(
         "triton",
         session,
@@ -291,12 +310,13 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
             "cdiv": lambda a, b: -(-a // b), "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
             "autotune": first_config, "heuristics": heuristics, "Config": Config, "jit": jit, "set_allocator": lambda _allocate: None,
             "knobs": Placeholder(),
-            "language": types.SimpleNamespace(PropagateNan=types.SimpleNamespace(ALL=1)),
+            "language": plain,
             "runtime": types.SimpleNamespace(driver=types.SimpleNamespace(active=driver)),
         },
     )  # fmt: skip
     found: dict[str, types.ModuleType] = {
         "triton": triton,
+        "triton.language": plain,
         "triton.language.core": core,
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
         "triton._C.libtriton.gluon_ir": Module(
@@ -311,6 +331,8 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "triton.experimental": Module("triton.experimental", session, {"gluon": gluon}),
         base: gluon,
         f"{base}.language": language,
+        # Kernels make operations of their own where a release has none for what it can do.
+        f"{base}.language._core": Module(f"{base}.language._core", session, {"builtin": lambda fn: fn}),
         f"{base}.language.extra": Module(f"{base}.language.extra", session, {"libdevice": libdevice}),
         f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
         f"{base}.language.nvidia.ampere": Module(

@@ -144,6 +144,15 @@ def run_emulate(
     )  # fmt: skip
 
 
+def is_forward(file: str) -> bool:
+    """Whether a file is a forward pass in 16 bits, which takes a problem of the caller's."""
+    need_packages()
+    from tilecast.emulator.run import is_forward_header, kernel_path
+    from tilecast.emulator.source import Source
+
+    return is_forward_header(Source(kernel_path(file)).header())
+
+
 def kernel_workload(
     file: str, batch: int | None, heads: int | None, heads_kv: int | None, seqlen: int | None, seqlen_k: int | None,
     window: str | None, dtype: str | None,

@@ -26,7 +26,12 @@ from tilecast.model.machine.machine import Machine, load_machine
 
 MODES = ("late", "random")
 _LOG2E = 1.4426950408889634
-_TENSOR_KIND = {"hopper_ws": "wgmma", "blackwell_ws": "tcgen05"}
+#: Families of generated files that run here, and the tensor cores that they are for.
+_TENSOR_KIND = {
+    "hopper_ws": "wgmma", "blackwell_ws": "tcgen05", "hopper_serving": "wgmma", "hopper_bwd": "wgmma", "gemm_hopper": "wgmma",
+    "gemm_blackwell": "tcgen05",
+}  # fmt: skip
+_FORWARD = ("hopper_ws", "blackwell_ws")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def new_session(
     family = str(source.header().get("family", ""))
     if family not in _TENSOR_KIND:
         raise RequestError(
-            f"{source.path}: the emulator runs {' and '.join(_TENSOR_KIND)}, this kernel is of family '{family}'"
+            f"{source.path}: the emulator runs {', '.join(_TENSOR_KIND)}, this kernel is of family '{family}'"
         )
     if chip.tensor_kind != _TENSOR_KIND[family]:
         raise RequestError(f"{source.path}: {family} needs {_TENSOR_KIND[family]}, {chip.name} has {chip.tensor_kind}")
@@ -83,6 +88,11 @@ def new_session(
         int(chip.get("tmem.columns", 0.0)), release,
         chip.get("tmem.load_reduce", 0.0) > 0,
     )  # fmt: skip
+
+
+def is_forward_header(header: Mapping[str, Any]) -> bool:
+    """Whether a header is that of a forward pass in 16 bits, which `emulate` runs."""
+    return header.get("family") in _FORWARD and header.get("workload", {}).get("dtype") != "fp8"
 
 
 def load(session: Session) -> ModuleType:
@@ -97,7 +107,7 @@ def _torch() -> ModuleType:
     return module
 
 
-class Kernel:
+class Loaded:
     """A generated file that is loaded once and launched on one problem after another.
 
     ``change``: rewrites the file's syntax tree before it is executed; ``names``: what that may call.
@@ -115,10 +125,31 @@ class Kernel:
         replaced = {"range": counted(self.session), **(names or {})}
         self.module = source.load({**modules(self.session), "torch": _torch()}, replaced, change=change)
 
+    def begin(self, mode: str, seed: int, sms: int | None, watcher: Watcher | None = None) -> None:
+        """Set the session for a launch: schedule, SMs, who watches; forget the one before."""
+        session = self.session
+        session.mode, session.seed, session.sms = mode, seed, sms or session.sms
+        session.watcher = watcher
+        session.traces.clear()
+        session.mask_calls.clear()
+
     def constant(self, name: str, otherwise: int) -> int:
         """A number at the top of the file, as TILE_N."""
         found = getattr(self.module, name, otherwise)
         return int(found) if isinstance(found, int) else otherwise
+
+    def mask_lines(self) -> tuple[int, ...]:
+        """Lines that hid scores, the line that called for it, and the conditions of both."""
+        found: dict[int, None] = {}
+        for calls in sorted(self.session.mask_calls):
+            for line in calls[:2]:
+                # The nearest condition first.
+                found.update(dict.fromkeys((line, *sorted(self.source.conditions(line), reverse=True))))
+        return tuple(found)
+
+
+class Kernel(Loaded):
+    """A forward pass in 16 bits."""
 
     def run(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, window: tuple[int, int] | None = None,
@@ -134,10 +165,13 @@ class Kernel:
         if mode not in MODES:
             raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
         session = self.session
-        session.mode, session.seed, session.sms = mode, seed, sms or session.sms
-        session.watcher = watcher
-        session.traces.clear()
-        session.mask_calls.clear()
+        if not is_forward_header(self.header):
+            raise UnsupportedError(
+                f"{self.source.path}: expected a forward pass of {' or '.join(_FORWARD)} in 16 bits, got family "
+                f"'{self.header.get('family')}', {self.header['workload']['dtype']}: only the battery has problems for it (tilecast emulate "
+                "FILE without a problem)"
+            )
+        self.begin(mode, seed, sms, watcher)
         if session.far_launches is None:
             shape = self.header["workload"]
             widths = int(shape["head_dim_qk"]), int(shape["head_dim_v"])
@@ -157,19 +191,10 @@ class Kernel:
         except (TypeError, AttributeError, IndexError) as error:
             # What Python refuses here is Gluon that the stand-ins do not take.
             raise UnsupportedError(f"{self.source.quote_of(error)}: {error}") from error
-        masks = self._mask_lines()
+        masks = self.mask_lines()
         return Emulation(
             out.data, lse.data, self.header, tuple(session.traces), self.machine, out.line, masks, self.source
         )
-
-    def _mask_lines(self) -> tuple[int, ...]:
-        """Lines that hid scores, the line that called for it, and the conditions of both."""
-        found: dict[int, None] = {}
-        for calls in sorted(self.session.mask_calls):
-            for line in calls[:2]:
-                # The nearest condition first.
-                found.update(dict.fromkeys((line, *sorted(self.source.conditions(line), reverse=True))))
-        return tuple(found)
 
     def _start_planned(self, tensors: list[Array], scale: float, window: tuple[int, int]) -> None:
         """Plan for other tensors of the same shapes, then put these in their places."""

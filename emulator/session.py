@@ -42,7 +42,7 @@ class Watcher(Protocol):
         """A product has read its left operand ``a`` and left ``result`` in its accumulator."""
 
     def stored(self, name: str, calls: tuple[int, ...]) -> None:
-        """``gl.store`` to a tensor in global memory, at the innermost of these places."""
+        """Something is stored to a tensor in global or shared memory, at the innermost of these places."""
 
 
 @dataclass

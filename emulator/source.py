@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.text_file import read_text
-from tilecast.emulator.dataflow import Dataflow
+from tilecast.emulator.dataflow import Dataflow, fields_of
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
@@ -48,7 +48,20 @@ class _File:
         #: Lines of the conditions that a line stands under.
         self.under: dict[int, list[int]] = {}
         tree = self.tree = _parsed(text, path)
+        #: Whether it takes columns of memory apart.
+        self.slices_columns = any(_slices_columns(node) for node in ast.walk(tree))
+        #: Fields of named tuples; statements that make one, or several values, by line: what is made gets names of those.
+        self._fields = {
+            node.targets[0].id: fields_of(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        self._makers: dict[int, ast.Assign | ast.Return] = {}
+        #: Of functions that end with several values, which of them a line assigns.
+        self._places: dict[int, int] = {}
         for node in ast.walk(tree):
+            if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, (ast.Call, ast.Tuple)):
+                self._makers.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node))
             if isinstance(node, ast.If):
                 for line in range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1):
                     self.under.setdefault(line, []).append(node.lineno)
@@ -60,6 +73,54 @@ class _File:
             if isinstance(last, ast.Return) and isinstance(last.value, ast.Name):
                 lines = range(function.lineno, last.lineno)
                 self.returned |= {line for line in lines if self.targets.get(line) == last.value.id}
+            elif isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple):
+                names = [one.id if isinstance(one, ast.Name) else "" for one in last.value.elts]
+                for line in range(function.lineno, last.lineno):
+                    if self.targets.get(line) in names:
+                        self._places[line] = names.index(self.targets[line])
+
+    def name_at(self, frame: types.FrameType, inner: int | None) -> tuple[str, int | None]:
+        """(name that a running statement gives to what is made in it, its place among what its function returns).
+
+        ``inner``: the place of it among several values that a call of the statement returns.
+        """
+        line = frame.f_lineno
+        name, place = self.targets.get(line, ""), self._places.get(line)
+        if line in self.returned or place is not None:
+            name = ""
+        maker = self._makers.get(line)
+        value = maker.value if maker is not None else None
+        targets = maker.targets[0] if isinstance(maker, ast.Assign) else None
+        if isinstance(targets, ast.Tuple):
+            number = _running(frame, value.elts) if isinstance(value, ast.Tuple) else inner
+            if number is not None and number < len(targets.elts) and isinstance(targets.elts[number], ast.Name):
+                name = targets.elts[number].id  # type: ignore[attr-defined]
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and self._fields.get(value.func.id):
+            number = _running(frame, value.args)
+            fields = self._fields[value.func.id]
+            if number is not None and number < len(fields):
+                name = f"{name}.{fields[number]}" if name else fields[number]
+        return name, place
+
+
+def _running(frame: types.FrameType, expressions: Sequence[ast.expr]) -> int | None:
+    """Which of some expressions of the running statement is being evaluated."""
+    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or position[0] is None or position[2] is None:
+        return None
+    at = (position[0], position[2])
+    for number, one in enumerate(expressions):
+        if (one.lineno, one.col_offset) <= at < (one.end_lineno or 0, one.end_col_offset or 0):
+            return number
+    return None
+
+
+def _slices_columns(node: ast.AST) -> bool:
+    """Whether it is a call ``x.slice(start, length, dim)`` of another dimension than the first."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "slice":
+        return False
+    named = [one.value for one in node.keywords if one.arg == "dim"]
+    return any(not isinstance(one, ast.Constant) or one.value for one in (*node.args[2:], *named))
 
 
 class Source:
@@ -70,6 +131,11 @@ class Source:
         self.text = read_text(self.path, "the kernel", RequestError) if text is None else text
         self._files = [_File(self.path, self.text)]
         self._numbers = {self.path: 0}
+
+    @property
+    def slices_columns(self) -> bool:
+        """Whether the files take columns of memory apart, so that a row has more than one cell."""
+        return any(file.slices_columns for file in self._files)
 
     def header(self) -> dict[str, Any]:
         """The TILECAST dict at the top; UnsupportedError where the file has none."""
@@ -97,10 +163,10 @@ class Source:
             frame = frame.f_back
         return 0
 
-    def calls(self) -> list[int]:
-        """Places in these files that are running now, innermost first."""
+    def calls(self, of: types.FrameType | None = None) -> list[int]:
+        """Places in these files that are running now (``of``: of a coroutine that waits), innermost first."""
         found: list[int] = []
-        frame: types.FrameType | None = sys._getframe(1)
+        frame: types.FrameType | None = of or sys._getframe(1)
         while frame is not None:
             number = self._numbers.get(frame.f_code.co_filename)
             if number is not None:
@@ -111,13 +177,13 @@ class Source:
     def target(self) -> str:
         """Names that the running statement and those that called it assign to, as in ``ring.full``; empty without one."""
         names: list[str] = []
+        place: int | None = None
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             number = self._numbers.get(frame.f_code.co_filename)
             if number is not None:
-                file = self._files[number]
-                name = file.targets.get(frame.f_lineno, "")
-                names += [name] if name and frame.f_lineno not in file.returned else []
+                name, place = self._files[number].name_at(frame, place)
+                names += [name] if name else []
             frame = frame.f_back
         return ".".join(reversed(names))
 
@@ -133,7 +199,7 @@ class Source:
         found = origins(self._files[number].tree, line & ((1 << FILE_SHIFT) - 1), what)
         return [number << FILE_SHIFT | one for one in found]
 
-    def values(self, chain: Sequence[int], limit: int, argument: int = 0, **stops: Any) -> list[int]:
+    def values(self, chain: Sequence[int], limit: int, argument: int | str = 0, **stops: Any) -> list[int]:
         """Places that an argument of the call at ``chain[0]`` gets its value from (`Dataflow.lines`); none outside the first file."""
         own = list(itertools.takewhile(lambda place: not place >> FILE_SHIFT, chain))
         return self.dataflow.lines(own, limit, argument, **stops)

@@ -22,6 +22,8 @@ from tilecast.emulator.verify import Verdict, scores, visible
 _LOG2E = 1.4426950408889634
 #: Relative error that rounding P to bf16, or a polynomial, explains; and of O against what is added up in it.
 _P_TOLERANCE, _O_TOLERANCE = 0.02, 0.03
+#: Of e4m3, numbers below this are too coarse to be compared.
+_LEAST_E4M3 = 2.0**-4
 #: Weights that rounding makes inexact: those below this part of the largest are not compared.
 _SMALL = 2.0**-9
 #: Exponentials beyond these mean that the row maximum is not the one of the scores.
@@ -66,7 +68,11 @@ class _Accumulated:
 class Steps:
     """Watches one launch; see the module docstring."""
 
-    def __init__(self, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], source: Source) -> None:
+    def __init__(
+        self, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], source: Source, coarse: bool = False
+    ) -> None:  # fmt: skip
+        """``coarse``: P has 8 bits."""
+        self._coarse = coarse
         self._s = scores(q, k, scale) * _LOG2E
         self._v = np.asarray(v).astype(np.float64)
         self._seen = visible(q.shape[2], k.shape[2], window)
@@ -234,15 +240,16 @@ class Steps:
         with np.errstate(all="ignore"):
             p, large = p[:, :keys], np.where(seen, p[:, :keys], 0)
             largest = large.max(1, initial=0.0)
-            counted = (large > _SMALL * largest[:, None]) & (large > 2.0**-12) & sound[:, None]
+            least = _LEAST_E4M3 if self._coarse else 2.0**-12
+            counted = (large > _SMALL * largest[:, None]) & (large > least) & sound[:, None]
             logarithm = np.where(counted, s - np.log2(np.where(counted, p, 1)), np.nan)
             reference = np.array(
                 [np.median(row[~np.isnan(row)]) if (~np.isnan(row)).any() else np.nan for row in logarithm]
             )
             wanted = np.exp2(np.where(seen, s, -np.inf) - reference[:, None])
-            off = np.where(np.isnan(reference)[:, None], 0, np.abs(p - wanted) / np.maximum(wanted, _SMALL))
+            off = np.where(np.isnan(reference)[:, None], 0, np.abs(p - wanted) / np.maximum(wanted, max(_SMALL, least)))
             off = np.where((wanted > _SMALL * largest[:, None]) | (p > _SMALL), off, 0)
-        if float(np.nan_to_num(off).max(initial=0)) > 3 * _P_TOLERANCE:
+        if float(np.nan_to_num(off).max(initial=0)) > (6 if self._coarse else 3) * _P_TOLERANCE:
             row, key = (int(n) for n in np.unravel_index(int(np.nan_to_num(off).argmax()), off.shape))
             says = "0: it is hidden, but the row sees it" if p[row, key] == 0 else f"{p[row, key]:.4g}"
             self._depart(

@@ -14,7 +14,7 @@ from tilecast.emulator.values.outside import is_tensor, numpy_of
 #: Error of the output that rounding explains: this many units in the last place of the inputs' type, of the largest |v|.
 _ROUNDINGS = 4.0
 #: Of the log-sum-exp: rounding of float32 (of the sums, of large scores); to it comes what polynomials cost.
-_LSE_TOLERANCE, _LSE_RELATIVE = 3e-5, 5e-7
+LSE_TOLERANCE, LSE_RELATIVE = 3e-5, 5e-7
 #: Logarithms of row sums that are taken to be of the same keys.
 _SAME_SUM = 2e-4
 #: Largest relative error of FlashAttention-4's polynomials for 2^f on [0, 1), by degree (evaluated on 100,000 points).
@@ -114,9 +114,9 @@ def judge(
             (lse == expected_lse) | (np.isnan(lse) & np.isnan(expected_lse)), 0.0, np.abs(lse - expected_lse)
         )
         allowed = (
-            _LSE_TOLERANCE
+            LSE_TOLERANCE
             + polynomial_error(emulation.header)
-            + _LSE_RELATIVE * float(np.abs(expected_lse[np.isfinite(expected_lse)]).max(initial=0.0))
+            + LSE_RELATIVE * float(np.abs(expected_lse[np.isfinite(expected_lse)]).max(initial=0.0))
         )
     verdict = (_largest(off), tolerance, _largest(off_lse), allowed)
     of_out = np.nan_to_num(off, nan=np.inf).max(-1, initial=0.0) > tolerance

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from tilecast.emulator.battery.coverage import Coverage
+from tilecast.emulator.battery.exponential import check_exponentials
 from tilecast.emulator.battery.host import about, handed_on
-from tilecast.emulator.battery.problems import Problem, Shape, inputs
+from tilecast.emulator.battery.problems import Problem, Shape, inputs, problems
+from tilecast.emulator.battery.refusals import check_refusals
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.run import Emulation, Kernel
 from tilecast.emulator.session import Watcher
@@ -47,7 +50,7 @@ def _number(node: ast.expr) -> int | None:
 
 
 class Bench:
-    """A kernel under the battery."""
+    """A forward pass in 16 bits under the battery."""
 
     def __init__(self, source: Source, machine: str | Machine | None) -> None:
         self.coverage, self.caches, self._cache_bytes = Coverage(source.text), _Caches(), 0
@@ -73,6 +76,22 @@ class Bench:
         if problem.heads_in_l2 is not None:
             return self.caches.found > 0
         return problem.again != "plan" or all(hasattr(self.kernel.module, name) for name in ("plan", "attention"))
+
+    def todo(self) -> Sequence[Problem]:
+        """The problems that the kernel has, those that find most first."""
+        return [one for one in problems(self.shape()) if self.applies(one)]
+
+    def refused(self) -> int:
+        """How many wrong calls the kernel's launch refuses."""
+        return check_refusals(self.kernel)
+
+    def exponentials(self) -> int:
+        """How many pieces of PTX compute 2^x."""
+        return check_exponentials(self.kernel.session.ptx, self.kernel.header, self.kernel.source)
+
+    def synchronises(self, problem: Problem) -> bool:
+        """Whether a problem is about more than lengths, windows and scales."""
+        return problem.stage not in ("lengths", "window") and problem.scale is None
 
     def solve(self, problem: Problem) -> None:
         """Run one problem; EmulationError when the kernel is wrong."""

@@ -171,7 +171,9 @@ def inputs(problem: Problem, head_dim_qk: int, head_dim_v: int, seed: int = 0) -
     """q, k, v of a problem: numpy, in its type."""
     import ml_dtypes
 
-    dtype = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}[problem.dtype]
+    dtype = {
+        "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+    }[problem.dtype]  # fmt: skip
     rng, (hq, hk), rows, keys = np.random.default_rng(seed), problem.heads, problem.rows, problem.keys
     q = rng.standard_normal((problem.batch, hq, rows, head_dim_qk), np.float32)
     k = rng.standard_normal((problem.batch, hk, keys, head_dim_qk), np.float32)

@@ -9,12 +9,12 @@ from tilecast.base.progress import Progress, silent
 from tilecast.emulator.call import need_packages
 
 if TYPE_CHECKING:
-    from tilecast.emulator.battery.problems import Problem
+    from tilecast.emulator.battery.launches import Labelled
     from tilecast.emulator.battery.runner import Battery
     from tilecast.emulator.battery.superfluous import Waits
 
-#: Longest line of a kernel in a report.
-_CODE = 100
+#: Longest line of a kernel in a report; problems of a quick battery.
+_CODE, _QUICK = 100, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ class BatteryReport:
 
 def run_report(
     file: str, machine: str | None = None, case: str | None = None, keep_going: bool = False,
-    superfluous: bool = False, progress: Progress = silent,
+    superfluous: bool = False, progress: Progress = silent, quick: bool = False,
 ) -> BatteryReport:  # fmt: skip
-    """The battery on ``file`` (a path or a shipped kernel's name); ``case``: only problems whose label contains it.
+    """The battery on ``file`` (a path or a shipped kernel's name); ``case``: only problems whose label contains it;
+    ``quick``: only its first ones.
 
     ``superfluous``: of a kernel that is right, also the waits that nothing needs.
     """
@@ -43,15 +44,15 @@ def run_report(
     from tilecast.emulator.run import kernel_path
     from tilecast.emulator.source import Source
 
-    def chosen(one: Problem) -> bool:
+    def chosen(one: Labelled) -> bool:
         return case is None or case in one.label()
 
     source = Source(kernel_path(file))
-    found = run_battery(source, machine, keep_going, progress, chosen)
+    found = run_battery(source, machine, keep_going, progress, chosen, _QUICK if quick else None)
     if not found.problems_in_all:
         raise RequestError(f"--case: no problem of the battery is called '{case}'")
     waits = superfluous_waits(source, machine, chosen, progress) if superfluous and not found.failures else None
-    return report(file, found, case, waits)
+    return report(file, found, "" if quick else case, waits)
 
 
 def report(file: str, found: Battery, case: str | None = None, waits: Waits | None = None) -> BatteryReport:
@@ -61,7 +62,8 @@ def report(file: str, found: Battery, case: str | None = None, waits: Waits | No
         lines += [f"  {failure.kind:10s} {failure.message}", f"             in {failure.problem}"]
     if not found.failures:
         lines += [
-            f"  correct    output within {found.out_error:.0%} of what rounding allows, log-sum-exp within {found.lse_error:.0%}",
+            f"  correct    output within {found.out_error:.0%} of what rounding allows"
+            + (f", log-sum-exp within {found.lse_error:.0%}" if found.lse_error else ""),
             f"  races      none: {found.operations} operations of {found.programs} programs, every access ordered",
         ]
         if found.refusals:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.base.progress import Progress, silent
-from tilecast.emulator.battery.bench import Bench
+from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
-from tilecast.emulator.battery.exponential import check_exponentials
 from tilecast.emulator.battery.host import handed_on
-from tilecast.emulator.battery.problems import Problem, problems
-from tilecast.emulator.battery.refusals import check_refusals
+from tilecast.emulator.battery.launches import Labelled
 from tilecast.emulator.errors import BoundsError, EmulationError, RequestError, UnsupportedError
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
@@ -53,17 +51,17 @@ class Battery:
 
 def run_battery(
     source: Source, machine: str | Machine | None = None, keep_going: bool = False, progress: Progress = silent,
-    chosen: Callable[[Problem], bool] = lambda problem: True,
+    chosen: Callable[[Labelled], bool] = lambda problem: True, most: int | None = None,
 ) -> Battery:  # fmt: skip
-    """Everything the battery has, in the order of `problems`, until something is found (``keep_going``: to the end).
+    """Everything the battery has, in the order of the bench's problems, until something is found (``keep_going``: to the end).
 
-    ``chosen``: which problems.  Raises RequestError and UnsupportedError for what cannot be run.
+    ``chosen``: which problems; ``most``: how many of them.  Raises RequestError and UnsupportedError for what cannot be run.
     """
     try:
-        run = Bench(source, machine)
+        run = bench_for(source, machine)
     except SyntaxError as error:
         raise RequestError(f"{source.path}: line {error.lineno}: {error.msg}") from None
-    todo = [one for one in problems(run.shape()) if run.applies(one) and chosen(one)]
+    todo = [one for one in run.todo() if chosen(one)][:most]
     failures: list[Failure] = []
     solved = refusals = exponentials = 0
 
@@ -91,8 +89,8 @@ def run_battery(
         held(problem.label(), lambda problem=problem: run.solve(problem))  # type: ignore[misc]
         solved += 1
         if number == 0 and not failures:
-            refusals = held("wrong arguments", lambda: check_refusals(run.kernel))
-            exponentials = held("exponentials alone", lambda: _exponentials(run))
+            refusals = held("wrong arguments", run.refused)
+            exponentials = held("exponentials alone", run.exponentials)
         if failures and not keep_going:
             break
     progress("battery", len(todo), len(todo))
@@ -101,10 +99,6 @@ def run_battery(
         tuple(failures), solved, len(todo), refusals, exponentials, run.programs, run.operations, executed, there,
         run.coverage.unreached(), run.out_error, run.lse_error, run.kernel.machine.title,
     )  # fmt: skip
-
-
-def _exponentials(run: Bench) -> int:
-    return check_exponentials(run.kernel.session.ptx, run.kernel.header, run.kernel.source)
 
 
 def _behind(source: Source, error: EmulationError) -> str:

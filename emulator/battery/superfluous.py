@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilecast.base.progress import Progress
-from tilecast.emulator.battery.bench import Bench
-from tilecast.emulator.battery.problems import Problem, problems
+from tilecast.emulator.battery.benches import bench_for
+from tilecast.emulator.battery.launches import AnyBench, Labelled
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
@@ -35,19 +35,15 @@ class Waits:
 
 
 def superfluous_waits(
-    source: Source, machine: str | Machine | None, chosen: Callable[[Problem], bool], progress: Progress
+    source: Source, machine: str | Machine | None, chosen: Callable[[Labelled], bool], progress: Progress
 ) -> Waits:
     """Leave out every wait of a kernel that is right; of a wait in a function, each call counts for itself.
 
     Not in problems that are about lengths, windows and scales alone: they synchronise like others.
     """
-    bench = Bench(source, machine)
+    bench = bench_for(source, machine)
     session = bench.kernel.session
-    telling = [
-        one
-        for one in problems(bench.shape())
-        if bench.applies(one) and chosen(one) and one.stage not in ("lengths", "window") and one.scale is None
-    ]
+    telling = [one for one in bench.todo() if chosen(one) and bench.synchronises(one)]
     session.waits = {}
     for problem in telling:
         bench.solve(problem)
@@ -65,7 +61,7 @@ def superfluous_waits(
     return Waits(len(places), len(telling), tuple(found))
 
 
-def _noticed(bench: Bench, telling: Sequence[Problem]) -> bool:
+def _noticed(bench: AnyBench, telling: Sequence[Labelled]) -> bool:
     for problem in telling:
         try:
             bench.solve(problem)

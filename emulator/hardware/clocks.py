@@ -28,12 +28,14 @@ def code_of(stream: int, epoch: int) -> int:
 class Knowledge:
     """Epochs of streams, the ones fenced for the asynchronous proxy, completed copies (a bit each), and what atomics told of other programs."""
 
-    __slots__ = ("copies", "epochs", "fenced", "others")
+    __slots__ = ("copies", "epochs", "fenced", "others", "unfenced")
 
     def __init__(self) -> None:
         self.epochs = [0] * STREAMS
         self.fenced = [0] * STREAMS
         self.copies = 0
+        #: Of the copies, those that are ordinary stores (cp.async) with no fence behind them.
+        self.unfenced = 0
         #: Number of another program of the launch -> what of it happened before; never changed in place.
         self.others: dict[int, Knowledge] = {}
 
@@ -41,13 +43,20 @@ class Knowledge:
         """A snapshot."""
         new = Knowledge.__new__(Knowledge)
         new.epochs, new.fenced, new.copies = self.epochs.copy(), self.fenced.copy(), self.copies
-        new.others = self.others
+        new.others, new.unfenced = self.others, self.unfenced
         return new
 
     def join(self, other: Knowledge) -> None:
         """Learn everything that ``other`` knows."""
         self.epochs = [a if a > b else b for a, b in zip(self.epochs, other.epochs, strict=True)]
         self.fenced = [a if a > b else b for a, b in zip(self.fenced, other.fenced, strict=True)]
+        if self.unfenced or other.unfenced:
+            # Who knows of a copy and of no fence behind it learns of one from who does.
+            mine, theirs = (
+                self.unfenced & ~(other.copies & ~other.unfenced),
+                other.unfenced & ~(self.copies & ~self.unfenced),
+            )
+            self.unfenced = mine | theirs
         self.copies |= other.copies
         if other.others and other.others is not self.others:
             self.learn(other.others)
@@ -67,6 +76,11 @@ class Knowledge:
         told = self.others.get(number)
         return told is not None and told.has(code)
 
+    def landed(self, copy: int, ordinary: bool) -> None:
+        """A copy is done; ``ordinary``: it stored as other instructions do."""
+        self.copies |= 1 << copy
+        self.unfenced |= ordinary << copy
+
     def has(self, code: int) -> bool:
         """Whether the event happened before."""
         if code >= COPY:
@@ -78,9 +92,11 @@ class Knowledge:
         return not other.copies & ~self.copies and all(a >= b for a, b in zip(self.epochs, other.epochs, strict=True))
 
     def has_fenced(self, code: int) -> bool:
-        """Whether a fence for the asynchronous proxy stands behind the event (ordinary accesses of agents need one)."""
+        """Whether a fence for the asynchronous proxy stands behind the event (ordinary accesses of agents and cp.async need one)."""
         stream = code >> STREAM_SHIFT
-        return code >= COPY or stream >= FIRST_WGMMA or self.fenced[stream] >= code & ((1 << STREAM_SHIFT) - 1)
+        if code >= COPY:
+            return not self.unfenced >> (code - COPY) & 1
+        return stream >= FIRST_WGMMA or self.fenced[stream] >= code & ((1 << STREAM_SHIFT) - 1)
 
 
 class Agent:
@@ -117,4 +133,5 @@ class Agent:
         self.release()
         before = self.knowledge.epochs.copy()
         before[self.index] -= 1
+        self.knowledge.unfenced = 0
         self.knowledge.fenced = [max(a, b) for a, b in zip(self.knowledge.fenced, before, strict=True)]

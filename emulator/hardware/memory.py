@@ -1,6 +1,7 @@
 """Shared memory as kernels see it, on the shadow that remembers who wrote and read each cell.
 
-A cell of shared memory is one row of one slot (a half row where a pair of CTAs divides the columns); a cell of tensor
+A cell of shared memory is one row of one slot (a half row where a pair of CTAs divides the columns, a quarter where a file takes
+columns apart); a cell of tensor
 memory is one 32-bit column of one CTA.
 """
 
@@ -38,6 +39,8 @@ ATOMICS = {
 }  # fmt: skip
 
 _BARRIER_BYTES = 8
+#: Cells of a row in files that take columns apart.
+_COLUMN_CELLS = 4
 
 
 class Memories(Context, Protocol):
@@ -144,9 +147,12 @@ class Shared:
         first, size, extent = int(start), int(length), self.a.shape[dim]
         if first < 0 or first + size > extent:
             raise BoundsError(f"{self.program.here()}: {self.name} slice {first}..{first + size} of {extent}")
-        part = (slice(None),) * dim + (slice(first, first + size),)
-        # A row is a cell, also for who has some of its columns only.
-        return self.view(self.a[part], self.cells[part] if self.cells.shape[dim] == extent else self.cells)
+        before = (slice(None),) * dim
+        cells, width = self.cells, extent // self.cells.shape[dim]
+        # Part of a cell is the cell.
+        if not first % width and not size % width:
+            cells = cells[(*before, slice(first // width, (first + size) // width))]
+        return self.view(self.a[(*before, slice(first, first + size))], cells)
 
     def reshape(self, shape: Any) -> Shared:
         """Other extents, elements in row-major order."""
@@ -310,6 +316,8 @@ class Shared:
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         changes = self.a.tobytes() != value.a.tobytes()
+        if program.session.watcher is not None:
+            program.session.watcher.stored(self.name, program.session.calls())
         for access in program.accesses():
             program.smem.write(self.cells_of(access[0]), access[1], self.dtype.bits, changes)
         self.a[...] = value.a
@@ -371,8 +379,12 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     a.view(np.uint8).fill(0xFF)
     last = len(extents) - 1
     parts = division.parts_of(len(extents)) if division is not None else [1] * len(extents)
-    # A row is one cell, or one in each CTA; a vector has one to an element, so that roles may share it out.
-    cell_shape = [*extents[:-1], parts[last]] if last or parts[last] > 1 else extents
+    # A row is one cell (some, where columns are taken apart), or one in each CTA; a vector has one to an element, so that roles may
+    # share it out.
+    columns = parts[last]
+    if program.ctas == 1 and program.session.source.slices_columns and not extents[last] % _COLUMN_CELLS:
+        columns = _COLUMN_CELLS
+    cell_shape = [*extents[:-1], columns] if last or parts[last] > 1 else extents
     own = a.size // math.prod(parts)
     size = layout.padded_bytes(own, a.itemsize) if isinstance(layout, PaddedSharedLayout) else own * a.itemsize
     program.reserve_smem(size, name)

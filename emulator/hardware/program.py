@@ -16,8 +16,6 @@ import numpy as np
 
 from tilecast.emulator.errors import (
     AllocationError,
-    BarrierError,
-    DeadlockError,
     LayoutError,
     RaceError,
     UnsupportedError,
@@ -35,6 +33,7 @@ from tilecast.emulator.hardware.engines import Commit, InFlight, TensorOperation
 from tilecast.emulator.hardware.liveness import Liveness
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
+from tilecast.emulator.hardware.stuck import deadlock
 from tilecast.emulator.hardware.transfers import Transfer
 from tilecast.emulator.session import Session
 from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Wait, Work
@@ -340,7 +339,7 @@ class Program:
             if not self.late and (not ready or self.random.random() < _EFFECT) and self._random_effect():
                 continue
             if not ready and not self._forced_effect():
-                raise self._deadlock()
+                raise deadlock(self.roles, self.session.source, self.number)
             if ready:
                 role = ready[0] if self.late else self.random.choice(ready)
                 role.blocked = None
@@ -431,24 +430,3 @@ class Program:
         for left in role.wgmma:
             left.left_by = role.left_by[left.number] = self.line()
         return role.wgmma_issued - len(role.wgmma)
-
-    def _deadlock(self) -> Exception:
-        source = self.session.source
-        lines, short = [], []
-        for role in self.roles:
-            if role.done:
-                continue
-            if role.waiting is None:
-                lines.append(f"  {role.name} waits for the other roles to end")
-                continue
-            instances, parity, line = role.waiting
-            stuck = next(i for i in instances if not i.passed(parity))
-            missed = stuck.missed(role.agents[stuck.cta].index, parity)
-            lines.append(f"  {role.name} waits for {stuck.status(parity)}; {source.quote(line)}{missed}")
-            if stuck.pending == 0 and stuck.received < stuck.expected:
-                short.append(
-                    f"{stuck.name} expects {stuck.expected} bytes in phase {stuck.completed} "
-                    f"({source.quote(stuck.expect_line)}), but copies bring only {stuck.received}"
-                )
-        report = "\n".join([f"deadlock in program {self.number}: nobody can go on", *lines])
-        return BarrierError("; ".join(short) + "\n" + report) if short else DeadlockError(report)

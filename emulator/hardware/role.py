@@ -34,6 +34,8 @@ class Role:
         #: None: can go on; otherwise says whether it can.
         self.blocked: Callable[[], bool] | None = None
         self.waiting: tuple[list[Instance], int, int] | None = None
+        #: What a loop of it waits for in global memory, and where; empty where it does not.
+        self.polls, self.polls_at = "", 0
         self.wgmma: deque[Wgmma] = deque()
         self.wgmma_issued = 0
         #: Line of the last wait that left a product in flight, by the product's number.

@@ -33,7 +33,7 @@ class Boxes(Protocol):
     block_shape: list[int]
     layout: Any
 
-    def reduce(self, corner: Any, block: Any, compute: Any, line: int) -> None:
+    def reduce(self, corner: Any, block: Any, compute: Any, program: Any, known: Knowledge, line: int) -> None:
         """Combine a box with what is there."""
 
     def put(self, corner: Any, block: Any, program: Any, code: int, known: Knowledge, line: int) -> None:
@@ -48,6 +48,8 @@ class Transfer:
     ) -> None:  # fmt: skip
         program = role.program
         self.number, self.line, self.done, self.cta = program.next_copy(), program.line(), False, cta
+        #: cp.async stores as other instructions do, and needs the fence before an engine reads; with Triton's own, nothing is asked.
+        self.ordinary = what == "cp.async" and not program.session.adds_fences
         self.known = role.agents[cta].release()
         actor = f"the {what} that {role.name} issues"
         self._access = Access(
@@ -100,7 +102,7 @@ class Groups:
         while len(self._groups) > outstanding:
             for transfer in self._groups.popleft():
                 transfer.take_effect()
-                agents[transfer.cta].knowledge.copies |= 1 << transfer.number
+                agents[transfer.cta].knowledge.landed(transfer.number, transfer.ordinary)
 
 
 def store_tile(role: Issuer, desc: Boxes, coordinates: Any, source: Shared, reduce: Any = None) -> list[Transfer]:
@@ -127,7 +129,7 @@ def store_tile(role: Issuer, desc: Boxes, coordinates: Any, source: Shared, redu
         starts = [c + (s.start or 0) for c, s in zip(corner, part, strict=True)]
         program.smem.read(source.cells_of(cta), access, source.dtype.bits)
         if reduce is not None:
-            desc.reduce(starts, source.a[part], reduce, access.line)
+            desc.reduce(starts, source.a[part], reduce, program, access.known, access.line)
         else:
             desc.put(starts, source.a[part], program, access.code, access.known, access.line)
 
@@ -216,5 +218,5 @@ class ArriveAfterCopies(InFlight):
         """Have the copies land, and arrive with the knowledge of them."""
         for transfer in self._earlier:
             transfer.take_effect()
-            self._known.copies |= 1 << transfer.number
+            self._known.landed(transfer.number, transfer.ordinary)
         self._bar.arrive(self._count or 1, self._known, self._line, self._cta)

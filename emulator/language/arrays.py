@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ class Storing(Protocol):
     number: int
 
 
-_TORCH = {dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32"}
+_TORCH = {
+    dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32", dtypes.INT32: "torch.int32",
+    dtypes.FP8E4: "torch.float8_e4m3fn", dtypes.FP8E5: "torch.float8_e5m2", dtypes.FP64: "torch.float64",
+}  # fmt: skip
 
 
 class Device:
@@ -112,12 +116,24 @@ class Array:
         """Fill with a value."""
         self.data[...] = value
 
-    def new_empty(self, shape: Sequence[int], dtype: Any) -> Array:
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return int(self.data.itemsize)
+
+    def t(self) -> Array:
+        """A matrix with its dimensions exchanged, in the same memory."""
+        turned = copy.copy(self)
+        turned.data = self.data.T
+        return turned
+
+    def new_empty(self, shape: Sequence[int], dtype: Any = None) -> Array:
         """Memory without values."""
-        found = next((d for d, name in _TORCH.items() if name == str(dtype)), None)
+        wanted = self.dtype if dtype is None else str(dtype)
+        found = next((d for d, name in _TORCH.items() if name == wanted), None)
         if found is None:
-            raise UnsupportedError(f"new_empty of {dtype}: use float16, bfloat16 or float32")
-        return Array(np.full(shape, np.nan, found.numpy), "new_empty")
+            raise UnsupportedError(f"new_empty of {dtype}: use {', '.join(_TORCH.values())}")
+        fill = 0x7FFFFFFF if found is dtypes.INT32 else np.nan
+        return Array(np.full(shape, fill, found.numpy), "new_empty")
 
     def __neg__(self) -> Array:
         return Array(-self.data, self.name)
@@ -275,11 +291,17 @@ class TensorDescriptor(Box):
         """[numbers, columns of a box]: one box of one row for each number; zeros outside the tensor."""
         return np.concatenate([self.tile([int(number), int(column)]) for number in numbers])
 
-    def reduce(self, corner: Sequence[int], block: Any, compute: Any, line: int) -> None:
-        """Combine a box with what is there by the ufunc ``compute``; what lies outside the tensor is dropped."""
+    def reduce(
+        self, corner: Sequence[int], block: Any, compute: Any, program: Storing, known: Knowledge, line: int
+    ) -> None:  # fmt: skip
+        """Combine a box with what is there by the ufunc ``compute``; what lies outside the tensor is dropped.
+
+        Among themselves reductions need no order; RaceError where an earlier store is not known.
+        """
         found = self._inside(corner, block.shape)
         if found is not None:
             places = found[1].reshape(-1)
+            ordered(program, self.memory, places, known, line, "a reduction", np.ones(places.shape, bool))
             self.memory.flat[places] = compute(self.memory.flat[places], block[found[0]].reshape(-1)).astype(
                 self.memory.flat.dtype
             )

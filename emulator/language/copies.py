@@ -101,7 +101,9 @@ class Copies(Everyday):
 
     def _stored(self, desc: Any, coord: Any, src: Shared, reduce: Any) -> None:
         self.program.step()
-        role = self.program.role()
+        role, watcher = self.program.role(), self.session.watcher
+        if watcher is not None:
+            watcher.stored(desc.memory.name, self.session.calls())
         role.stores.add(store_tile(role, desc, coord, src, reduce))
         role.stores.commit()
 
@@ -153,6 +155,8 @@ class Copies(Everyday):
         # What the compiler does not see to be wrong shows when the copy is issued: bounds, and stores before it.
         values = hostside.load(session, pointer, mask)
         role = program.role()
+        if session.watcher is not None:
+            session.watcher.stored(smem.name, session.calls())
         role.gathers.add(gather(role, smem, lambda: values.a))
 
     def commit_group(self) -> None:

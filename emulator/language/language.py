@@ -14,7 +14,7 @@ from tilecast.emulator.hardware.engines import Wgmma
 from tilecast.emulator.hardware.memory import Shared, allocate_shared
 from tilecast.emulator.hardware.operands import check_memories, check_product
 from tilecast.emulator.hardware.tensor_memory import allocate_tensor
-from tilecast.emulator.language import hostside, launch_control, ptx
+from tilecast.emulator.language import hostside, launch_control, ptx, ptx_memory
 from tilecast.emulator.language.parting import OneWarps
 from tilecast.emulator.language.products import Products
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
@@ -131,6 +131,9 @@ class Language(Products):
         """Inline PTX on ``pack`` neighbouring elements at a time."""
         text, outputs, size = str(asm), str(constraints).count("="), int(pack)
         number, lasting = self.program.number, self.program.role().registers
+        if ptx_memory.touches_memory(text):
+            self.program.step()
+            return Int(ptx_memory.run(self.program, text, outputs, args))
         if not any(isinstance(a, Tensor) for a in args):
             if self.program.ctas > 1 and "%ctaid" in text:
                 raise UnsupportedError(

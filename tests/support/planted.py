@@ -28,10 +28,13 @@ class Planted:
     #: Barriers or buffers that a message may name in place of quoting a changed line.
     names: tuple[str, ...] = ()
 
+    def shipped(self) -> str:
+        """The file as it ships."""
+        return kernel_path(self.kernel).read_text(encoding="utf-8")
+
     def text(self) -> tuple[str, set[int]]:
         """The changed file, and its changed lines (of a removed line: the lines around it)."""
-        text = kernel_path(self.kernel).read_text(encoding="utf-8")
-        at = -1
+        text, at = self.shipped(), -1
         for _ in range(self.nth + 1):
             at = text.find(self.old, at + 1)
         if at < 0:
@@ -45,10 +48,11 @@ class Planted:
         return changed, set(range(first, last + 1))
 
 
-def _p(name: str, kernel: str, kind: str, old: str, new: str, nth: int = 0, names: str = "") -> Planted:
+def planted(name: str, kernel: str, kind: str, old: str, new: str, nth: int = 0, names: str = "") -> Planted:
     return Planted(name, kernel, kind, old, new, nth, tuple(names.split()))
 
 
+_p = planted
 S, M, A, N, H, X = "synchronisation", "mask", "index", "numbers", "host", "none"
 
 PLANTED = (

@@ -54,7 +54,12 @@ def emulate(
         int | None, typer.Option("--sms", help="As if the GPU had so few SMs: persistent programs run several tiles.")
     ] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Write the timeline to FILE (ui.perfetto.dev).")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One problem instead of the battery.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="One problem (of other kernels than 16-bit forward passes six) instead of the battery."
+        ),
+    ] = False,
     case: Annotated[
         str | None, typer.Option("--case", help="Of the battery only the problems whose label contains this.")
     ] = None,
@@ -81,7 +86,7 @@ def emulate(
     from tilecast.base.files import check_writable
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
-    from tilecast.emulator.report import kernel_workload, run_emulate
+    from tilecast.emulator.report import is_forward, kernel_workload, run_emulate
     from tilecast.model.kernel.workload import WorkloadError
 
     shape = (batch, heads, heads_kv, seqlen, seqlen_k, window, dtype, trace)
@@ -100,8 +105,9 @@ def emulate(
     if call is not None or main:
         _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, as_json)
         return
-    if not one_problem:
-        _battery(file, machine, case, keep_going, superfluous, as_json)
+    alone = quick and sum(option is not None for option in (*shape, mode, seed, sms)) == 0
+    if not one_problem or (alone and not is_forward(file)):
+        _battery(file, machine, case, keep_going, superfluous, quick, as_json)
         return
     mode, seed = mode or "late", seed or 0
     if trace is not None:
@@ -138,20 +144,21 @@ def _routes(file: str, machine: str | None, as_json: bool) -> None:
 
 
 def _battery(
-    file: str, machine: str | None, case: str | None, keep_going: bool, superfluous: bool, as_json: bool
+    file: str, machine: str | None, case: str | None, keep_going: bool, superfluous: bool, quick: bool, as_json: bool
 ) -> None:
-    """emulate without a problem: all of the battery."""
+    """emulate without a problem: all of the battery, or (``quick``) its first problems."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.complaints import REFUSED, as_lines
     from tilecast.emulator.battery.report import run_report
 
     with Screen() as screen:
-        found = run_report(file, machine, case, keep_going, superfluous, screen)
-    said = [] if case is not None else _compiler(file)
+        found = run_report(file, machine, case, keep_going, superfluous, screen, quick)
+    partial = quick or case is not None
+    said = [] if partial else _compiler(file)
     right = found.right and not any(one.severity == REFUSED for one in said)
     figures = {**found.figures, "compiler": [dataclasses.asdict(one) for one in said]}
-    text = "\n".join([found.text, *([] if case is not None else as_lines(said))])
+    text = "\n".join([found.text, *([] if partial else as_lines(said))])
     show(text, {"file": file, "right": right, "wrong": found.wrong, **figures}, as_json)
     if not right:
         raise typer.Exit(1)

@@ -1,0 +1,272 @@
+"""The battery of backward passes: gradients of attention, the same bits in any order of programs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
+from tilecast.emulator.language.arrays import Array
+from tilecast.emulator.session import Watcher
+from tilecast.emulator.verify import visible
+
+_TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+_ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+#: Rounding of numbers below the smallest normal one.
+_TINY = {"bf16": 2.0**-134, "fp16": 2.0**-25}
+#: Roundings of P and dS, and of a gradient, that are allowed; float32 differences of dP and D.
+_ROUNDINGS, _FLOAT = 1.5, 4e-6
+_GRADIENTS = ("dq", "dk", "dv")
+_NAMES = ("batch", "head", "row", "column")
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One launch, or two of one shape."""
+
+    name: str
+    batch: int = 1
+    heads: tuple[int, int] = (1, 1)
+    rows: int = 1
+    keys: int = 1
+    dtype: str = "fp16"
+    #: Scores: "normal", "flat" (every key weighs alike), "steep", or "far below 0".
+    kind: str = "normal"
+    #: None: 1 / sqrt(head_dim).
+    scale: float | None = None
+    #: Whether the log-sum-exp has a gradient; whether q, dout and dq have gaps between rows; a second launch.
+    with_dlse: bool = False
+    gaps: bool = False
+    again: bool = False
+    mode: str = "late"
+    seed: int = 0
+    sms: int = 4
+
+    def label(self) -> str:
+        """For messages, and for ``--case``."""
+        words = [
+            f"{self.rows}x{self.keys}", f"batch {self.batch}", f"heads {self.heads[0]}/{self.heads[1]}", self.dtype, f"{self.kind} inputs",
+            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []),
+            *([f"scale {self.scale:g}"] if self.scale is not None else []),
+        ]  # fmt: skip
+        return f"{self.name}: {', '.join(words)}"
+
+
+class BackwardBench(LaunchBench):
+    """A backward pass under its battery."""
+
+    def todo(self) -> Sequence[Gradient]:
+        """Tiles, heads, schedules, lengths of every eighth residue."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[Gradient]:
+        m, n = self.number("TILE_M", 64), self.number("TILE_N", 128)
+        base = Gradient("", rows=m + 9, keys=n + 7)
+        yield replace(base, name="one query, one key", rows=1, keys=1)
+        yield replace(base, name="no keys", rows=5, keys=0)
+        yield replace(base, name="several tiles", batch=2, heads=(4, 2), dtype="bf16", kind="steep")
+        yield replace(base, name="second launch", heads=(2, 1), again=True, with_dlse=True)
+        yield replace(base, name="many blocks of queries", rows=5 * m + 3, keys=n // 2)
+        yield replace(base, name="many blocks of keys", rows=m, keys=3 * n + 5, heads=(2, 2), dtype="bf16")
+        yield replace(base, name="more heads than go abreast", heads=(5, 5), rows=m + 1, keys=n + 1)
+        yield replace(base, name="heads of a group", heads=(6, 2), rows=m - 1, keys=n + 1, gaps=True)
+        yield replace(base, name="more rows than keys", rows=2 * m + n + 5, keys=n - 30, kind="flat")
+        yield replace(base, name="gradient of the log-sum-exp", with_dlse=True, heads=(2, 1), batch=2, rows=m // 2)
+        for scale in (1e-30, 1.0):
+            yield replace(base, name="scale", scale=scale, rows=m // 2 + 1)
+        # Keys beyond the last one, which score 0, would weigh infinitely much.
+        yield replace(base, name="scores far below 0", kind="far below 0", keys=n + n // 2 + 3)
+        for seed in (1, 2, 3):
+            yield replace(base, name="schedules", mode="random", seed=seed, heads=(2, 1), rows=2 * m + 9, keys=n + 60)
+            yield replace(base, name="schedules", mode="random", seed=seed, rows=m // 2, keys=2 * n + 60, dtype="bf16")
+        for rows in (m - 1, m, m + 1):
+            yield replace(base, name="rows about a tile", rows=rows, keys=n, kind="flat")
+        for residue in range(0, n, 8):
+            # Odd ones in between, so that no power of two is hit alone.
+            keys = n // 2 + residue + residue // 8 % 2
+            one = replace(base, name=f"keys {keys % n} modulo {n}", rows=m + residue // 8 % 3, keys=keys, kind="flat")
+            yield replace(one, mode="random", seed=residue) if residue % 32 == 24 else one
+        for count in (n - 1, n, n + 1):
+            yield replace(base, name="keys about a tile", rows=m + 1, keys=count, kind="flat")
+            yield replace(base, name="a diagonal about a tile", rows=count, keys=count, kind="flat")
+
+    def synchronises(self, problem: Gradient) -> bool:
+        """Whether it is about more than lengths and scales."""
+        return problem.scale is None and " modulo " not in problem.name and not problem.name.endswith("tile")
+
+    @property
+    def _dims(self) -> tuple[int, int]:
+        shape = self.loaded.header["workload"]
+        return int(shape["head_dim_qk"]), int(shape["head_dim_v"])
+
+    @property
+    def _window(self) -> tuple[int, int]:
+        return (-1, 0) if self.loaded.header["workload"]["mask"] == "causal" else (-1, -1)
+
+    def solve(self, problem: Gradient) -> None:
+        """Run it, and once more with other numbers and another scale where that is asked for."""
+        scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
+        self._run(problem, scale, problem.seed)
+        if problem.again:
+            self._run(problem, 0.7 * scale, problem.seed + 1)
+
+    def _run(self, problem: Gradient, scale: float, seed: int) -> None:
+        given = _inputs(problem, self._dims, self._window, scale, seed)
+
+        def launched(watcher: Watcher | None = None) -> dict[str, Array]:
+            tensors = {name: Array(value, name) for name, value in given.items()}
+            for name in _GRADIENTS:
+                tensors[name] = Array(np.full_like(given[name[1:]], np.nan, subok=False), name)
+            if problem.gaps:
+                tensors["dq"] = Array(
+                    np.full((*given["q"].shape[:3], given["q"].shape[3] + 8), np.nan, given["q"].dtype)[..., :-8], "dq"
+                )
+            order = ("q", "k", "v", "out", "lse", "dout", *_GRADIENTS)
+            more = {"dlse": tensors["dlse"]} if problem.with_dlse else {}
+            launch = self.loaded.module.launch
+            self.launch(
+                lambda: launch(*(tensors[name] for name in order), scale, *self._window, **more), problem.mode, problem.seed, problem.sms,
+                watcher, counted=watcher is None,
+            )  # fmt: skip
+            return tensors
+
+        done = launched()
+        wanted = gradients(given, scale, self._window, problem.with_dlse)
+        ulp = _ULP[problem.dtype]
+        found = {}
+        for name in _GRADIENTS:
+            want, by_rounding, by_floats, by_tiny = wanted[name]
+            tiny = _TINY[problem.dtype]
+            allowed = _ROUNDINGS * (ulp * (by_rounding + np.abs(want)) + tiny * (by_tiny + 1)) + _FLOAT * by_floats
+            found[name] = compare(done[name].data, want, allowed, _NAMES, name)
+            self.out_error = max(self.out_error, min(found[name].share, 1.0))
+        wrong = [name for name in _GRADIENTS if found[name].text]
+        if not wrong:
+            return
+        trail = Trail()
+        launched(trail)
+        trail.stores["masks"] = {(line,): None for line in self.loaded.mask_lines()[:6]}
+        right = [name for name in _GRADIENTS if name not in wrong]
+        first = found[wrong[0]]
+        text = first.text + (
+            f"; {' and '.join(right)} {'are' if len(right) > 1 else 'is'} right" if right else "; all three are wrong"
+        )
+        raise explain(self.source, trail, text + stored_at(self.source, done[wrong[0]], first.at), [*wrong, "masks"])
+
+    def refused(self) -> int:
+        """Wrong calls."""
+        problem = Gradient("", heads=(2, 1), rows=16, keys=24)
+        given = _inputs(problem, self._dims, self._window, 0.1, 0)
+        tensors: dict[str, Any] = {name: Array(value, name) for name, value in given.items()}
+        tensors |= {name: Array(np.zeros_like(given[name[1:]]), name) for name in _GRADIENTS}
+        order = ("q", "k", "v", "out", "lse", "dout", *_GRADIENTS)
+        right = {
+            **{name: tensors[name] for name in order},
+            "scale": 0.1,
+            "window_left": self._window[0],
+            "window_right": self._window[1],
+        }
+        launch = self.loaded.module.launch
+
+        def call(name: str, change: Callable[[Any], Any]) -> Callable[[], Any]:
+            value = right.get(name)
+            changed = Array(change(value.data), name) if isinstance(value, Array) else change(value)
+            return lambda: launch(**{**right, name: changed})
+
+        return must_refuse(
+            self.source,
+            [
+                ("a q of another head_dim than k's", call("q", lambda x: x[..., :-8].copy())),
+                ("a v of another length than k", call("v", lambda x: x[:, :, :-1].copy())),
+                ("a dout of another shape than out", call("dout", lambda x: x[:, :, :-1].copy())),
+                ("a dq of another shape than q", call("dq", lambda x: x[:, :, :-1].copy())),
+                ("a dk of another length than k", call("dk", lambda x: x[:, :, :-1].copy())),
+                ("a dv of other heads than v", call("dv", lambda x: np.repeat(x, 2, 1))),
+                ("a float32 q", call("q", lambda x: x.astype(np.float32))),
+                ("a dk of another type than k", call("dk", lambda x: x.astype(ml_dtypes.bfloat16))),
+                ("an lse of another shape", call("lse", lambda x: x[:, :, :-1].copy())),
+                ("a float16 lse", call("lse", lambda x: x.astype(np.float16))),
+                ("a dlse of another shape", call("dlse", lambda _: Array(np.zeros((1, 2, 15), np.float32), "dlse"))),
+                ("rows of k that are not 16 bytes apart", call("k", lambda x: np.pad(x, [(0, 0)] * 3 + [(0, 4)])[..., :-4])),
+                ("a dout whose columns are not neighbours", call("dout", lambda x: np.repeat(x, 2, 3)[..., ::2])),
+                ("three query heads on two of k", call("q", lambda x: np.repeat(x, 2, 1)[:, :3])),
+                ("a window that the kernel does not have", call("window_left", functools.partial(always, 3))),
+                *((f"scale={scale:g}", call("scale", functools.partial(always, scale))) for scale in (0.0, -0.1, float("nan"), 3e38)),
+            ],
+        )  # fmt: skip
+
+
+def _inputs(
+    problem: Gradient, dims: tuple[int, int], window: tuple[int, int], scale: float, seed: int
+) -> dict[str, Any]:
+    """What a launch is given: q, k, v, what the forward pass made of them, and the gradients of that."""
+    rng, kind, (hq, hk) = np.random.default_rng(seed), _TYPES[problem.dtype], problem.heads
+    shapes = {
+        "q": (hq, problem.rows, dims[0]), "k": (hk, problem.keys, dims[0]), "v": (hk, problem.keys, dims[1]),
+        "dout": (hq, problem.rows, dims[1]),
+    }  # fmt: skip
+    made = {name: rng.standard_normal((problem.batch, *shape), np.float32) for name, shape in shapes.items()}
+    made["q"] *= {"flat": 0.1, "steep": 3.0}.get(problem.kind, 1.0)
+    if problem.kind == "far below 0":
+        made["q"], made["k"] = -4 * np.abs(made["q"]), 4 * np.abs(made["k"])
+    given: dict[str, Any] = {name: value.astype(kind) for name, value in made.items()}
+    if problem.gaps:
+        for name in ("q", "dout"):
+            given[name] = np.concatenate([given[name], np.full((*given[name].shape[:3], 8), np.nan, kind)], 3)[..., :-8]
+    p, lse = _weights(given, scale, window)
+    v = np.repeat(given["v"].astype(np.float64), hq // hk, 1)
+    given["out"], given["lse"] = (p @ v).astype(kind), lse.astype(np.float32)
+    given["dlse"] = rng.standard_normal(lse.shape).astype(np.float32)
+    return given
+
+
+def _weights(given: dict[str, Any], scale: float, window: tuple[int, int]) -> tuple[Any, Any]:
+    """(P, logarithm of the row sums) in float64; rows without a key have zeros and -inf."""
+    q, k = given["q"].astype(np.float64), given["k"].astype(np.float64)
+    s = (q @ np.repeat(k, q.shape[1] // k.shape[1], 1).transpose(0, 1, 3, 2)) * scale
+    s = np.where(visible(s.shape[2], s.shape[3], window), s, -np.inf)
+    most = s.max(-1, keepdims=True, initial=-np.inf)
+    base = np.where(np.isneginf(most), 0.0, most)
+    p = np.exp(s - base)
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        return np.where(total > 0, p / total, 0.0), (np.log(total) + base)[..., 0]
+
+
+def gradients(
+    given: dict[str, Any], scale: float, window: tuple[int, int], with_dlse: bool
+) -> dict[str, tuple[Any, Any, Any, Any]]:  # fmt: skip
+    """By name: (gradient in float64, what roundings of P and dS are in proportion to, what those of dP - D in float32 are, what
+    those of the smallest P and dS are)."""
+    p, _ = _weights(given, scale, window)
+    q, k, v, out, dout = (given[name].astype(np.float64) for name in ("q", "k", "v", "out", "dout"))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    delta = (dout * out).sum(-1, keepdims=True) - (given["dlse"].astype(np.float64)[..., None] if with_dlse else 0.0)
+    dp = dout @ v.transpose(0, 1, 3, 2)
+    ds = p * (dp - delta)
+    # dP is as exact as the sum of its products' sizes.
+    floats = p * (np.abs(dout) @ np.abs(v).transpose(0, 1, 3, 2) + np.abs(dout * out).sum(-1, keepdims=True))
+
+    def keys(x: Any) -> Any:
+        """Of the query heads of a key head, their sum."""
+        return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
+
+    def turned(x: Any) -> Any:
+        return x.transpose(0, 1, 3, 2)
+
+    ones = np.ones_like(p)
+
+    def of_keys(b: Any, *weights: Any) -> Any:
+        return tuple(keys(turned(a) @ one) for a, one in zip(weights, (b, *[np.abs(b)] * 3), strict=True))
+
+    return {
+        "dq": (scale * ds @ k, *(scale * a @ np.abs(k) for a in (np.abs(ds), floats, ones))),
+        "dk": of_keys(q, *(scale * a for a in (ds, np.abs(ds), floats, ones))),
+        "dv": of_keys(dout, p, p, p, ones),
+    }

@@ -1,0 +1,344 @@
+"""The battery of matrix products: D = alpha A B + beta C."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.launches import LaunchBench, Trail, compare, explain, must_refuse, stored_at
+from tilecast.emulator.errors import WrongResultError
+from tilecast.emulator.hardware.memory import Shared
+from tilecast.emulator.language.arrays import Array
+from tilecast.emulator.session import Watcher
+
+_TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+#: Share of a rounding by which sums may fall on the other side of a tie.
+_TIE = {"bf16": 2.0**-13, "fp16": 2.0**-16, "fp32": 2.0**-29}
+#: Error of float32 sums, of the sum of absolute products; and of an accumulator of the tensor core against them.
+_SUM, _STEP = 4e-7, 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One launch: D (m, n) of A (m, k) and B (k, n)."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    alpha: float = 1.0
+    beta: float = 1.0
+    #: Whether rows ("rows") or columns of A and B are without gaps.
+    a: str = "rows"
+    b: str = "rows"
+    #: Whether D is C; columns of C and D beyond those that count; whether C is NaN and must not be read.
+    in_place: bool = False
+    gap: int = 0
+    poisoned: bool = False
+    mode: str = "late"
+    seed: int = 0
+    sms: int = 3
+    #: A second launch with other numbers and factors.
+    again: bool = False
+
+    def label(self) -> str:
+        """For messages, and for ``--case``."""
+        words = [
+            f"{self.m}x{self.n}x{self.k}", self.dtype, f"alpha {self.alpha:g}", f"beta {self.beta:g}",
+            *([f"A by {self.a}, B by {self.b}"] if "columns" in (self.a, self.b) else []),
+            *(["in place"] if self.in_place else []), self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""),
+        ]  # fmt: skip
+        return f"{self.name}: {', '.join(words)}"
+
+
+class GemmBench(LaunchBench):
+    """A GEMM kernel under its battery."""
+
+    def todo(self) -> Sequence[Product]:
+        """Every layout, factor and edge; tiles by turns; schedules."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[Product]:
+        m, n, k = (self.number(name, 64) for name in ("TILE_M", "TILE_N", "TILE_K"))
+        stages, group = self.number("STAGES", 4), self.number("GROUP_M", 8)
+        base = Product("", m + 8, 2 * n + 8, 3 * k + 8)
+        yield replace(base, name="one small tile", m=3, n=8, k=8)
+        yield replace(base, name="no rows", m=0, n=16)
+        yield replace(base, name="no C", m=m // 2 + 3, n=n + 24, beta=0.0, dtype="fp16")
+        yield replace(base, name="C that is not read", m=m // 2 + 3, n=n - 8, beta=0.0, poisoned=True)
+        yield replace(base, name="several tiles", m=3 * m + 9, n=2 * n + 8, again=True, gap=8)
+        yield replace(base, name="one step", m=2 * m + 1, k=k, mode="random", seed=1)
+        yield replace(base, name="more steps than slots", m=m + 2, n=n + 8, k=(2 * stages + 1) * k + 16, sms=2)
+        yield replace(base, name="more rows of tiles than are walked together", m=(group + 1) * m + 3, n=2 * n + 8, k=k)
+        for number, (a, b) in enumerate((("rows", "columns"), ("columns", "rows"), ("columns", "columns"))):
+            yield replace(base, name="layouts", a=a, b=b, m=m + 24, dtype="fp16" if number == 1 else "bf16")
+        for alpha, beta in ((0.5, -2.0), (1.0, 0.5), (-3.0, 1.0), (2.0, 0.0), (0.0, 1.0)):
+            yield replace(base, name="factors", alpha=alpha, beta=beta, n=n + 8, gap=16)
+        yield replace(base, name="in place", in_place=True, alpha=0.5, beta=2.0, gap=8)
+        for seed in (2, 3, 4):
+            yield replace(
+                base, name="several tiles", mode="random", seed=seed, m=3 * m + 9, in_place=seed == 3, beta=2.0
+            )
+            yield replace(base, name="one program", mode="random", seed=seed, m=2 * m + 9, sms=1, beta=float(seed > 2))
+        for extent in ("m", "n", "k"):
+            size, step = {"m": (m, 1), "n": (n, 8), "k": (k, 8)}[extent]
+            for count in (size - step, size, size + step):
+                yield replace(base, name=f"{extent} about a tile", **{extent: count})  # type: ignore[arg-type]
+
+    def synchronises(self, problem: Product) -> bool:
+        """Whether it is about more than extents and factors."""
+        return "about a tile" not in problem.name and problem.name != "factors"
+
+    def solve(self, problem: Product) -> None:
+        """Run it, and once more with other numbers where that is asked for."""
+        self._run(problem, problem.seed)
+        if problem.again:
+            self._run(replace(problem, alpha=problem.alpha + 0.5, beta=problem.beta - 3.0), problem.seed + 1)
+
+    @property
+    def _wide(self) -> str:
+        """Type of C and D that the file is for."""
+        return str(self.loaded.header["workload"]["d_dtype"])
+
+    def _run(self, problem: Product, seed: int) -> None:
+        made = _made(problem, self._wide, seed)
+
+        def launched(watcher: Watcher | None = None) -> _Tensors:
+            tensors = made()
+            given = (tensors.a, tensors.b, tensors.c if problem.beta or problem.poisoned else None, tensors.d)
+            self.launch(
+                lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta), problem.mode, problem.seed, problem.sms,
+                watcher, counted=watcher is None,
+            )  # fmt: skip
+            return tensors
+
+        done = launched()
+        beyond = done.holder[:, problem.n :]
+        if not np.array_equal(beyond, done.beyond, equal_nan=True):
+            raise WrongResultError("columns of D beyond its last one were written")
+        want = problem.alpha * (_f64(done.a) @ _f64(done.b)) + (problem.beta * done.before if problem.beta else 0.0)
+        size = abs(problem.alpha) * (np.abs(_f64(done.a)) @ np.abs(_f64(done.b)))
+        size = size + (abs(problem.beta * done.before) if problem.beta else 0.0)
+        kind = _kind(problem, self._wide)
+        rounded = np.abs(want.astype(_TYPES[kind]).astype(np.float64) - want)
+        allowed = 1.01 * rounded + _SUM * size + _TIE[kind] * np.abs(want) + 2.0**-40
+        off = compare(done.d.data, want, allowed, ("row", "column"), "D")
+        if off.text:
+            trail = _Steps(problem)
+            launched(trail)
+            raise self._explained(problem, trail, off.text + stored_at(self.source, done.d, off.at), off.at)
+        self.out_error = max(self.out_error, off.share)
+
+    def _explained(self, problem: Product, trail: _Steps, what: str, at: tuple[int, ...]) -> WrongResultError:
+        """The error, with the first step that departs; where all products are right, what comes after."""
+        host = ""
+        step = trail.departs or trail.left_out(problem, at, (self.number("TILE_M", 64), self.number("TILE_N", 64)))
+        if not step:
+            step = "after. Every product and sum is right: the factors, C, or the place where a tile is stored"
+            chains = list(trail.stores.get("d", {})) or list(trail.products)
+            trail.step = [(chain, argument) for chain in chains for argument in (2, 1)]
+            trail.step += [(chain, 1) for chain in trail.copies.get("c", {})]
+            if (problem.alpha, problem.beta) != (1, 1):
+                host = handed_on(
+                    self.source, "with factors of 1 it may be right", ("alpha", "beta") if problem.beta else ("adds",)
+                )
+        elif not trail.departs:
+            host = handed_on(
+                self.source, "how many tiles and steps there are", ("sizes", "rows, columns", "TILE_", "[grid]")
+            )
+        error = explain(self.source, trail, what, ["d"], step)
+        return WrongResultError(str(error) + host)
+
+    def refused(self) -> int:
+        """Wrong calls."""
+        problem = Product("", 16, 24, 32)
+        tensors = _made(problem, self._wide, 0)()
+        launch = self.loaded.module.launch
+        right = {name: getattr(tensors, name) for name in "abcd"}
+
+        def call(name: str, change: Callable[[Any], Any], kind: type[Array] = Array) -> Callable[[], Any]:
+            given = {**right, name: kind(change(right[name].data), name)}
+            return lambda: launch(*(given[one] for one in "abcd"))
+
+        return must_refuse(
+            self.source,
+            [
+                ("an a of another k than b", call("a", lambda x: x[:, :-8].copy())),
+                ("a b of another type than a", call("b", lambda x: x.astype(np.float16))),
+                ("a float32 a", call("a", lambda x: x.astype(np.float32))),
+                ("a c of another shape than d", call("c", lambda x: x[:-1].copy())),
+                ("a c of another type than d", call("c", lambda x: x.astype(np.float64))),
+                (
+                    "a float64 d",
+                    lambda: launch(right["a"], right["b"], None, Array(right["d"].data.astype(np.float64), "d")),
+                ),
+                ("a d of another shape", call("d", lambda x: x[:, :-8].copy())),
+                ("a d by columns", call("d", lambda x: np.asfortranarray(x))),
+                ("rows of b that are not 16 bytes apart", call("b", lambda x: np.pad(x, [(0, 0), (0, 4)])[:, :-4])),
+                ("an a whose columns are not neighbours", call("a", lambda x: np.repeat(x, 2, 1)[:, ::2])),
+                ("a d that does not start at 16 bytes", call("d", lambda x: x, Elsewhere)),
+            ],
+        )
+
+
+class Elsewhere(Array):
+    """A tensor that starts two bytes behind an aligned address."""
+
+    def data_ptr(self) -> int:
+        return super().data_ptr() + 2
+
+
+@dataclass
+class _Tensors:
+    a: Array
+    b: Array
+    c: Array
+    d: Array
+    #: Memory of D with the columns beyond, and those and C as they were.
+    holder: Any
+    beyond: Any
+    before: Any
+
+
+def _f64(array: Array) -> Any:
+    return array.data.astype(np.float64)
+
+
+def _kind(problem: Product, wide: str) -> str:
+    """Type of C and D."""
+    return "fp16" if wide == "bf16" and problem.dtype == "fp16" else wide
+
+
+def _made(problem: Product, wide: str, seed: int) -> Callable[[], _Tensors]:
+    """What makes the tensors of a problem, the same each time."""
+    kind = _TYPES[_kind(problem, wide)]
+
+    def make() -> _Tensors:
+        rng = np.random.default_rng(seed)
+
+        def matrix(rows: int, columns: int, how: str, name: str) -> Array:
+            first, second = (rows, columns) if how == "rows" else (columns, rows)
+            # Rows start at whole 16 bytes.
+            whole = rng.standard_normal((first, -(-second // 8) * 8), np.float32).astype(_TYPES[problem.dtype])[
+                :, :second
+            ]
+            return Array(whole if how == "rows" else whole.T, name)
+
+        a, b = matrix(problem.m, problem.k, problem.a, "a"), matrix(problem.k, problem.n, problem.b, "b")
+        columns = -(-problem.n // 8) * 8 + problem.gap
+        holder = rng.standard_normal((problem.m, columns), np.float32).astype(kind)
+        if problem.poisoned:
+            holder[:] = np.nan
+        before = holder[:, : problem.n].astype(np.float64)
+        beyond = holder[:, problem.n :].copy()
+        c = Array(holder[:, : problem.n], "c")
+        if problem.in_place:
+            d = Array(holder[:, : problem.n], "d")
+            return _Tensors(a, b, d, d, holder, beyond, before)
+        own = np.full_like(holder, np.nan)
+        return _Tensors(a, b, c, Array(own[:, : problem.n], "d"), own, own[:, problem.n :].copy(), before)
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What a buffer of shared memory holds: rows and columns of A or B from here on."""
+
+    tensor: str
+    row: int
+    column: int
+    calls: tuple[int, ...]
+
+
+class _Steps(Trail):
+    """Which product or sum departs first."""
+
+    def __init__(self, problem: Product) -> None:
+        super().__init__()
+        self._turned = {"a": problem.a == "columns", "b": problem.b == "columns"}
+        self._cells: dict[tuple[int, int], _Tile] = {}
+        self._sums: dict[Any, Any] = {}
+        #: First row of A and first column of B -> first columns of A that were multiplied.
+        self._multiplied: dict[tuple[int, int], set[int]] = {}
+        #: What is wrong, where a step is.
+        self.departs = ""
+
+    def copied(self, copy: Any) -> None:
+        """Note what the cells of a tile hold now."""
+        super().copied(copy)
+        name = copy.desc.memory.name
+        if name not in self._turned:
+            return
+        first, second = (int(n) for n in copy.corner)
+        row, column = (second, first) if self._turned[name] else (first, second)
+        tile = _Tile(name, row, column, copy.calls[:3])
+        for cell in copy.target.cells_of(copy.cta):
+            self._cells[id(copy.program), int(cell)] = tile
+
+    def multiplied(self, product: Any, a: Any, result: Any) -> None:
+        """Whether A and B have the same part of K, and the sum is that of the operands."""
+        super().multiplied(product, a, result)
+        if self.departs or not isinstance(a, Shared):
+            return
+        left, right = (self._tile(product, one) for one in (a, product.b))
+        if left is not None and right is not None and left.column != right.row:
+            self.departs = f"products. Columns of A from {left.column} are multiplied with rows of B from {right.row}"
+            self.step = [(product.calls[:3], None), (left.calls, 1), (right.calls, 1), (product.calls[:3], 0)]
+            return
+        accumulator = getattr(product.acc, "byte", None)
+        place = (id(product.program), accumulator if accumulator is not None else id(getattr(product, "role", None)))
+        with np.errstate(all="ignore"):
+            exact = np.asarray(a.a, np.float64) @ np.asarray(product.b.a, np.float64)
+            size = np.abs(np.asarray(a.a, np.float64)) @ np.abs(np.asarray(product.b.a, np.float64))
+            before = self._sums.get(place)
+            key = None if left is None else left.column
+            if before is not None and key is not None and key > 0:
+                exact, size = exact + before[0], size + before[1]
+            off = np.abs(np.asarray(result, np.float64) - exact) / np.maximum(size, 1e-3)
+        if key is not None and float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)) > _STEP:
+            self.departs = f"sums. After columns of A from {key} an accumulator is not the sum of its products"
+            call = product.calls[:3]
+            self.step = [(call, None), (call, "use_acc"), (call, 2), (call, 0)]
+            return
+        if left is not None and right is not None:
+            self._multiplied.setdefault((left.row, right.column), set()).add(left.column)
+        self._sums[place] = (exact, size)
+
+    def left_out(self, problem: Product, at: Sequence[int], tile: tuple[int, int]) -> str:
+        """What of the products for an element is missing; empty where nothing is."""
+        width = min(
+            (b - a for steps in self._multiplied.values() for a, b in itertools.pairwise(sorted(steps))),
+            default=problem.k,
+        )
+        said = ""
+        near = [
+            place
+            for place in self._multiplied
+            if place[0] <= at[0] < place[0] + tile[0] and place[1] <= at[1] < place[1] + tile[1]
+        ]
+        if not near:
+            said = f"products. None is about row {at[0]} and column {at[1]}: a tile is left out, or its A or B copied from elsewhere"
+        else:
+            steps = self._multiplied[near[0]]
+            missing = [k for k in range(0, problem.k, width) if k not in steps]
+            if (missing and len(steps) > 1) or (missing and width >= problem.k):
+                said = (
+                    f"products. Columns of A from {missing[0]} are never multiplied for row {at[0]} and column {at[1]}"
+                )
+        if said:
+            chains = [chain for name in "ab" for chain in self.copies.get(name, {})]
+            self.step = [(chain, 1) for chain in chains] + [(chain, None) for chain in self.products]
+        return said
+
+    def _tile(self, product: Any, operand: Any) -> _Tile | None:
+        """What an operand is made of; None where it is not of one tile."""
+        found = {self._cells.get((id(product.program), int(cell))) for cell in operand.cells.reshape(-1)}
+        return found.pop() if len(found) == 1 else None

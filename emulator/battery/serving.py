@@ -1,0 +1,426 @@
+"""The battery of serving kernels: attention of a batch of sequences to packed, cached or paged keys, split over keys and merged."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
+from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
+from tilecast.emulator.language.arrays import Array
+from tilecast.emulator.session import Watcher
+from tilecast.emulator.values.tensors import constexpr
+from tilecast.emulator.verify import visible
+
+_TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+_ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+#: Error of the output that rounding explains, in units in the last place of the largest |v| a row sees; of the log-sum-exp.
+_ROUNDINGS, _LSE = 2.0, 2e-5
+#: Splits so small that short sequences have many, and groups of them: numbers at the top of the file.
+_SMALL = {"SPLIT": 64, "SPLIT_OF_MANY": 128, "MANY_HEADS": 2, "WHOLE": 64, "MOST_ITEMS": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One launch; ``lengths``: (queries, keys) of each sequence."""
+
+    name: str
+    lengths: tuple[tuple[int, int], ...]
+    heads: tuple[int, int] = (4, 1)
+    #: "packed", "cache" or "paged", and tokens of a page; whether queries are packed.
+    layout: str = "paged"
+    page: int = 64
+    packed_q: bool = True
+    window: tuple[int, int] = (-1, 0)
+    softcap: float = 0.0
+    sinks: bool = False
+    dtype: str = "fp16"
+    scale: float | None = None
+    #: How far scores rise from the first key to the last, in octaves of their maximum.
+    slope: float = 0.0
+    mode: str = "late"
+    seed: int = 0
+    sms: int = 3
+    #: Whether keys and values have factors, and launch is told how many rows and keys a sequence has.
+    descale: bool = False
+    told: bool = True
+    #: Whether splits are made small; launches in the same scratch memory.
+    small: bool = True
+    launches: int = 1
+    with_lse: bool = True
+    #: Fewest and most rows of the sequences that are asked for.
+    rows: tuple[int, int] = (1, 1 << 29)
+
+    def label(self) -> str:
+        """For messages, and for ``--case``."""
+        some = ", ".join(f"{rows}x{keys}" for rows, keys in self.lengths[:4]) + (
+            ", .." if len(self.lengths) > 4 else ""
+        )
+        words = [
+            f"{len(self.lengths)} sequences ({some})", f"heads {self.heads[0]}/{self.heads[1]}", self.layout,
+            *([f"pages of {self.page}"] if self.layout == "paged" else []), f"window {self.window[0]},{self.window[1]}", self.dtype,
+            *([f"softcap {self.softcap:g}"] if self.softcap else []), *(["sinks"] if self.sinks else []),
+            *([f"scale {self.scale:g}"] if self.scale is not None else []),
+            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""),
+        ]  # fmt: skip
+        return f"{self.name}: {', '.join(words)}"
+
+
+class ServingBench(LaunchBench):
+    """A serving kernel under its battery."""
+
+    def todo(self) -> Sequence[Batch]:
+        """Layouts, masks, splits, every residue of the number of keys, schedules."""
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[Batch]:
+        n, m = self.number("TILE_N", 64), self.number("TILE_M", 64)
+        step = ((1, 5), (1, 70), (1, n), (1, 0), (4, 33), (2, 130))
+        many = ((1, 700), (3, 450), (1, n), (1, n + 1))
+        base = Batch("", step)
+        yield replace(base, name="one query, one key", lengths=((1, 1),), layout="cache")
+        for layout in ("packed", "cache", "paged"):
+            yield replace(base, name="layouts", layout=layout, page=16)
+            yield replace(base, name="layouts", layout=layout, lengths=many, dtype="bf16", page=32)
+        for page in (128, 256):
+            yield replace(base, name="pages", page=page, lengths=many)
+        yield replace(base, name="a table as wide as its longest sequence", page=16, lengths=((1, 3), (1, 2 * n)))
+        yield replace(
+            base, name="queries not packed", lengths=((4, 5), (4, 190), (4, 0)), packed_q=False, layout="cache"
+        )
+        yield replace(base, name="without log-sum-exp", with_lse=False, lengths=((1, 1), (2, 99)))
+        for heads in ((2, 2), (16, 2), (3, 1), (12, 4), (8, 8)):
+            yield replace(base, name="heads", heads=heads, lengths=many[:2])
+        for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3), (n, n)):
+            yield replace(base, name="windows", window=window, lengths=many)
+        yield replace(base, name="sinks", sinks=True, lengths=(*many, (1, 0)))
+        yield replace(base, name="softcap and sinks", sinks=True, softcap=2.0)
+        yield replace(base, name="softcap", softcap=0.5, lengths=many, dtype="bf16")
+        for slope in (8.0, -8.0):
+            yield replace(base, name="scores that rise or fall", slope=slope, lengths=many)
+            yield replace(base, name="scores that rise or fall", slope=slope, lengths=((1, 300), (2, 200)), sinks=True)
+        for scale in (1e-30, 2.0):
+            yield replace(base, name="scale", scale=scale, lengths=((1, 300), (2, 40)))
+        # As many rows as a tile has, and more than one tile, which is not split.
+        group = 4
+        rows = m // group
+        yield replace(
+            base, name="rows about a tile", lengths=((rows, 200), (rows + 1, 200), (rows - 1, 90), (2 * rows + 8, 300))
+        )
+        yield replace(base, name="more rows than keys", lengths=((rows, 3), (9, 1), (rows + 4, 20)))
+        yield replace(base, name="some rows are asked for", lengths=((1, 90), (2, 150), (9, 40)), rows=(5, 12))
+        # More sequences than a program plans at a time; the last of them are split.
+        few = self.number("FEW_PLANNED", 32)
+        yield replace(
+            base, name="many sequences", lengths=((1, 3),) * (few + 2) + ((1, 190),) * 3, heads=(1, 1), packed_q=False
+        )
+        yield replace(
+            base, name="very many sequences", lengths=((1, 2),) * (4 * few + 1) + ((1, 90),) * 2, heads=(1, 1)
+        )
+        yield replace(
+            base,
+            name="few of many are asked for",
+            lengths=((1, 3),) * (4 * few + 1) + ((2, 90),),
+            heads=(1, 1),
+            rows=(2, 9),
+        )
+        yield replace(base, name="factors of keys and values", lengths=many, heads=(4, 2), descale=True)
+        yield replace(base, name="longest sequence not told", lengths=((2, 70), (2, 130)), told=False, packed_q=False)
+        yield replace(base, name="longest sequence not told", lengths=((1, 200), (2, 3)), told=False, layout="packed")
+        yield replace(base, name="another launch in the same scratch", lengths=many, launches=2)
+        yield replace(
+            base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1)
+        )
+        yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 1088)), heads=(2, 1), slope=3.0)
+        for seed in (1, 2, 3):
+            yield replace(base, name="schedules", mode="random", seed=seed, lengths=many)
+            yield replace(base, name="schedules", mode="random", seed=seed, sms=1, dtype="bf16", page=32)
+        for first in range(0, n, 16):
+            # Every number of keys modulo a block: one sequence each, of one and of two blocks.
+            counts = [(1, first + i + 1 + n * (i % 2)) for i in range(16)]
+            yield replace(base, name="keys of every residue", lengths=tuple(counts), heads=(2, 1), layout="packed")
+            counts = [(3, 3 + first + i) for i in range(16)]
+            # With no left edge, which would have every block masked.
+            yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), layout="cache")
+            yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
+                          layout="cache", mode="random", seed=first)  # fmt: skip
+
+    def synchronises(self, problem: Batch) -> bool:
+        """Whether it is about more than lengths, windows and scales."""
+        return problem.scale is None and not problem.name.endswith("residue") and problem.name != "windows"
+
+    def solve(self, problem: Batch) -> None:
+        """Run it; twice in the same scratch memory where that is asked for."""
+        module, saved = self.loaded.module, {}
+        for name, value in _SMALL.items() if problem.small else ():
+            if hasattr(module, name):
+                saved[name] = getattr(module, name)
+                setattr(module, name, constexpr(value) if hasattr(saved[name], "value") else value)
+        try:
+            self._run(problem)
+        finally:
+            for name, value in saved.items():
+                setattr(module, name, value)
+
+    def _run(self, problem: Batch) -> None:
+        work: list[Array] = []
+
+        def launched(number: int, watcher: Watcher | None = None) -> _Made:
+            made = make(problem, self._dims, problem.seed + 1000 * number)
+            scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
+            most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
+            batch, (hq, hk) = len(problem.lengths), problem.heads
+            if not problem.told:
+                # What launch takes them to be.
+                whole = made.k.shape[0 if problem.layout == "packed" else 1]
+                most_q = made.q.shape[0 if problem.packed_q else 1]
+                most_k = whole * (made.lists["block_table"].shape[1] if problem.layout == "paged" else 1)
+            if not work or watcher is not None:
+                sizes = self.loaded.module.scratch(batch, hk, hq // hk, max(most_q, 1), max(most_k, 1), problem.sms)
+                work[:] = [
+                    Array(np.full(sizes[0], np.nan, np.float32), "partials"), Array(np.zeros(sizes[1], np.int32), "arrived"),
+                ]  # fmt: skip
+            self.launch(
+                lambda: self.loaded.module.launch(
+                    made.q, made.k, made.v, made.out, made.lse if problem.with_lse else None, scale, sinks=made.sinks,
+                    **({"max_seqlen_q": max(most_q, 1), "max_seqlen_k": max(most_k, 1)} if problem.told else {}), window=problem.window, softcap=problem.softcap,
+                    rows=problem.rows, work=work, sms=problem.sms, **made.lists,
+                ),
+                problem.mode, problem.seed, problem.sms, watcher, counted=watcher is None,
+            )  # fmt: skip
+            return made
+
+        for number in range(problem.launches):
+            made = launched(number)
+            where = self._wrong(problem, made)
+            if where is not None:
+                group = problem.heads[0] // problem.heads[1]
+                scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
+                factors = made.lists["k_descale"].data if problem.descale else None
+                scores = by_row(made.sequences, scale, problem.softcap, group, factors)
+                steps = ServingSteps(problem.lengths, group, problem.window, made.places, scores)
+                launched(number, steps)
+                again = "the first launch in this scratch memory was right; " if number else ""
+                said = steps.finish(where.at, sorted(self.loaded.session.mask_calls), where.lse_right)
+                raise explain(self.source, steps, again + where.text, [], said)
+            counters = work[1].data
+            if counters.any():
+                trail = Trail()
+                launched(number, trail)
+                raise explain(self.source, trail, f"the launch leaves counter {int(np.flatnonzero(counters)[0])} at {int(counters.max())}: the next one "
+                                 "needs 0", ["arrived"])  # fmt: skip
+
+    @property
+    def _dims(self) -> tuple[int, int]:
+        shape = self.loaded.header["workload"]
+        return int(shape["head_dim_qk"]), int(shape["head_dim_v"])
+
+    def _wrong(self, problem: Batch, made: _Made) -> _Wrong | None:
+        """What is wrong with the results; None where they are right."""
+        ulp, at, found = _ULP[problem.dtype], 0, None
+        for number, ((rows, keys), (q, k, v)) in enumerate(zip(problem.lengths, made.sequences, strict=True)):
+            if problem.descale:
+                lists = (made.lists[name].data[number][None, :, None] for name in ("k_descale", "v_descale"))
+                k, v = (x * factors for x, factors in zip((k, v), lists, strict=True))
+            got = made.out.data[at : at + rows] if problem.packed_q else made.out.data[number]
+            sums = made.lse.data[:, at : at + rows] if problem.packed_q else made.lse.data[number]
+            first, at = at, at + rows
+            if not problem.rows[0] <= rows * (problem.heads[0] // problem.heads[1]) <= problem.rows[1]:
+                if not np.isnan(got.astype(np.float32)).all():
+                    found = found or _Wrong(
+                        f"rows of sequence {number} were stored, which nobody asked for", (number, 0, 0), True
+                    )
+                continue
+            want, want_lse, size = reference(problem, self._dims, q, k, v, made.sinks)
+            name, allowed = f"sequence {number} ({rows}x{keys})", _ROUNDINGS * ulp * np.maximum(size, 1e-3)[..., None]
+            off = compare(got, want, allowed, ("row", "head", "column"), name)
+            finite = np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0.0)
+            lse = compare(sums, want_lse, _LSE + 5e-7 * finite, ("head", "row"), f"the log-sum-exp of {name}")
+            right = not problem.with_lse or not lse.text
+            if off.text and found is None:
+                place = (first + off.at[0], *off.at[1:]) if problem.packed_q else (number, *off.at)
+                known = "" if not problem.with_lse else "; its log-sum-exp is " + ("right" if right else "wrong too")
+                found = _Wrong(
+                    off.text + known + stored_at(self.source, made.out, place), (number, off.at[0], off.at[1]), right
+                )
+            elif not right and found is None:
+                found = _Wrong(lse.text + "; the output is right", (number, lse.at[1], lse.at[0]), False)
+            self.out_error = max(self.out_error, off.share if np.isfinite(off.share) else 0.0)
+            self.lse_error = max(self.lse_error, lse.share if problem.with_lse and np.isfinite(lse.share) else 0.0)
+        return found
+
+    def refused(self) -> int:
+        """Wrong calls."""
+        problem = Batch("", ((2, 40), (2, 17)), packed_q=False, layout="cache")
+        made = make(problem, self._dims, 0)
+        launch, sizes = self.loaded.module.launch, self.loaded.module.scratch(2, 1, 4, 2, 49, 3)
+        work = [Array(np.zeros(sizes[0], np.float32), "partials"), Array(np.zeros(sizes[1], np.int32), "arrived")]
+        right = {"q": made.q, "k": made.k, "v": made.v, "out": made.out, "lse": made.lse, "scale": 0.1}
+
+        def call(name: str, change: Callable[[Any], Any]) -> Callable[[], Any]:
+            value = right[name]
+            changed = Array(change(value.data), name) if isinstance(value, Array) else change(value)
+            return lambda: launch(**{**right, name: changed}, work=work, sms=3, **made.lists)
+
+        return must_refuse(
+            self.source,
+            [
+                ("a q of another head_dim", call("q", lambda x: x[..., :-8].copy())),
+                ("a v of another head_dim", call("v", lambda x: x[..., :-8].copy())),
+                ("a float32 q", call("q", lambda x: x.astype(np.float32))),
+                ("a k of another type than q", call("k", lambda x: x.astype(ml_dtypes.bfloat16))),
+                ("an out of another type than q", call("out", lambda x: x.astype(np.float32))),
+                ("three query heads on two of k", call("k", lambda x: np.repeat(x, 3, 2))),
+                (
+                    "rows of k that are not 16 bytes apart",
+                    call("k", lambda x: np.pad(x, [(0, 0)] * 3 + [(0, 4)])[..., :-4]),
+                ),
+                ("a v whose columns are not neighbours", call("v", lambda x: np.repeat(x, 2, 3)[..., ::2])),
+                (
+                    "a k without heads' strides",
+                    call("k", lambda x: np.broadcast_to(x[:, :, :1], (*x.shape[:2], 2, x.shape[3]))),
+                ),
+                *(
+                    (f"scale={scale:g}", call("scale", functools.partial(always, scale)))
+                    for scale in (0.0, -0.1, float("nan"), 3e38)
+                ),
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """A result that is wrong: (sequence, row, head), and whether the row sums are right."""
+
+    text: str
+    at: tuple[int, int, int]
+    lse_right: bool
+
+
+@dataclass
+class _Made:
+    """Tensors of a launch, and each sequence's own q, k, v in float64."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    lse: Array
+    sinks: Array | None
+    lists: dict[str, Array]
+    sequences: list[tuple[Any, Any, Any]]
+    #: (page or row of a cache, token in it) -> (sequence, key) that lies there.
+    places: dict[tuple[int, int], tuple[int, int]]
+
+
+def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
+    """The tensors of a problem; what nobody may read is NaN or infinite, and tables point nowhere beyond their sequences."""
+    rng, kind = np.random.default_rng(seed), _TYPES[problem.dtype]
+    hq, hk = problem.heads
+
+    def draw(*shape: int) -> Any:
+        return rng.standard_normal(shape, np.float32).astype(kind)
+
+    sequences = []
+    for rows, keys in problem.lengths:
+        q, k, v = draw(rows, hq, dims[0]), draw(keys, hk, dims[0]), draw(keys, hk, dims[1])
+        if problem.slope:
+            # Each head's queries look along one column, in which keys rise or fall.
+            ramp = np.linspace(0, problem.slope, max(keys, 1), dtype=np.float32)[:keys]
+            q[..., 0], k[..., 0] = 4.0, (ramp - max(problem.slope, 0))[:, None] * dims[0] ** 0.5 / 4
+        sequences.append((q, k, v))
+    sinks = Array(rng.standard_normal(hq).astype(np.float32), "sinks") if problem.sinks else None
+    q = np.concatenate([one[0] for one in sequences])
+    lists = {}
+    counts = np.array([keys for _, keys in problem.lengths], np.int32)
+    if problem.packed_q:
+        lists["cu_seqlens_q"] = _starts([rows for rows, _ in problem.lengths])
+    else:
+        q = q.reshape(len(sequences), -1, hq, dims[0])
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    if problem.layout == "packed":
+        starts = np.cumsum([0, *counts])
+        places = {
+            (0, int(starts[b]) + key): (b, key) for b, (_, keys) in enumerate(problem.lengths) for key in range(keys)
+        }
+        k, v = (np.concatenate([one[i] for one in sequences]) for i in (1, 2))
+        lists["cu_seqlens_k"] = _starts([keys for _, keys in problem.lengths])
+    elif problem.layout == "cache":
+        slots = rng.permutation(len(sequences) + 1)[: len(sequences)].astype(np.int32)
+        places = {(int(slots[b]), key): (b, key) for b, (_, keys) in enumerate(problem.lengths) for key in range(keys)}
+        k, v = (_caches(problem, sequences, slots, i, kind) for i in (1, 2))
+        lists |= {"seqused_k": Array(counts, "seqused_k"), "cache_batch_idx": Array(slots, "cache_batch_idx")}
+    else:
+        needed = [-(-int(keys) // problem.page) for keys in counts]
+        order = rng.permutation(sum(needed) + 2)
+        table = np.full((len(sequences), max(1, *needed)), 2**30, np.int32)
+        k, v = (_pages(problem, sequences, order, table, i, kind) for i in (1, 2))
+        for b, (_, keys) in enumerate(problem.lengths):
+            places |= {(int(table[b, key // problem.page]), key % problem.page): (b, key) for key in range(keys)}
+        lists |= {"seqused_k": Array(counts, "seqused_k"), "block_table": Array(table, "block_table")}
+    if problem.descale:
+        for name in ("k_descale", "v_descale"):
+            lists[name] = Array((0.5 + rng.random((len(counts), hk))).astype(np.float32), name)
+    out = np.full((*q.shape[:-1], dims[1]), np.nan, kind)
+    lse = np.full((hq, q.shape[0]) if problem.packed_q else (q.shape[0], hq, q.shape[1]), np.nan, np.float32)
+    return _Made(
+        Array(q, "q"), Array(k, "k"), Array(v, "v"), Array(out, "out"), Array(lse, "lse"), sinks, lists,
+        [tuple(x.astype(np.float64) for x in one) for one in sequences], places,
+    )  # fmt: skip
+
+
+def _starts(counts: Sequence[int]) -> Array:
+    return Array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), "cu_seqlens")
+
+
+def _caches(problem: Batch, sequences: Sequence[Any], slots: Any, which: int, kind: Any) -> Any:
+    """Caches longer than any sequence, in shuffled slots."""
+    longest = max(keys for _, keys in problem.lengths) + 9
+    cache = np.full((len(sequences) + 1, longest, *sequences[0][which].shape[1:]), np.nan, kind)
+    for slot, one in zip(slots, sequences, strict=True):
+        cache[slot, : len(one[which])] = one[which]
+    return cache
+
+
+def _pages(problem: Batch, sequences: Sequence[Any], order: Any, table: Any, which: int, kind: Any) -> Any:
+    """A pool of shuffled pages, and the table that says whose they are."""
+    pool = np.full((len(order), problem.page, *sequences[0][which].shape[1:]), np.nan, kind)
+    pool[::2] = np.inf
+    at = 0
+    for number, one in enumerate(sequences):
+        for page in range(-(-len(one[which]) // problem.page)):
+            rows = one[which][page * problem.page : (page + 1) * problem.page]
+            pool[order[at], : len(rows)] = rows
+            table[number, page] = order[at]
+            at += 1
+    return pool
+
+
+def reference(
+    problem: Batch, dims: tuple[int, int], q: Any, k: Any, v: Any, sinks: Array | None
+) -> tuple[Any, Any, Any]:
+    """(out (rows, heads, columns), lse (heads, rows), the largest |v| that a row sees (rows, heads)) of one sequence in float64."""
+    group = problem.heads[0] // problem.heads[1]
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scale = dims[0] ** -0.5 if problem.scale is None else problem.scale
+    s = np.einsum("qhd,khd->hqk", q, k) * scale
+    if problem.softcap:
+        s = problem.softcap * np.tanh(s / problem.softcap)
+    s = np.where(visible(q.shape[0], k.shape[0], problem.window), s, -np.inf)
+    if sinks is not None:
+        extra = np.broadcast_to(sinks.data.astype(np.float64)[:, None, None], (*s.shape[:2], 1))
+        s = np.concatenate([s, extra], 2)
+    most = s.max(2, keepdims=True, initial=-np.inf)
+    base = np.where(np.isneginf(most), 0.0, most)
+    p = np.exp(s - base)
+    total = p.sum(2, keepdims=True)
+    with np.errstate(all="ignore"):
+        lse = (np.log(total) + base)[..., 0]
+        weights = np.where(total > 0, p / total, 0.0)[..., : k.shape[0]]
+    size = np.abs(v).max(initial=0.0)
+    return np.einsum("hqk,khd->qhd", weights, v), lse, np.full((q.shape[0], q.shape[1]), size)

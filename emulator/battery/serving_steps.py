@@ -1,0 +1,198 @@
+"""Which step of a serving kernel departs first: keys of another sequence, V of other keys than K, a mask, keys left out, or what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.battery.launches import Trail
+from tilecast.emulator.hardware.memory import Shared
+from tilecast.emulator.verify import visible
+
+#: Of a row's largest weight, what says that a key is weighed.
+_WEIGHED = 2.0**-9
+_LOG2E = 1.4426950408889634
+#: Difference of the logarithms of weights and scores, in octaves, that rounding P explains.
+_OFF = 0.1
+
+#: A key: its sequence and number.
+Key = tuple[int, int]
+
+
+class ServingSteps(Trail):
+    """Watches one launch; ``lengths``: (queries, keys) of each sequence, ``group``: query heads of a key head.
+
+    ``scores``: of (sequence, query, query head) those of every key (`by_row`); ``places``: of (page or row of the cache, token in it) the key that lies there.
+    """
+
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], group: int, window: tuple[int, int], places: Mapping[tuple[int, int], Key], scores: Any = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._lengths, self._group, self._places, self._scores = lengths, group, places, scores
+        self._seen = [visible(q, k, window) for q, k in lengths]
+        #: Of each cell of shared memory: tensor, page, head, token, and where the copy was called for.
+        self._cells: dict[tuple[int, int], tuple[str, int, int, int, tuple[int, ...]]] = {}
+        #: Of each role, the keys of its last S, by column; weights by (sequence, key head).
+        self._scored: dict[Any, list[Key | None]] = {}
+        self._weighed: dict[tuple[int, int], dict[int, set[Any]]] = {}
+        self._p_products: dict[tuple[int, ...], None] = {}
+        #: What is wrong, where a step is; whether masks are concerned.
+        self.departs, self._masked = "", False
+
+    def copied(self, copy: Any) -> None:
+        """Note what the cells of a box hold now."""
+        super().copied(copy)
+        name = copy.desc.memory.name
+        if name not in ("k", "v"):
+            return
+        page, head, token = (int(n) for n in copy.corner[:3])
+        cells = copy.target.cells.reshape(copy.desc.block_shape[2], -1)
+        for row, of_row in enumerate(cells):
+            for cell in of_row:
+                self._cells[id(copy.program), int(cell)] = (name, page, head, token + row, copy.calls[:3])
+
+    def multiplied(self, product: Any, a: Any, result: Any) -> None:
+        """S when Q meets K; P when something meets V."""
+        super().multiplied(product, a, result)
+        if self.departs:
+            return
+        turned = isinstance(a, Shared)
+        # A cell of each key, however the tile is turned.
+        each = product.b.by_element()
+        cells = each[0] if turned else each[:, 0]
+        found = [self._cells.get((id(product.program), int(cell))) for cell in cells]
+        if any(one is None for one in found):
+            return
+        known = [one for one in found if one is not None]
+        keys = [self._places.get((page, token)) for _, page, _, token, _ in known]
+        if turned and known[0][0] == "k":
+            self._scored[id(product.role)] = keys
+        elif known[0][0] == "v":
+            self._weighted(product, np.asarray(a, np.float64), keys, known, np.asarray(result))
+
+    def _depart(self, what: str, *chains: tuple[tuple[int, ...], int | str | None], masked: bool = False) -> None:
+        self.departs, self._masked = what, masked
+        self.step = list(chains)
+
+    def _weighted(self, product: Any, p: Any, keys: Sequence[Key | None], known: Sequence[Any], result: Any) -> None:
+        """P of one block against the mask, and V against K."""
+        of_k = self._scored.get(id(product.role), [])
+        call = product.calls[:3]
+        self._p_products[call] = None
+        pairs = [(k, v) for k, v in zip(of_k, keys, strict=False) if k is not None and v is not None and k != v]
+        if pairs:
+            (mine, other), chain = pairs[0], known[0][4]
+            self._depart(
+                f"O. P of sequence {mine[0]}, key {mine[1]} is multiplied with V of sequence {other[0]}, key {other[1]}",
+                (call, None),
+                (chain, 1),
+            )
+            return
+        there = [key for key in of_k if key is not None]
+        if not there:
+            return
+        b, head, columns = there[0][0], int(known[0][2]), known[0][3]
+        rows, count = self._lengths[b]
+        with np.errstate(all="ignore"):
+            v = np.asarray(product.b.a, np.float64)
+            if np.isfinite(p).all() and not np.isfinite(v).all() and np.isnan(result).any():
+                self._depart(
+                    "O. P is 0 for what follows the last key, but V is not finite there, and 0 times that is NaN", (call, "around"), (call, None),
+                    *((call[i:], "around") for i in range(1, len(call))), *((chain, 0) for chain in self._cleared()),
+                )  # fmt: skip
+                return
+        if not rows or rows * self._group > len(p):
+            return
+        with np.errstate(all="ignore"):
+            sound = np.isfinite(p).all(1)
+            weighs = p > np.maximum(p.max(1, initial=0.0, keepdims=True) * _WEIGHED, 1e-30)
+        numbers = np.array([key[1] if key is not None and key[0] == b else -1 for key in of_k])
+        for row in range(int(rows) * self._group):
+            seen = (numbers >= 0) & self._seen[b][row // self._group, np.maximum(numbers, 0)]
+            wrong = weighs[row] & ~seen & sound[row]
+            if wrong.any() and seen.any():
+                number = int(numbers[int(np.argmax(wrong))])
+                what = "what is no key of it" if number < 0 else f"key {number}, which it does not see"
+                self._depart(
+                    f"P. Row {row // self._group} of sequence {b} ({rows}x{count}) weighs {what}",
+                    (call, None),
+                    masked=True,
+                )
+                return
+            if self._p_off(p[row], b, row, head, numbers, seen & weighs[row]):
+                self._depart(
+                    f"P. Row {row // self._group} of sequence {b} ({rows}x{count}) weighs keys from {numbers[0]} otherwise than their scores say",
+                    (call, 0), *((chain, 1) for chain in self.stores.get("q", {})),
+                )  # fmt: skip
+                return
+        weighed = self._weighed.setdefault((b, head), {})
+        for number in numbers[numbers >= 0].tolist():
+            # A block of V may be multiplied in pieces.
+            weighed.setdefault(number, set()).add((id(product.role), id(product.program), columns))
+
+    def _cleared(self) -> list[tuple[int, ...]]:
+        """Where rows of V are cleared: stores to it."""
+        return [chain for name, chains in self.stores.items() if name.startswith("v") for chain in chains]
+
+    def _p_off(self, p: Any, b: int, row: int, head: int, numbers: Any, compared: Any) -> bool:
+        """Whether the weights of a row differ from those of its scores by more than rounding, up to a factor."""
+        if self._scores is None or compared.sum() < 2:
+            return False
+        s = self._scores(b, row // self._group, head * self._group + row % self._group)[numbers[compared]]
+        off = np.log2(p[compared]) - s * _LOG2E
+        return bool(np.ptp(off) > _OFF)
+
+    def finish(self, at: tuple[int, int, int], mask_chains: Sequence[tuple[int, ...]], lse_right: bool) -> str:
+        """The first step that departs, of wrong row ``at`` (sequence, row, head); `step_lines` then has its lines."""
+        b, row, head = at
+        if self.departs:
+            if self._masked:
+                self._about_masks(mask_chains)
+            return self.departs
+        needed = set(np.flatnonzero(self._seen[b][row]).tolist()) if self._lengths[b][1] else set()
+        weighed = self._weighed.get((b, head // self._group), {})
+        missing = sorted(needed - set(weighed))
+        twice = sorted(
+            number
+            for number, by in weighed.items()
+            if len({one[1:] for one in by}) < len(by) or len({one[1] for one in by}) > 1
+        )
+        said = ""
+        if missing and not lse_right:
+            said = f"keys. No product with V is about keys {missing[0]} to {missing[-1]} of sequence {b} and key head {head // self._group}: blocks are left out"
+        elif twice and not lse_right:
+            said = f"keys. Keys {twice[0]} to {twice[-1]} of sequence {b} are weighed twice"
+        if said:
+            loops = [(chain[i:], "around") for chain in list(self._p_products)[:2] for i in range(len(chain))]
+            self.step = [*loops, *((chain, 1) for name in "kv" for chain in self.copies.get(name, {}))]
+            return said
+        names = ("lse", "partials", "out") if not lse_right else ("out", "partials")
+        chains = [chain for name in names for chain in self.stores.get(name, {})]
+        self.step = [(chain, argument) for argument in (1, 0) for chain in chains]
+        return (
+            "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
+        )
+
+    def _about_masks(self, mask_chains: Sequence[tuple[int, ...]]) -> None:
+        """Follow what decides whether scores are hidden, and which."""
+        chains = [tuple(chain[:4]) for chain in mask_chains][:3]
+        self.step = [*((chain, "around") for chain in chains), *((chain, 0) for chain in chains), *self.step]
+
+
+def by_row(sequences: Sequence[Any], scale: float, softcap: float, group: int, factors: Any = None) -> Any:
+    """What gives the scores of a (sequence, query, query head) with every key, in float64."""
+
+    def scores(b: int, query: int, head: int) -> Any:
+        q, k, _ = sequences[b]
+        s = (
+            k[:, head // group]
+            @ q[query, head]
+            * scale
+            * (1.0 if factors is None else float(factors[b, head // group]))
+        )
+        return softcap * np.tanh(s / softcap) if softcap else s
+
+    return scores

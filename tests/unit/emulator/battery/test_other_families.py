@@ -1,0 +1,76 @@
+"""Batteries of what is no 16-bit forward pass: right kernels stay quiet, bugs are found by name, and host code is asked too."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.planted import Planted
+from support.planted_families import FAMILIES
+
+from tilecast.emulator.battery.benches import bench_for
+from tilecast.emulator.battery.runner import Battery, run_battery
+from tilecast.emulator.report import is_forward
+from tilecast.emulator.run import emulate, kernel_path
+from tilecast.emulator.source import Source
+
+SERVING, GEMM, BACKWARD, EIGHT = "hopper_serve_d64", "gemm_hopper_short", "hopper_bwd_d64_full", "hopper_fp8_d64_full"
+
+
+def put(kernel: str, case: str, text: str | None = None) -> Battery:
+    source = Source(kernel_path(kernel)) if text is None else Source(f"{kernel}.py", text)
+    return run_battery(source, chosen=lambda one: case in one.label())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [
+        (SERVING, "layouts: 6"), (SERVING, "sinks: 5"), (SERVING, "groups of splits"), (SERVING, "same scratch"),
+        (GEMM, "several tiles"), (GEMM, "layouts"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
+        (BACKWARD, "several tiles"), (BACKWARD, "one query"), ("hopper_bwd_d64_causal", "second launch"),
+        (EIGHT, "several tiles"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
+    ],
+)  # fmt: skip
+def test_shipped_kernels_have_no_fault(kernel: str, case: str) -> None:
+    found = put(kernel, case)
+    assert found.failures == () and found.problems == found.problems_in_all > 0
+    assert 0 <= found.out_error < 1 and found.lse_error < 1
+    assert found.refusals >= 10
+
+
+#: By name, of the battery the problems that are put; and what the message has to name where it does not quote a changed line.
+CAUGHT = {
+    "block given back twice": ("layouts: 4", "ring.empty"),
+    "no fence after Q": ("one query", "q[0]"),
+    "arrival at a counter that releases nothing": ("layouts: 4", "partials"),
+    "a page too far": ("as wide as", ""),
+    "a turn is not waited for": ("more steps", "a[0]"),
+    "sums given back by nobody": ("several tiles", "sums.empty"),
+    "columns of another part": ("one small tile", ""),
+    "d of any layout": ("one small tile", ""),
+    "beta on the products": ("several tiles", ""),
+    "last three quarters of P by half": ("one query", "softmax"),
+    "lift lost in the log-sum-exp": ("one query", ""),
+    "32 bits to a row of O": ("one query", ""),
+}
+
+
+@pytest.mark.parametrize("planted", [one for one in FAMILIES if one.name in CAUGHT], ids=lambda one: one.name)
+def test_planted_bugs_are_found_and_pointed_at(planted: Planted) -> None:
+    case, named = CAUGHT[planted.name]
+    text, changed = planted.text()
+    message = put(planted.kernel, case, text).failures[0].message
+    quoted = {int(line) for line in re.findall(r"line (\d+):", message)}
+    assert quoted & changed or (named and named in message), message
+
+
+def test_names_of_problems_tell_them_apart() -> None:
+    for kernel in (SERVING, GEMM, BACKWARD, EIGHT):
+        labels = [one.label() for one in bench_for(Source(kernel_path(kernel)), None).todo()]
+        assert len(labels) > 25 and len(set(labels)) >= len(labels) - 4
+
+
+def test_only_forward_passes_take_a_problem_of_the_caller() -> None:
+    assert is_forward("hopper_ws_d64_full") and not is_forward(EIGHT) and not is_forward(GEMM)
+    with pytest.raises(Exception, match="only the battery has problems for it"):
+        emulate(SERVING, *[None] * 3)
