@@ -82,6 +82,24 @@ class HopperPrefillKernel(HopperKernel):
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
+    def zeros(self) -> str:
+        """O before any key."""
+        return "first_o(v)"
+
+    @property
+    def scaled_o(self) -> str:
+        """O times the factor of a step."""
+        return "scaled_pieces(o, factor)"
+
+    @property
+    def _finish_qk(self) -> tuple[str, str]:
+        return "s = warpgroup_mma_wait(len(o), deps=[s])", "release(tile.k, n + 1)"
+
+    @property
+    def _finish_pv(self) -> tuple[str, str]:
+        return "o = finished(o)", "release(tile.v, n)"
+
+    @property
     def product_statements(self) -> tuple[str, ...]:
         """The matrix products of an iteration, until S is there, bent by a soft cap."""
         # HopperKernel by name: a class with slots is made anew, and `super()` without arguments means the one before.
@@ -92,15 +110,6 @@ class HopperPrefillKernel(HopperKernel):
         """The first step of the softmax, O before it, and the end of V, which the first product of P takes in."""
         clear = "clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)"
         return f"{HopperKernel.first_softmax.fget(self)}\n{clear}"  # type: ignore[attr-defined]
-
-    @property
-    def store_statements(self) -> tuple[str, ...]:
-        """Stores of O, one to a piece."""
-        names = [f"o[{i}]" for i in range(self.o_pieces)] if self.o_pieces > 1 else ["o"]
-        return tuple(
-            f"store_rows(rows, batch, {name}, inverse, item, own_row, {piece.offset})"
-            for name, piece in zip(names, self.v_pieces, strict=True)
-        )
 
     @property
     def consumer_roles(self) -> tuple[str, ...]:

@@ -128,7 +128,10 @@ def tile_at(ring, n):
     count: gl.constexpr = ring.tiles.shape[0] // slots
     pieces = ()
     for i in gl.static_range(count):
-        pieces = pieces + (ring.tiles.index(n % slots * count + i),)
+        piece = ring.tiles.index(n % slots * count + i)
+        if len(ring.tiles.shape) > 3:
+            piece = piece.reshape([TILE_N, HEAD_DIM_V])
+        pieces = pieces + (piece,)
     return pieces
 
 
@@ -156,8 +159,12 @@ def allocate_blocks(desc, PIECES: gl.constexpr):
 
 @gluon.jit
 def make_ring(desc, PIECES: gl.constexpr):
-    """A ring of blocks of K or V, which all warpgroups release."""
-    tiles, boxes = allocate_blocks(desc, PIECES)
+    """A ring of blocks of K or V, which all warpgroups release; a block of V that is one box is one tile, multiplied at once."""
+    if desc.block_type.shape[3] > COLUMNS:
+        boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS, 1, 1, TILE_N, HEAD_DIM_V], desc.layout)
+        tiles = boxes
+    else:
+        tiles, boxes = allocate_blocks(desc, PIECES)
     return Ring(tiles, boxes, barriers(SLOTS, 1), barriers(SLOTS, WARPGROUPS))
 
 
@@ -172,28 +179,49 @@ def make_q_ring(dtype: gl.constexpr):
     return Ring(tiles, boxes, barriers(count, 32), barriers(count, 1))
 
 
+# -- matrix products ---------------------------------------------------------------------------------------------------
 @gluon.jit
 def issue_qk(q, k):
     """S = Q K^T, asynchronous."""
     s = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
-    s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
-    s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, use_acc=True, is_async=True)
+    for i in gl.static_range(QK_PIECES):
+        s = warpgroup_mma(q[i], k[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
     return s
 
 
 @gluon.jit
-def issue_pv(p, v, o):
-    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    return [
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[0])), v[0], o[0], is_async=True),
-        warpgroup_mma(gl.convert_layout(p, left_operand(o[1])), v[1], o[1], is_async=True),
-    ]
+def first_o(v):
+    """O before any key, in pieces as wide as V's."""
+    columns: gl.constexpr = v.tiles.shape[len(v.tiles.shape) - 1]
+    o = ()
+    for _ in gl.static_range(HEAD_DIM_V // columns):
+        o = o + (gl.zeros([ROWS, columns], gl.float32, layout=accumulator(columns)),)
+    return o
 
 
 @gluon.constexpr_function
 def left_operand(o):
-    """Layout of P for a product into ``o``."""
+    """Layout of P for a product into ``o``: in registers, the same elements in the same threads as in the accumulator."""
     return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+
+
+@gluon.jit
+def issue_pv(p, v, o):
+    """O += P V, asynchronous."""
+    made = ()
+    for i in gl.static_range(len(o)):
+        made = made + (warpgroup_mma(gl.convert_layout(p, left_operand(o[i])), v[i], o[i], is_async=True),)
+    return made
+
+
+@gluon.jit
+def finished(o):
+    """O when its products are done."""
+    if len(o) == 1:
+        made = (warpgroup_mma_wait(0, deps=[o[0]]),)
+    else:
+        made = warpgroup_mma_wait(0, deps=o)
+    return made
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
@@ -366,6 +394,15 @@ def scaled(o, factor):
     return o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
 
 
+@gluon.jit
+def scaled_pieces(o, factor):
+    """O times a number per row."""
+    made = ()
+    for i in gl.static_range(len(o)):
+        made = made + (scaled(o[i], factor),)
+    return made
+
+
 # Gluon's reductions meet all warps at a barrier.  What one warp finds out travels in a PTX register of its own instead.
 DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
 VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
@@ -469,7 +506,11 @@ def load_block(ring, n, desc, pages, head, token, PIECES: gl.constexpr):
     """Copy a block of K or V as number n, once its slot is free."""
     slot = n % SLOTS
     mbarrier.wait(ring.empty.index(slot), n // SLOTS & 1 ^ 1)
-    load_tile(desc, ring.boxes, slot, ring.full.index(slot), pages, head, token, PIECES)
+    if desc.block_type.shape[3] > COLUMNS:
+        mbarrier.expect(ring.full.index(slot), desc.block_type.nbytes)
+        copy_tile(desc, [pages[0], head, token, 0], ring.full.index(slot), ring.boxes.index(slot))
+    else:
+        load_tile(desc, ring.boxes, slot, ring.full.index(slot), pages, head, token, PIECES)
 
 
 @gluon.jit
@@ -600,7 +641,7 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
     s = issue_qk(tile_at(tile.q, tile.q_number), tile_at(tile.k, n + 1))
     wait(tile.v, n)
     o = issue_pv(operand, tile_at(tile.v, n), o)
-    s = warpgroup_mma_wait(2, deps=[s])
+    s = warpgroup_mma_wait(len(o), deps=[s])
     release(tile.k, n + 1)
     s = capped(s, tile.problem)
     # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
@@ -614,14 +655,14 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
         p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
         sums = partial_sums(p)
         vote(sums, OUTGROWN)
-    o = warpgroup_mma_wait(0, deps=o)
+    o = finished(o)
     release(tile.v, n)
     if RESCALE:
-        o = [scaled(piece, factor) for piece in o]
+        o = scaled_pieces(o, factor)
     else:
         if some_above():
             p, sums, statistics, factor = moved(s, p, sums, statistics, tile.problem)
-            o = [scaled(piece, factor) for piece in o]
+            o = scaled_pieces(o, factor)
         statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)
     return n + 1, p, statistics, o
 
@@ -698,7 +739,7 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     reference = reference_of(row_max, problem)
     p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
     statistics = Statistics(row_max, partial_sums(p), reference)
-    o = [gl.zeros([ROWS, width], gl.float32, layout=accumulator(width)) for width in (64, 64)]
+    o = first_o(v)
     clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)
 
     # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
@@ -726,11 +767,11 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
         store_lse(rows, batch, lse, item, query, later, head, there)
-    o = warpgroup_mma_wait(0, deps=o)
+    o = finished(o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
-    store_rows(rows, batch, o[0], inverse, item, own_row, 0)
-    store_rows(rows, batch, o[1], inverse, item, own_row, 64)
+    for i in gl.static_range(len(o)):
+        store_rows(rows, batch, o[i], inverse, item, own_row, i * o[0].shape[1])
     return n
 
 
@@ -882,7 +923,8 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         raise ValueError(reason)
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
-    k_boxes, v_boxes = (_descriptor(x, box, layout) for x in (k, v))
+    v_box = [*box[:3], HEAD_DIM_V.value] if box[2] == TILE_N.value else box
+    k_boxes, v_boxes = (_descriptor(x, box, layout) for x, box in ((k, box), (v, v_box)))
     lse_strides = (
         (0, 0, 0) if lse is None else (0, 1, lse.stride(0)) if cu_q is not None else (lse.stride(0), 1, lse.stride(1))
     )

@@ -1,7 +1,7 @@
 """Prefill on Hopper for head_dim 64: attention to paged, packed or cached keys, many rows to a sequence.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
-the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead; 2
+the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead; 3
 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
 maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys are never split: what a
 sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
@@ -10,7 +10,7 @@ sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_prefill", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=4,planned=128",
+    "variant": "family=prefill-hopper,warpgroups=3,tile_n=64,kv_stages=4,planned=128",
     "workload": {"batch": 4, "heads_q": 128, "heads_kv": 32, "seqlen_q": 512, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -31,11 +31,11 @@ copy_rows = (
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
 REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 
-WARPGROUPS = gl.constexpr(2)
+WARPGROUPS = gl.constexpr(3)
 ROWS = gl.constexpr(
     64
 )  # rows of a warpgroup: the M of wgmma; a row is a query of one of the heads that share a key head
-TILE_M = gl.constexpr(128)  # rows of a tile
+TILE_M = gl.constexpr(192)  # rows of a tile
 TILE_N = gl.constexpr(64)  # keys of a block
 HEAD_DIM_V = gl.constexpr(64)  # columns of V and O
 SLOTS = gl.constexpr(4)  # blocks of K and V that are in flight
@@ -49,7 +49,7 @@ FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
+OPTIONS = {"num_warps": 4, "maxnreg": 128, "enable_fp_fusion": True}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
 
@@ -128,7 +128,10 @@ def tile_at(ring, n):
     count: gl.constexpr = ring.tiles.shape[0] // slots
     pieces = ()
     for i in gl.static_range(count):
-        pieces = pieces + (ring.tiles.index(n % slots * count + i),)
+        piece = ring.tiles.index(n % slots * count + i)
+        if len(ring.tiles.shape) > 3:
+            piece = piece.reshape([TILE_N, HEAD_DIM_V])
+        pieces = pieces + (piece,)
     return pieces
 
 
@@ -156,8 +159,12 @@ def allocate_blocks(desc, PIECES: gl.constexpr):
 
 @gluon.jit
 def make_ring(desc, PIECES: gl.constexpr):
-    """A ring of blocks of K or V, which all warpgroups release."""
-    tiles, boxes = allocate_blocks(desc, PIECES)
+    """A ring of blocks of K or V, which all warpgroups release; a block of V that is one box is one tile, multiplied at once."""
+    if desc.block_type.shape[3] > COLUMNS:
+        boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS, 1, 1, TILE_N, HEAD_DIM_V], desc.layout)
+        tiles = boxes
+    else:
+        tiles, boxes = allocate_blocks(desc, PIECES)
     return Ring(tiles, boxes, barriers(SLOTS, 1), barriers(SLOTS, WARPGROUPS))
 
 
@@ -172,19 +179,49 @@ def make_q_ring(dtype: gl.constexpr):
     return Ring(tiles, boxes, barriers(count, 32), barriers(count, 1))
 
 
+# -- matrix products ---------------------------------------------------------------------------------------------------
 @gluon.jit
 def issue_qk(q, k):
     """S = Q K^T, asynchronous."""
     s = gl.zeros([ROWS, TILE_N], gl.float32, layout=accumulator(TILE_N))
-    s = warpgroup_mma(q[0], k[0].permute((1, 0)), s, use_acc=False, is_async=True)
+    for i in gl.static_range(QK_PIECES):
+        s = warpgroup_mma(q[i], k[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
     return s
 
 
 @gluon.jit
+def first_o(v):
+    """O before any key, in pieces as wide as V's."""
+    columns: gl.constexpr = v.tiles.shape[len(v.tiles.shape) - 1]
+    o = ()
+    for _ in gl.static_range(HEAD_DIM_V // columns):
+        o = o + (gl.zeros([ROWS, columns], gl.float32, layout=accumulator(columns)),)
+    return o
+
+
+@gluon.constexpr_function
+def left_operand(o):
+    """Layout of P for a product into ``o``: in registers, the same elements in the same threads as in the accumulator."""
+    return gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
+
+
+@gluon.jit
 def issue_pv(p, v, o):
-    """O += P V, asynchronous, with P in registers: the same elements in the same threads as in the accumulator."""
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o.type.layout, k_width=2)
-    return warpgroup_mma(gl.convert_layout(p, operand), v[0], o, is_async=True)
+    """O += P V, asynchronous."""
+    made = ()
+    for i in gl.static_range(len(o)):
+        made = made + (warpgroup_mma(gl.convert_layout(p, left_operand(o[i])), v[i], o[i], is_async=True),)
+    return made
+
+
+@gluon.jit
+def finished(o):
+    """O when its products are done."""
+    if len(o) == 1:
+        made = (warpgroup_mma_wait(0, deps=[o[0]]),)
+    else:
+        made = warpgroup_mma_wait(0, deps=o)
+    return made
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
@@ -357,6 +394,15 @@ def scaled(o, factor):
     return o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
 
 
+@gluon.jit
+def scaled_pieces(o, factor):
+    """O times a number per row."""
+    made = ()
+    for i in gl.static_range(len(o)):
+        made = made + (scaled(o[i], factor),)
+    return made
+
+
 # Gluon's reductions meet all warps at a barrier.  What one warp finds out travels in a PTX register of its own instead.
 DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
 VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
@@ -460,7 +506,11 @@ def load_block(ring, n, desc, pages, head, token, PIECES: gl.constexpr):
     """Copy a block of K or V as number n, once its slot is free."""
     slot = n % SLOTS
     mbarrier.wait(ring.empty.index(slot), n // SLOTS & 1 ^ 1)
-    load_tile(desc, ring.boxes, slot, ring.full.index(slot), pages, head, token, PIECES)
+    if desc.block_type.shape[3] > COLUMNS:
+        mbarrier.expect(ring.full.index(slot), desc.block_type.nbytes)
+        copy_tile(desc, [pages[0], head, token, 0], ring.full.index(slot), ring.boxes.index(slot))
+    else:
+        load_tile(desc, ring.boxes, slot, ring.full.index(slot), pages, head, token, PIECES)
 
 
 @gluon.jit
@@ -591,7 +641,7 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
     s = issue_qk(tile_at(tile.q, tile.q_number), tile_at(tile.k, n + 1))
     wait(tile.v, n)
     o = issue_pv(operand, tile_at(tile.v, n), o)
-    s = warpgroup_mma_wait(1, deps=[s])
+    s = warpgroup_mma_wait(len(o), deps=[s])
     release(tile.k, n + 1)
     s = capped(s, tile.problem)
     # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
@@ -605,14 +655,14 @@ def key_block(tile, n, p, statistics, o, key=None, RESCALE: gl.constexpr = True)
         p = mufu_exp2(s * tile.problem.scale_log2 - statistics.reference[:, None])
         sums = partial_sums(p)
         vote(sums, OUTGROWN)
-    o = warpgroup_mma_wait(0, deps=[o])
+    o = finished(o)
     release(tile.v, n)
     if RESCALE:
-        o = scaled(o, factor)
+        o = scaled_pieces(o, factor)
     else:
         if some_above():
             p, sums, statistics, factor = moved(s, p, sums, statistics, tile.problem)
-            o = scaled(o, factor)
+            o = scaled_pieces(o, factor)
         statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)
     return n + 1, p, statistics, o
 
@@ -689,7 +739,7 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     reference = reference_of(row_max, problem)
     p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
     statistics = Statistics(row_max, partial_sums(p), reference)
-    o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
+    o = first_o(v)
     clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)
 
     # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
@@ -717,10 +767,11 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
         store_lse(rows, batch, lse, item, query, later, head, there)
-    o = warpgroup_mma_wait(0, deps=[o])
+    o = finished(o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
-    store_rows(rows, batch, o, inverse, item, own_row, 0)
+    for i in gl.static_range(len(o)):
+        store_rows(rows, batch, o[i], inverse, item, own_row, i * o[0].shape[1])
     return n
 
 
@@ -817,8 +868,9 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, items, batch, rows, CAPPED)),
         (consumer_role, (1, q, k, v, items, batch, rows, CAPPED)),
+        (consumer_role, (2, q, k, v, items, batch, rows, CAPPED)),
         (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE)),
-    ], [4, 1], [216, 80])  # fmt: skip
+    ], [4, 4, 1], [144, 144, 80])  # fmt: skip
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
@@ -872,7 +924,8 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         raise ValueError(reason)
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
     layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[str(q.dtype)])
-    k_boxes, v_boxes = (_descriptor(x, box, layout) for x in (k, v))
+    v_box = [*box[:3], HEAD_DIM_V.value] if box[2] == TILE_N.value else box
+    k_boxes, v_boxes = (_descriptor(x, box, layout) for x, box in ((k, box), (v, v_box)))
     lse_strides = (
         (0, 0, 0) if lse is None else (0, 1, lse.stride(0)) if cu_q is not None else (lse.stride(0), 1, lse.stride(1))
     )

@@ -19,8 +19,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("prefill-hopper", "hopper_prefill")
 #: Tiles of Q that are there.
 Q_TILES = 2
-#: Bytes that barriers and the compiler's own exchanges add.
-_MARGIN = 2048
+#: Bytes that barriers, what roles are handed and the compiler's own exchanges add: 4484 under Triton 3.6.
+_MARGIN = 4608
 #: Columns of O and of S that a thread has registers for, by warpgroups.
 _MOST_COLUMNS = {1: 384, 2: 256, 3: 128}
 #: Blocks in flight that are worth their memory: more only wait.
