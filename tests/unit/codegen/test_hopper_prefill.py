@@ -153,7 +153,12 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
         ((128, 128), "b200", "", "has no wgmma"),
         ((128, 128), "h200-sxm", "kv_stages=5", "shared memory needs"),
         ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
-        ((128, 128), "h200-sxm", "warpgroups=3,kv_stages=2", "head_dim_v and tile_n together must be at most 128 with 3"),
+        (
+            (128, 128),
+            "h200-sxm",
+            "warpgroups=3,kv_stages=2",
+            "head_dim_v and tile_n together must be at most 128 with 3",
+        ),
         ((64, 64), "h200-sxm", "warpgroups=4", "warpgroups must be 1, 2 or 3, got 4"),
         ((128, 128), "h200-sxm", "planned=100", "planned must be 32, 64, 128 or 256"),
         ((128, 128), "h200-sxm", "split_keys=512", "no knob 'split_keys'"),
