@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +19,29 @@ class Import:
     line: int
 
 
-def imports(tree: ast.AST, source: Path) -> Iterator[Import]:
+def imports(source: Path) -> tuple[Import, ...]:
     """Every absolute name a module imports, each once as the module and once with the name taken from it."""
-    for node in ast.walk(tree):
+    return _read(source)[0]
+
+
+def module_strings(source: Path, known: Mapping[str, Path]) -> Iterator[Import]:
+    """String constants that are a module's whole name, such as those given to ``python -m`` or `importlib`."""
+    return (entry for entry in _read(source)[1] if entry.name in known)
+
+
+@functools.cache  # several tests ask about every file, and generated kernels are long
+def _read(source: Path) -> tuple[tuple[Import, ...], tuple[Import, ...]]:
+    """What a file imports, and its strings that may name a module."""
+    imported, strings = [], []
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno) for alias in node.names)
+            imported += [Import(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{source}:{node.lineno}: relative import"
-            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def module_strings(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[Import]:
-    """String constants that are a module's whole name, such as those given to ``python -m`` or `importlib`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known.keys() - {PACKAGE}:
-            yield Import(node.value, node.lineno)
+            imported += [Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
+            strings.append(Import(node.value, node.lineno))
+    return tuple(imported), tuple(strings)
 
 
 def modules(root: Path, rooms: Iterable[str]) -> dict[str, Path]:
@@ -61,8 +70,7 @@ def arrows(known: Mapping[str, Path]) -> set[tuple[str, str]]:
     """(importer, imported) of all modules."""
     found = set()
     for module, path in known.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for entry in imports(tree, path):
+        for entry in imports(path):
             target = module_of(entry.name, known)
             if target is not None and target != module:
                 found.add((module, target))
