@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
-from tilecast.emulator.language import packed, wider
+from tilecast.emulator.language import newer, packed, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
 from tilecast.emulator.language.im2col import TensorDescriptorIm2Col
@@ -121,7 +121,8 @@ def with_constructor(cls: type) -> type:
 #: What tensors have as methods.
 _METHODS = (
     "expand_dims", "sum", "max", "min", "reduce", "ravel", "cast", "abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin",
-    "cos", "floor", "ceil", "gather", "associative_scan", "histogram",
+    "cos", "floor", "ceil", "gather", "associative_scan", "histogram", "erf", "sqrt_rn", "cumsum", "cumprod", "xor_sum", "reduce_or",
+    "cdiv",
 )  # fmt: skip
 
 
@@ -143,7 +144,7 @@ def _language(session: Session, gl: Language) -> Module:
         "convert_layout": converting(session, gl.convert_layout),
         **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in ATOMICS.items()},
     }
-    more = wider.names(session)
+    more = {**wider.names(session), **newer.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
     places = {
         "DistributedLinearLayout": layouts.DistributedLinearLayout,
@@ -167,7 +168,7 @@ def _language(session: Session, gl: Language) -> Module:
         {
             **functions, **types_, **places,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
-            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "constexpr_function": lambda fn: fn,
+            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "dtype": dtypes.Dtype, "constexpr_function": lambda fn: fn,
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
         },
@@ -254,6 +255,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     clc = Module("clc", session, {"try_cancel": gl.try_cancel, "load_result": gl.load_result})
     cluster = Module("cluster", session, {"barrier": gl.cluster_barrier})
     shared = {
+        **newer.CACHING,
         "async_store": gl.shared_store,
         "cluster": cluster,
         "async_copy": async_copy,
@@ -317,6 +319,8 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     found: dict[str, types.ModuleType] = {
         "triton": triton,
         "triton.language": plain,
+        "triton.language.extra": Module("triton.language.extra", session, {"libdevice": libdevice}),
+        "triton.language.extra.cuda": Module("triton.language.extra.cuda", session, newer.dependent_launches(session)),
         "triton.language.core": core,
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
         "triton._C.libtriton.gluon_ir": Module(
@@ -338,7 +342,12 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         f"{base}.language.nvidia.ampere": Module(
             f"{base}.language.nvidia.ampere",
             session,
-            {"async_copy": async_copy, "mbarrier": mbarrier, "mma_v2": functools.partial(wider.mma_v2, session)},
+            {
+                **newer.CACHING,
+                "async_copy": async_copy,
+                "mbarrier": mbarrier,
+                "mma_v2": functools.partial(wider.mma_v2, session),
+            },
         ),
         f"{base}.language.nvidia.hopper": Module(f"{base}.language.nvidia.hopper", session, {**shared, **hopper}),
         f"{base}.language.nvidia.blackwell": Module(

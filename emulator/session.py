@@ -70,6 +70,8 @@ class Session:
     #: Launches so far, and warps of the running one.
     launches: int = 0
     num_warps: int = 4
+    #: Whether the running launch may begin before the one before it has ended (launch_pdl).
+    overlaps: bool = False
     #: Of the running launch: address of an element -> what atomics there told of other programs.
     told: dict[int, Any] = field(default_factory=dict)
     #: Of the running launch: programs that have not started, those that another one took over, and the one that runs.

@@ -49,6 +49,8 @@ class Batch:
     #: Whether keys and values have factors, and launch is told how many rows and keys a sequence has.
     descale: bool = False
     told: bool = True
+    #: Whether values are the first columns of the keys.
+    latent: bool = False
     #: Whether splits are made small; launches in the same scratch memory.
     small: bool = True
     launches: int = 1
@@ -76,7 +78,10 @@ class ServingBench(LaunchBench):
 
     def todo(self) -> Sequence[Batch]:
         """Layouts, masks, splits, every residue of the number of keys, schedules."""
-        return list(self._problems())
+        if self.loaded.header["family"] != "hopper_mla":
+            return list(self._problems())
+        # Values are the first columns of the keys, which have one head.
+        return [replace(one, heads=(one.heads[0], 1), latent=True) for one in self._problems()]
 
     def _problems(self) -> Iterator[Batch]:
         n, m = self.number("TILE_N", 64), self.number("TILE_M", 64)
@@ -328,7 +333,8 @@ def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
 
     sequences = []
     for rows, keys in problem.lengths:
-        q, k, v = draw(rows, hq, dims[0]), draw(keys, hk, dims[0]), draw(keys, hk, dims[1])
+        q, k = draw(rows, hq, dims[0]), draw(keys, hk, dims[0])
+        v = k[..., : dims[1]] if problem.latent else draw(keys, hk, dims[1])
         if problem.slope:
             # Each head's queries look along one column, in which keys rise or fall.
             ramp = np.linspace(0, problem.slope, max(keys, 1), dtype=np.float32)[:keys]
@@ -366,6 +372,7 @@ def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
     if problem.descale:
         for name in ("k_descale", "v_descale"):
             lists[name] = Array((0.5 + rng.random((len(counts), hk))).astype(np.float32), name)
+    v = k[..., : dims[1]] if problem.latent else v
     out = np.full((*q.shape[:-1], dims[1]), np.nan, kind)
     lse = np.full((hq, q.shape[0]) if problem.packed_q else (q.shape[0], hq, q.shape[1]), np.nan, np.float32)
     return _Made(

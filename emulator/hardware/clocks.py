@@ -20,6 +20,10 @@ STORE_ENGINE = MATRIX_ENGINE + 1
 STREAMS = STORE_ENGINE + 1
 
 
+#: Number of the launch before as a program of this one, where launches overlap.
+LAUNCH_BEFORE = -1
+
+
 def code_of(stream: int, epoch: int) -> int:
     """The event as a number."""
     return stream << STREAM_SHIFT | epoch

@@ -294,6 +294,11 @@ class Shared:
         """Dimensions."""
         return int(self.a.ndim)
 
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return int(self.a.size)
+
     def load(self, layout: Any = None) -> Tensor:
         """Into registers."""
         program = self.program

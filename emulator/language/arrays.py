@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, RaceError, UnsupportedError
-from tilecast.emulator.hardware.clocks import Knowledge
+from tilecast.emulator.hardware.clocks import LAUNCH_BEFORE, Knowledge
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import numpy_of
@@ -52,6 +52,8 @@ class Array:
         self.code = np.zeros(self.flat.size, np.int64)
         self.line = np.zeros(self.flat.size, np.int32)
         self._launch = 0
+        #: What the launch before stored, where this one may overlap it; None where it may not.
+        self._before: Any = None
 
     def beginning_at(self, first: int) -> Array:
         """The same memory from an element on; BoundsError outside."""
@@ -62,13 +64,28 @@ class Array:
         part.name = f"{self.name} from element {first} on"
         part.program, part.code, part.line = self.program[first:], self.code[first:], self.line[first:]
         part._launch = self._launch
+        part._before = None if self._before is None else self._before[first:]
         return part
 
-    def enter(self, launch: int) -> None:
-        """What an earlier launch stored is ordered before this one's accesses."""
+    def enter(self, launch: int, overlaps: bool = False) -> None:
+        """What an earlier launch stored is ordered before this one's accesses, unless this one ``overlaps`` the last."""
         if launch != self._launch:
+            self._before = self.program != 0 if overlaps and launch == self._launch + 1 else None
             self._launch = launch
             self.program[:] = 0
+
+    def by_launch_before(self, session: Session, places: Any, known: Knowledge, line: int, what: str) -> None:
+        """RaceError where the launch before, which may still run, has stored to a place."""
+        self.enter(session.launches, session.overlaps)
+        if self._before is None or LAUNCH_BEFORE in known.others:
+            return
+        early = np.asarray(places).reshape(-1)
+        early = early[self._before[early]]
+        if early.size:
+            raise RaceError(
+                f"race on element {int(early[0])} of {self.name}: {what} at {session.source.quote(line)}; the launch before, which may "
+                f"still run (launch_pdl), stores to it at {session.source.quote(int(self.line[early[0]]))}: gdc_wait() is missing between"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -287,6 +304,13 @@ class TensorDescriptor(Box):
             block[found[0]] = self._elements(found[1])
         return block
 
+    def after_launch_before(self, corner: Sequence[int], known: Knowledge, line: int) -> None:
+        """RaceError where a box has what the launch before, which may still run, stores."""
+        session = self.session
+        found = self._inside(corner, self.block_shape) if session is not None and session.overlaps else None
+        if found is not None and session is not None and len(corner) == len(self.block_shape):
+            self.memory.by_launch_before(session, found[1], known, line, "a copy")
+
     def rows(self, numbers: Sequence[int], column: int) -> Any:
         """[numbers, columns of a box]: one box of one row for each number; zeros outside the tensor."""
         return np.concatenate([self.tile([int(number), int(column)]) for number in numbers])
@@ -317,7 +341,7 @@ class TensorDescriptor(Box):
 
 def ordered(program: Storing, memory: Array, places: Any, known: Any, line: int, what: str, differs: Any) -> None:
     """RaceError when an earlier store by somebody else is not known."""
-    memory.enter(program.session.launches)
+    memory.by_launch_before(program.session, places, known, line, what)
     at = places[(memory.program[places] > 0) & differs]
     if not at.size:
         return

@@ -169,6 +169,7 @@ class Jitted:
                 return None
             session.fusion = bool(enable_fp_fusion)
             session.launches += 1
+            session.overlaps = bool(options.get("launch_pdl", False))
             session.told.clear()
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}

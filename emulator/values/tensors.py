@@ -282,6 +282,19 @@ class Tensor:
         new = tuple(int(n) for n in extents)
         return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
 
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """A matrix with its dimensions exchanged."""
+        return self.permute((1, 0))
+
+    def logical_and(self, other: Any) -> Tensor:
+        """Whether both hold."""
+        return self.like((self.a != 0) & (np.asarray(raw(other)) != 0), joint_layout(self.session, self, other))
+
+    def logical_or(self, other: Any) -> Tensor:
+        """Whether one of them holds."""
+        return self.like((self.a != 0) | (np.asarray(raw(other)) != 0), joint_layout(self.session, self, other))
+
     def permute(self, *order: Any) -> Tensor:
         """Dimensions in another order."""
         places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order

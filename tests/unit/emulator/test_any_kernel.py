@@ -278,7 +278,7 @@ def kernel(out, count, SHAPE: gl.constexpr):
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        ("gl.fp4_to_fp(out, None, 0)", UnsupportedError, r"line \d+: gl.fp4_to_fp.*does not know .*fp4_to_fp"),
+        ("gl.bank_conflicts(out, None)", UnsupportedError, r"line \d+: gl.bank_conflicts.*does not know .*bank_conflicts"),
         ("x = gl.arange(0, 4, FLAT).nonsense", UnsupportedError, r"line \d+: x = .*does not know tensor.nonsense"),
         ("gl.static_assert(1 == 2, 'no')", LayoutError, r"line \d+: gl.static_assert.*a static assertion fails: no"),
         ("x = gl.program_id(0) + 2000000000\ny = x + x", IntegerError, r"line \d+: y = x \+ x"),

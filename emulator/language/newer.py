@@ -1,0 +1,204 @@
+"""Functions of gluon.language that Triton has since 3.7 or that few kernels call: sums along, bits, FP4, atomics that load, store and wait."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecast.emulator.errors import LayoutError, WrongResultError
+from tilecast.emulator.hardware.clocks import LAUNCH_BEFORE, Knowledge
+from tilecast.emulator.language import hostside
+from tilecast.emulator.session import Session
+from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.tensors import Int, Pointer, Tensor, raw, reduced
+
+#: e2m1, by its four bits.
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class FractionalEvictionPolicy:
+    """What stays in L2: for the compiler and the caches, which are not emulated."""
+
+    primary: Any = None
+    fraction: Any = 1.0
+    secondary: Any = None
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """How a load or a store is cached: nothing here."""
+
+    cache_modifier: Any = None
+    l1: Any = None
+    l2: Any = None
+    l2_prefetch_size: Any = None
+
+
+def _along(compute: Any) -> Callable[..., Tensor]:
+    """cumsum and cumprod."""
+
+    def call(session: Session, x: Tensor, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> Tensor:
+        values = x.a if dtype is None else dtypes.cast(x.a, dtype)
+        where = int(axis)
+        values = np.flip(values, where) if reverse else values
+        with np.errstate(all="ignore"):
+            out = compute.accumulate(values, axis=where, dtype=values.dtype)
+        made = Tensor(session, np.ascontiguousarray(np.flip(out, where) if reverse else out), x.layout)
+        made.charge("fma", made.a.size)
+        return made
+
+    return call
+
+
+def xor_sum(session: Session, x: Tensor, axis: Any = None, **_more: Any) -> Any:
+    """Bits that are set an odd number of times, along an axis."""
+    return reduced(session, x, axis, np.bitwise_xor.reduce, "alu")
+
+
+def reduce_or(session: Session, x: Tensor, axis: Any, **_more: Any) -> Any:
+    """Bits that are set somewhere along an axis."""
+    return reduced(session, x, axis, np.bitwise_or.reduce, "alu")
+
+
+def umulhi(session: Session, a: Any, b: Any) -> Any:
+    """The upper half of the product of two unsigned numbers of 32 bits."""
+    wide = np.asarray(raw(a)).astype(np.uint32).astype(np.uint64) * np.asarray(raw(b)).astype(np.uint32).astype(
+        np.uint64
+    )
+    high = (wide >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    tensor = next((x for x in (a, b) if isinstance(x, Tensor)), None)
+    return Int(int(high)) if tensor is None else Tensor(session, high.astype(tensor.a.dtype), tensor.layout)
+
+
+def fp4_to_fp(session: Session, src: Tensor, elem_type: Any, axis: Any) -> Tensor:
+    """Two e2m1 of each byte, the lower four bits first, side by side along an axis."""
+    if src.a.dtype.itemsize != 1 or src.a.dtype.kind not in "iu":
+        raise LayoutError(f"{session.here()}: fp4_to_fp takes bytes, got {src.dtype}")
+    where, bits = int(axis), src.a.view(np.uint8)
+    pair = np.stack([_E2M1[bits & 15], _E2M1[bits >> 4]], where + 1 if where >= 0 else src.a.ndim + where + 1)
+    shape = list(src.a.shape)
+    shape[where] *= 2
+    # In which threads the pairs lie is not followed.
+    out = Tensor(session, dtypes.cast(pair.reshape(shape), elem_type))
+    out.charge("alu", out.a.size)
+    return out
+
+
+def atomic_cas(session: Session, pointer: Pointer, cmp: Any, val: Any, sem: Any = None, **_scope: Any) -> Any:
+    """Where ``cmp`` is there, ``val`` takes its place; what was there."""
+    program = hostside.running(session)
+    program.step()
+    offsets, asked = hostside.wanted(program, pointer, None, "atomic")
+    memory = pointer.memory
+    hostside.tell(program, memory, offsets[asked], "acq_rel" if sem is None else str(sem))
+    before = memory.flat[offsets].copy()
+    new = np.where(before == np.asarray(raw(cmp)), np.asarray(raw(val)), before).astype(memory.flat.dtype)
+    memory.flat[offsets] = new
+    memory.line[offsets] = program.line()
+    return _answer(session, pointer, before)
+
+
+def atomic_load(session: Session, pointer: Pointer, mask: Any = None, sem: Any = None, **_scope: Any) -> Any:
+    """What is there, in order with what its writers did before they stored it."""
+    program = hostside.running(session)
+    program.step()
+    offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
+    hostside.tell(program, pointer.memory, offsets[asked], "acquire" if sem is None else str(sem))
+    found = np.where(asked, pointer.memory.flat[np.where(asked, offsets, 0)], 0).astype(pointer.memory.flat.dtype)
+    return _answer(session, pointer, found)
+
+
+def atomic_store(
+    session: Session, pointer: Pointer, val: Any, mask: Any = None, sem: Any = None, **_scope: Any
+) -> None:
+    """Store, and tell those that acquire there of what was done before."""
+    program = hostside.running(session)
+    program.step()
+    offsets, asked = hostside.wanted(program, pointer, mask, "atomic")
+    memory = pointer.memory
+    hostside.tell(program, memory, offsets[asked], "release" if sem is None else str(sem))
+    memory.flat[offsets[asked]] = np.broadcast_to(np.asarray(raw(val)), offsets.shape).astype(memory.flat.dtype)[asked]
+    memory.line[offsets[asked]] = program.line()
+
+
+def atomic_poll(session: Session, pointer: Pointer, expected_value: Any, sem: Any = None, **_limits: Any) -> Any:
+    """Wait until a value is there; DeadlockError where neither an earlier program nor another role stores it."""
+    program = hostside.running(session)
+    program.step()
+    offsets, asked = hostside.wanted(program, pointer, None, "atomic")
+    memory, role = pointer.memory, program.role()
+    wanted = np.broadcast_to(np.asarray(raw(expected_value)), offsets.shape)
+
+    def there() -> bool:
+        return bool((memory.flat[offsets] == wanted).all())
+
+    if not there():
+        first = int(np.asarray(offsets).reshape(-1)[0])
+        role.polls_at = program.line()
+        role.polls = f"element {first} of {memory.name} to become {wanted.reshape(-1)[0]}, which earlier programs leave at {memory.flat[first]}"
+        program.block(there)
+        role.polls = ""
+    hostside.tell(program, memory, offsets[asked], "acquire" if sem is None else str(sem))
+    return _answer(session, pointer, np.ones(offsets.shape, bool))
+
+
+def _answer(session: Session, pointer: Pointer, values: Any) -> Any:
+    if not values.ndim and values.dtype.kind in "iu":
+        return Int(int(values))
+    layout = pointer.offset.layout if isinstance(pointer.offset, Tensor) else None
+    return bool(values) if not values.ndim and values.dtype.kind == "b" else Tensor(session, values, layout)
+
+
+def aggregate_replace(instance: Any, **changes: Any) -> Any:
+    """A copy of an aggregate with other values in some fields."""
+    names = list(type(instance).__annotations__)
+    unknown = [name for name in changes if name not in names]
+    if unknown:
+        raise TypeError(f"{type(instance).__name__} has no field '{unknown[0]}'")
+    made = object.__new__(type(instance))
+    made.__dict__.update({name: changes.get(name, getattr(instance, name)) for name in names})
+    return made
+
+
+def expect_zero(session: Session, x: Tensor, mask: Any) -> Tensor:
+    """The values; WrongResultError where one is not 0 that should have underflowed."""
+    if np.any((x.a != 0) & np.asarray(raw(mask))):
+        raise WrongResultError(f"{session.here()}: expect_zero, and a value under the mask is not 0")
+    return x
+
+
+def gdc_wait(session: Session) -> None:
+    """Until the launch before has ended: what it has stored may be read, and overwritten."""
+    for agent in hostside.running(session).role().agents:
+        agent.knowledge.learn({LAUNCH_BEFORE: Knowledge()})
+
+
+def gdc_launch_dependents(session: Session) -> None:
+    """The next launch may begin: each one is checked as if it had begun at once."""
+    hostside.running(session).step()
+
+
+def dependent_launches(session: Session) -> dict[str, Any]:
+    """By name in triton.language.extra.cuda."""
+    return {fn.__name__: functools.partial(fn, session) for fn in (gdc_wait, gdc_launch_dependents)}
+
+
+def names(session: Session) -> dict[str, Any]:
+    """By name in gluon.language."""
+    functions = (expect_zero, xor_sum, reduce_or, umulhi, fp4_to_fp, atomic_cas, atomic_load, atomic_store, atomic_poll)
+    return {
+        **{fn.__name__: functools.partial(fn, session) for fn in functions},
+        "cumsum": functools.partial(_along(np.add), session),
+        "cumprod": functools.partial(_along(np.multiply), session),
+        "aggregate_replace": aggregate_replace,
+        "CachePolicy": CachePolicy,
+    }
+
+
+#: Beside them in gluon.language.nvidia's modules.
+CACHING = {"CachePolicy": CachePolicy, "FractionalEvictionPolicy": FractionalEvictionPolicy}
