@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tilecast.codegen.hopper_serving import HopperServingKernel
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper_mla import KEYS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_serving import ROWS
 from tilecast.model.kernel.workload import Workload
 

@@ -11,7 +11,7 @@ from tilecast.codegen.render import render
 from tilecast.codegen.triton_serving import ServingKernel
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import hopper_mla, hopper_prefill, hopper_serving, serving
-from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
+from tilecast.model.kernel.variants import hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants.hopper import mla as hopper_mla
+from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant

@@ -10,7 +10,7 @@ sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_mla", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=mla-hopper,kv_stages=2,split_keys=1024,split_keys_of_many=2048,many_heads=65,whole_keys=1024,most_splits=8,planned=32",
+    "variant": "family=mla-hopper,kv_stages=2,split_keys=1024,split_keys_of_many=1024,many_heads=65,whole_keys=1024,most_splits=8,planned=32",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 576, "head_dim_v": 512, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -39,10 +39,7 @@ COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the wide
 QK_PIECES, V_PIECES = gl.constexpr(9), gl.constexpr(8)
 TAIL_PIECES = gl.constexpr(1)  # pieces of a key that are no value
 HALF_PIECES, HALF = gl.constexpr(4), gl.constexpr(256)  # of V and O: what one warpgroup has
-SPLIT, SPLIT_OF_MANY = (
-    1024,
-    2048,
-)  # keys of a split, or of a chunk of an item; where query heads are many; more where splits would be too many
+SPLIT, SPLIT_OF_MANY = 1024, 1024  # keys of a split or chunk; of many heads; more if too many
 MANY_HEADS = 65
 SPLIT_QUERIES = gl.constexpr(4)  # queries up to which a sequence is split; more are work enough
 WHOLE = gl.constexpr(1024)  # keys up to which a sequence is not split
@@ -485,32 +482,21 @@ def weights(before, after):
 @gluon.jit
 def parked(scratch, SIDE: gl.constexpr):
     """Where this program leaves half of O between chunks."""
-    return scratch.partials + (gl.program_id(0) * 2 + SIDE) * (TILE_M * HALF)
-
-
-@gluon.jit
-def parking(count):
-    """(places of half of O, whether a warp with some of the first ``count`` rows has them)."""
     places = gl.arange(0, TILE_M * HALF, layout=PARKED)
-    return places, places // 128 % 4 * 16 < count
+    return scratch.partials + (gl.program_id(0) * 2 + SIDE) * (TILE_M * HALF) + places
 
 
 @gluon.jit
-def park(o, at, count):
-    """Half of O to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
+def park(o, at):
+    """Half of O to memory, from the threads that will want it back."""
     o = gl.permute(gl.reshape(o, [4, 2, 8, HALF // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
-    places, there = parking(count)
-    gl.store(
-        at + places, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED), mask=there, eviction_policy="evict_last"
-    )
+    gl.store(at, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED))
 
 
 @gluon.jit
-def unpark(at, count):
+def unpark(at):
     """Half of O back from where the same threads left it."""
-    places, there = parking(count)
-    o = gl.load(at + places, mask=there, other=0.0, eviction_policy="evict_last")
-    o = gl.permute(gl.reshape(o, [HALF // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    o = gl.permute(gl.reshape(gl.load(at), [HALF // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
     return gl.convert_layout(gl.reshape(o, [TILE_M, HALF]), ACCUMULATOR)
 
 
@@ -834,7 +820,6 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
     total_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks, first, blocks = chunks_of(batch, item)
-    count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     for number in range(chunks):
@@ -875,10 +860,10 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
             m += 2
             row_sum = blend(total_sum, before, row_sum, after)
             before, after = gl.convert_layout(before, ROWS_OF_O)[:, None], gl.convert_layout(after, ROWS_OF_O)[:, None]
-            o = blend(unpark(parked(scratch, 0), count), before, o, after)
+            o = blend(unpark(parked(scratch, 0)), before, o, after)
         total_max, total_sum, total = row_max, row_sum, o
         if number + 1 < chunks:
-            park(o, parked(scratch, 0), count)
+            park(o, parked(scratch, 0))
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
     factor, _ = normal(total_max, total_sum, head, there, rows)
@@ -917,7 +902,6 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
     """The right half of one item's O: rescaled, multiplied and merged as the left warpgroup tells."""
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks, first, blocks = chunks_of(batch, item)
-    count = item.q_len * batch.group - item.tile * TILE_M
     for number in range(chunks):
         begin, end = chunk_of(batch, item, chunks, first, blocks, number)
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
@@ -938,10 +922,10 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
         if number > 0:
             before, after = told(link, m)[:, None], told(link, m + 1)[:, None]
             m += 2
-            o = blend(unpark(parked(scratch, 1), count), before, o, after)
+            o = blend(unpark(parked(scratch, 1)), before, o, after)
         total = o
         if number + 1 < chunks:
-            park(o, parked(scratch, 1), count)
+            park(o, parked(scratch, 1))
     factor = told(link, m)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
@@ -1153,9 +1137,9 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     The counters must be 0 before the first launch; every launch leaves them so.
     """
     heads_kv, group = _parts(batch, heads_kv, group, seqlen_k, sms)
-    tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
-    if _chained(tiles, seqlen_k, heads_kv * group, sms):
+    if _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
         return sms * TILE_M.value * 512, 1
+    tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
     # Splits, and groups of them that are merged first; a counter for each group, and one for all.
     splits = _split_bound(seqlen_k, heads_kv * group)
     groups = -(-splits // MERGED.value)
@@ -1177,9 +1161,9 @@ def _parts(batch, heads_kv, group, seqlen_k, sms):
     return heads_kv * parts, group // parts
 
 
-def _chained(tiles, seqlen_k, heads, sms):
+def _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     """Whether programs take in the splits of a tile one after the other: where dealing them out would hardly be faster."""
-    splits = _split_bound(seqlen_k, heads)
+    tiles, splits = batch * heads_kv * _split_tiles(seqlen_q, group), _split_bound(seqlen_k, heads_kv * group)
     return splits > 1 and 3 * -(-tiles // sms) * splits <= 4 * -(-tiles * splits // sms)
 
 
@@ -1234,11 +1218,6 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * max(tiles, batch * splits)
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
-    split_bits = (
-        0
-        if _chained(batch * heads_kv * _split_tiles(seqlen_q, group), seqlen_k, heads_kv * group, sms)
-        else MOST_SPLITS.value.bit_length() - 1
-    )
     if reason := refusal(k, v):
         raise ValueError(reason)
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
@@ -1251,7 +1230,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         q, k_boxes, v_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
-        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), split_bits, _split_keys(heads_kv * group).bit_length() - 1, left, right,
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), 0 if _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms) else MOST_SPLITS.value.bit_length() - 1, _split_keys(heads_kv * group).bit_length() - 1, left, right,
         max(rows[0], 1), min(rows[1], FAR.value), splits, min(tile_m, seqlen_q * group), _split_tiles(seqlen_q, group),
     )  # fmt: skip
     planned = FEW_PLANNED if batch <= FEW_PLANNED else MANY_PLANNED

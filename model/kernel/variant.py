@@ -10,7 +10,7 @@ from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
-from tilecast.model.kernel.variants.hopper_mla import HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant

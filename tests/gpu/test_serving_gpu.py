@@ -87,6 +87,28 @@ def test_latent_attention(heads, lengths) -> None:
     assert error_of(problem, made, *call(problem, made)) <= 1.0
 
 
+@pytest.mark.skipif(not LATENT, reason="latent attention is written for Hopper")
+@pytest.mark.parametrize(("heads", "dtype"), [(128, "bfloat16"), (16, "bfloat16"), (48, "float16")])
+def test_latent_attention_gets_the_same_bits_alone_and_in_a_batch_that_fills_the_device(heads, dtype) -> None:
+    """Splits of a sequence alone, chunks of one program in a batch: lengths with few of them, and with as many as there may be."""
+    several = (*((1 + number % 2, 700 * (number % 5) + 37 * number) for number in range(131)), (1, 20000))
+    problem = Problem(several, dims=(576, 512), heads=(heads, 1), dtype=dtype, page=64, latent=True, sinks=True)
+    made = make(problem, "cuda")
+    out, lse = call(problem, made)
+    starts, lists = made.lists["cu_seqlens_q"].tolist(), made.lists
+    for number in (0, 3, 4, 9, 77, 130, 131):
+        first, end = starts[number : number + 2]
+        alone, sums = tilecast.attention_kvcache(
+            made.q[first:end][None], made.k, made.v, lists["seqused_k"][number : number + 1],
+            lists["block_table"][number : number + 1], causal=True, sinks=made.sinks, return_lse=True,
+        )  # fmt: skip
+        assert torch.equal(alone[0], out[first:end]), number
+        assert torch.equal(sums[0], lse[:, first:end]), number
+    few = replace(problem, lengths=several[:9])
+    made = make(few, "cuda")
+    assert error_of(few, made, *call(few, made)) <= 1.0
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_random_problems(seed) -> None:
     draw = random.Random(seed)

@@ -1,0 +1,1 @@
+"""Variants of serving kernels for Hopper."""
