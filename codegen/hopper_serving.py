@@ -102,7 +102,7 @@ class HopperServingKernel:
     @property
     def register_option(self) -> str:
         """What the options of a launch say about registers."""
-        warps = 4 + sum(-(-warps // 4) * 4 for warps in self.worker_warps)
+        warps = 4 + -(-sum(self.worker_warps) // 4) * 4
         return f', "maxnreg": {_REGISTERS // (32 * warps) // 8 * 8}'
 
     @property

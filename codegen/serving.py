@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import hopper_mla, hopper_prefill, hopper_serving, triton_portable, triton_serving
+from tilecast.codegen import (
+    blackwell_serving,
+    hopper_mla,
+    hopper_prefill,
+    hopper_serving,
+    triton_portable,
+    triton_serving,
+)
 from tilecast.codegen.hopper_prefill import HopperPrefillKernel
 from tilecast.codegen.hopper_serving import HopperServingKernel
 from tilecast.codegen.render import render
 from tilecast.codegen.triton_serving import ServingKernel
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
@@ -62,6 +70,8 @@ def _template(
     variant: AnyServing, workload: Workload
 ) -> tuple[str, ServingKernel | HopperServingKernel | HopperPrefillKernel, tuple[str, ...]]:
     """The file that writes a variant, what it reads, and targets that the result runs on."""
+    if isinstance(variant, BlackwellServingVariant):
+        return blackwell_serving.TEMPLATE, blackwell_serving.context(variant, workload), blackwell_serving.TARGETS
     if isinstance(variant, HopperServingE4m3Variant):
         return hopper_serving.TEMPLATE_E4M3, hopper_serving.context_e4m3(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperServingVariant):

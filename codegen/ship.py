@@ -271,7 +271,9 @@ element of dq, which it sums in float32.  Nothing forecasts them yet ([docs/trai
 
 ## Kernels to serve with
 
-`hopper_serve_*` (Gluon, sm_90a, sequences of up to 64 rows: decode), `hopper_prefill_*` (the same for more rows) and `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
+`hopper_serve_*` (Gluon, sm_90a, sequences of up to 64 rows: decode), `hopper_prefill_*` (the same for more rows), `blackwell_serve_*` (Gluon, sm_100a and sm_103a, up to 128 rows;
+compiled and emulated, never run on a GPU: the portable ones are preferred there until somebody asks with `TILECAST_FAMILY=blackwell_serving`)
+and `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
 `tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
 mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split with
 a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.  `triton_append*` writes new keys and

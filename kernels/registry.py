@@ -29,7 +29,7 @@ facts of one sequence, or of the model as key heads are, enter the choice (never
 depend on its company.
 
 The environment variable TILECAST_FAMILY (read once) names a family to try before the others where it has a kernel, for
-instance blackwell_ws, which is not preferred until it has been measured.
+instance blackwell_ws, or blackwell_serving among those to serve with, which are not preferred until they have been measured.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def usable(entries: tuple[Entry, ...], triton: tuple[int, int] | None, family: s
 
     Raises RegistryError for a family that has no kernel.
     """
-    asked = preferring(entries, family, {e.family for e in entries if e.direction == "fwd"}, FAMILY_VARIABLE)
+    known = {e.family for e in entries if e.direction in ("fwd", "serve")}
+    asked = preferring(entries, family, known, FAMILY_VARIABLE)
     return tuple(e for e in asked if triton is None or triton >= e.triton_min)
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants import blackwell_serving, hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
@@ -20,7 +21,15 @@ from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-V = TypeVar("V", ServingVariant, HopperServingVariant, HopperServingE4m3Variant, HopperPrefillVariant, HopperMlaVariant)
+V = TypeVar(
+    "V",
+    ServingVariant,
+    HopperServingVariant,
+    HopperServingE4m3Variant,
+    HopperPrefillVariant,
+    HopperMlaVariant,
+    BlackwellServingVariant,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,17 @@ HOPPER_MLA = ServingFamily(
     *hopper_mla.NAMES, "latent attention (MLA) on Hopper: keys copied once, wgmma, O in two warpgroups, in Gluon", HopperMlaVariant,
     hopper_mla.legality, hopper_mla.writable, hopper_mla.space, hopper_mla.chosen,
 )  # fmt: skip
+BLACKWELL_SERVING = ServingFamily(
+    *blackwell_serving.NAMES, "decoding on Blackwell: K and V by the copy engine, tcgen05, in Gluon", BlackwellServingVariant,
+    blackwell_serving.legality, blackwell_serving.writable, blackwell_serving.space, blackwell_serving.chosen,
+)  # fmt: skip
 _FAMILIES: tuple[ServingFamily[Any], ...] = (
     TRITON_SERVING,
     HOPPER_SERVING,
     HOPPER_SERVING_E4M3,
     HOPPER_PREFILL,
     HOPPER_MLA,
+    BLACKWELL_SERVING,
 )
 
 

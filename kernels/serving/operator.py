@@ -161,7 +161,8 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
         _counters[device] = Counters(device)
     entries = _candidates(q, k, dim, dim_v, _entries(k))
     kernels = _launchers(entries, device)
-    choosy = [e for e in entries if hasattr(_module(e), "refusal")]
+    used = {launcher._module for _, _, launcher, _ in kernels}
+    choosy = [e for e in entries if _module(e) in used and hasattr(_module(e), "refusal")]
     if choosy:
         names = {e.module for e in choosy}
         rest = tuple(e for e in _entries(k) if e.module not in names)

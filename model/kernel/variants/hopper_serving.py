@@ -60,10 +60,10 @@ def split_limit(variant: HopperServingVariant, heads_kv: int) -> int:
     return max(1, min(variant.most_splits, variant.most_items // heads_kv))
 
 
-def shared_bytes(variant: HopperServingVariant, workload: Workload) -> int:
-    """Shared memory of the tiles: two of Q, and the rings of K and V."""
+def shared_bytes(variant: HopperServingVariant, workload: Workload, rows: int = ROWS) -> int:
+    """Shared memory of the tiles: two of Q, of ``rows``, and the rings of K and V."""
     moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    return workload.dtype_bytes * (moving + _Q_TILES * ROWS * workload.head_dim_qk)
+    return workload.dtype_bytes * (moving + _Q_TILES * rows * workload.head_dim_qk)
 
 
 def legality(variant: HopperServingVariant, workload: Workload, machine: Machine) -> Verdict:

@@ -54,7 +54,9 @@ def test_other_caches_go_to_the_portable_kernels(found, k) -> None:
     assert found((9, 0), 128, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
 
 
-@pytest.mark.parametrize(("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((9, 0), 96), ((9, 0), 256)])
+@pytest.mark.parametrize(
+    ("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((10, 3), 64), ((9, 0), 96), ((9, 0), 256)]
+)
 def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     assert found(capability, dim, cache(4, 16, 1, dim)) == [
         (0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving"),
@@ -72,3 +74,16 @@ def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None
     ):
         ((first, last, launcher, _),) = kernels
         assert (first, last, launcher._module.TILECAST["family"]) == (0, registry.NO_LIMIT, family)
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)])
+def test_blackwells_kernel_decodes_where_somebody_asks_for_it(capability, found, monkeypatch) -> None:
+    asked = registry.usable(registry.read_index(registry.INDEX), None, "blackwell_serving")
+    monkeypatch.setattr(registry, "shipped_serving", lambda: tuple(e for e in asked if e.direction == "serve"))
+    assert found(capability, 128, cache(4, 16, 1, 128)) == [
+        (0, 128, "blackwell_serving"), (129, registry.NO_LIMIT, "triton_serving"),
+    ]  # fmt: skip
+    # What the copy engine does not take, and head dimensions without one, are the portable kernels'.
+    for dim, k in ((128, cache(0, 16, 1, 128)), (256, cache(4, 16, 1, 256))):
+        monkeypatch.setattr(operator, "_known", {})
+        assert found(capability, dim, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
