@@ -12,7 +12,7 @@ from typing import ClassVar
 from tilecast.codegen.hopper_serving import HopperServingKernel
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
-from tilecast.model.kernel.variants.hopper_serving import ROWS
+from tilecast.model.kernel.variants.hopper.serving import ROWS
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_mla.py.j2"

@@ -14,8 +14,8 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.hopper_kernel import HopperKernel, Piece
 from tilecast.codegen.hopper_serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper_prefill import Q_TILES, HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS
+from tilecast.model.kernel.variants.hopper.prefill import Q_TILES, HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_prefill.py.j2"

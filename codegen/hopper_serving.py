@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper_serving import (
+from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
     ROWS,
     HopperServingE4m3Variant,

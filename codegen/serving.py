@@ -20,8 +20,8 @@ from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
-from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload

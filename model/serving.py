@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
-from tilecast.model.kernel.variants import blackwell_serving, hopper_prefill, hopper_serving, serving
+from tilecast.model.kernel.variants import blackwell_serving, serving
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
+from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
+from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
-from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload

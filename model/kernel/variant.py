@@ -11,8 +11,8 @@ from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
-from tilecast.model.kernel.variants.hopper_prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.variants.unfused import UnfusedVariant
 

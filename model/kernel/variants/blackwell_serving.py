@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from tilecast.model.kernel.variants import hopper_serving
-from tilecast.model.kernel.variants.hopper_serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper import serving as hopper_serving
+from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine

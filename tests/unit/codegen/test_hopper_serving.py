@@ -12,7 +12,7 @@ import pytest
 
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.kernel.variants.hopper_serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine

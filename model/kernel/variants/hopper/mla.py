@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from tilecast.model.kernel.variants.hopper_serving import PIECE, ROWS
+from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
