@@ -151,12 +151,16 @@ class BackwardBench(LaunchBench):
         trail = Trail()
         launched(trail)
         trail.stores["masks"] = {(line,): None for line in self.loaded.mask_lines()[:6]}
+        # What they are made of on the way: memory of the chip, and sums in global memory.
+        inner = [name for name in trail.stores if name not in (*_GRADIENTS, "masks")]
         right = [name for name in _GRADIENTS if name not in wrong]
         first = found[wrong[0]]
         text = first.text + (
             f"; {' and '.join(right)} {'are' if len(right) > 1 else 'is'} right" if right else "; all three are wrong"
         )
-        raise explain(self.source, trail, text + stored_at(self.source, done[wrong[0]], first.at), [*wrong, "masks"])
+        raise explain(
+            self.source, trail, text + stored_at(self.source, done[wrong[0]], first.at), [*wrong, "masks", *inner]
+        )
 
     def refused(self) -> int:
         """Wrong calls."""

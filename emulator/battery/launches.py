@@ -19,6 +19,10 @@ from tilecast.model.machine.machine import Machine
 
 #: Lines that a message quotes, and characters of each; lines that a value is followed back to.
 _QUOTED, _WIDTH, _BEHIND = 22, 100, 20
+#: Of a step that departs, lines that its first value comes from.
+_FIRST = 12
+#: Of tensors that are wrong, places that stored them.
+_ASKED = 6
 #: Functions of host code that refuse.
 _REFUSING = ("plan", "launch", "refusal", "scales", "steps_of", "step_of")
 
@@ -224,13 +228,16 @@ class Trail:
         chains = chains or [chain for found in self.stores.values() for chain in found] or list(self.products)
         asked = [place for chain in chains for place in chain[:2]]
         behind = [source.values(chain, _BEHIND, argument) for chain in chains for argument in (1, 0, 2)]
-        return list(dict.fromkeys([*asked, *by_turns(behind)]))
+        # Left operands of products: what scores became.
+        behind += [source.values(chain, _BEHIND, 0) for chain in self.products]
+        return list(dict.fromkeys([*asked[:_ASKED], *by_turns(behind)]))
 
     def step_lines(self, source: Source) -> list[int]:
         """The lines of the step that departs, and what they come from."""
         asked = [place for chain, _ in self.step for place in chain[:2]]
         behind = [source.values(chain, _BEHIND, argument) for chain, argument in self.step if argument is not None]
-        return list(dict.fromkeys([*asked, *by_turns(behind)]))
+        # What the first one comes from says most.
+        return list(dict.fromkeys([*asked[:4], *(behind[0][:_FIRST] if behind else ()), *asked, *by_turns(behind[1:])]))
 
 
 def by_turns(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -10,8 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tilecast.emulator.battery.host import handed_on
 from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
+from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.values.tensors import constexpr
@@ -212,7 +214,8 @@ class ServingBench(LaunchBench):
                 launched(number, steps)
                 again = "the first launch in this scratch memory was right; " if number else ""
                 said = steps.finish(where.at, sorted(self.loaded.session.mask_calls), where.lse_right)
-                raise explain(self.source, steps, again + where.text, [], said)
+                host = handed_on(self.source, *about) if (about := _host(problem)) else ""
+                raise WrongResultError(str(explain(self.source, steps, again + where.text, [], said)) + host)
             counters = work[1].data
             if counters.any():
                 trail = Trail()
@@ -296,6 +299,15 @@ class ServingBench(LaunchBench):
                 ),
             ],
         )
+
+
+def _host(problem: Batch) -> tuple[str, tuple[str, ...]] | None:
+    """What of a problem the host hands on, and words of its lines."""
+    if problem.softcap:
+        return "there is a soft cap", ("softcap",)
+    if problem.descale:
+        return "keys and values have factors", ("scales", "descale")
+    return ("there is a mask", ("window", "left, right")) if problem.window != (-1, -1) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class ServingSteps(Trail):
         elif twice and not lse_right:
             said = f"keys. Keys {twice[0]} to {twice[-1]} of sequence {b} are weighed twice"
         if said:
-            loops = [(chain[i:], "around") for chain in list(self._p_products)[:2] for i in range(len(chain))]
+            loops = [(chain[i:], "around") for chain in list(self._p_products)[:2] for i in (1, 0, 2) if i < len(chain)]
             self.step = [*loops, *((chain, 1) for name in "kv" for chain in self.copies.get(name, {}))]
             return said
         names = ("lse", "partials", "out") if not lse_right else ("out", "partials")

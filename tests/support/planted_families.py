@@ -8,7 +8,7 @@ from __future__ import annotations
 from .planted import Planted, planted
 
 SV, SW = "hopper_serve_d64", "hopper_serve_d192_128"
-GH, GL, GB, GC = "gemm_hopper_short", "gemm_hopper_long", "gemm_blackwell", "gemm_blackwell_c32"
+GH, GB, GC = "gemm_hopper_short", "gemm_blackwell", "gemm_blackwell_c32"
 H8, H6, B8, BW = "hopper_fp8_d128_causal", "hopper_fp8_d64_full", "blackwell_fp8_d64_full", "blackwell_fp8_d128_window"
 HF, HC, BF, BC = (
     "hopper_ws_d128_full",
@@ -79,7 +79,7 @@ FAMILIES = (
     _p("C not waited for", GH, S, "                mbarrier.wait(slots.full.index(slot), lap & 1)\n", "", 0, "tiles full"),
     _p("D's slot asked for a lap early", GH, S, "                mbarrier.wait(slots.empty.index(slot), lap & 1 ^ 1)\n            tile.store", "                mbarrier.wait(slots.empty.index(slot), lap & 1)\n            tile.store", 0, "tiles empty"),
     _p("the first turn is nobody's", GH, S, "    mbarrier.arrive(turns.index(0), count=1)  # the first turn\n", "", 0, "turns"),
-    _p("pieces do not all release", GL, S, "barriers(STAGES, 1), barriers(STAGES, PIECES))", "barriers(STAGES, 1), barriers(STAGES, 1))", 0, "empty a b"),
+    _p("pieces do not all release", "gemm_hopper_c32", S, "barriers(STAGES, 1), barriers(STAGES, PIECES))", "barriers(STAGES, 1), barriers(STAGES, 1))", 0, "empty a b"),
     _p("sums overwritten while they are read", GB, S, "            if part == C_PARTS - 1:\n", "            if part == 0:\n", 0, "sums places tiles"),
     _p("sums not waited for", GB, S, "        mbarrier.wait(sums.full.index(place), turn // ACCUMULATORS & 1)\n", "", 0, "places sums tiles"),
     _p("sums given back by nobody", GC, S, "                mbarrier.arrive(sums.empty.index(place), count=1)\n", "                pass\n", 0, "empty"),
