@@ -111,6 +111,8 @@ class ServingBench(LaunchBench):
         for slope in (8.0, -8.0):
             yield replace(base, name="scores that rise or fall", slope=slope, lengths=many)
             yield replace(base, name="scores that rise or fall", slope=slope, lengths=((1, 300), (2, 200)), sinks=True)
+        # In one split, by more than a kernel may leave to the range of P.
+        yield replace(base, name="scores that rise far", slope=60.0, lengths=((1, 300), (2, 200)), small=False)
         for scale in (1e-30, 2.0):
             yield replace(base, name="scale", scale=scale, lengths=((1, 300), (2, 40)))
         # As many rows as a tile has, and more than one tile, which is not split.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.battery.launches import Trail
+from tilecast.emulator.hardware.engines import Wgmma
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.verify import visible
 
@@ -57,7 +58,8 @@ class ServingSteps(Trail):
     def multiplied(self, product: Any, a: Any, result: Any) -> None:
         """S when Q meets K; P when something meets V."""
         super().multiplied(product, a, result)
-        if self.departs:
+        # Products by tcgen05 have S a block ahead of P, and no role to tell whose: only what was stored speaks for them.
+        if self.departs or not isinstance(product, Wgmma):
             return
         turned = isinstance(a, Shared)
         # A cell of each key, however the tile is turned.
