@@ -180,7 +180,7 @@ class ServingBench(LaunchBench):
         work: list[Array] = []
 
         def launched(number: int, watcher: Watcher | None = None) -> _Made:
-            made = make(problem, self._dims, problem.seed + 1000 * number)
+            made = make(problem, self._dims, problem.seed + 1000 * number, self._narrow)
             scale = self._dims[0] ** -0.5 if problem.scale is None else problem.scale
             most_q, most_k = (max(pair[i] for pair in problem.lengths) for i in (0, 1))
             batch, (hq, hk) = len(problem.lengths), problem.heads
@@ -226,6 +226,10 @@ class ServingBench(LaunchBench):
                                  "needs 0", ["arrived"])  # fmt: skip
 
     @property
+    def _narrow(self) -> bool:
+        return str(self.loaded.header["family"]).endswith("_e4m3")
+
+    @property
     def _dims(self) -> tuple[int, int]:
         shape = self.loaded.header["workload"]
         return int(shape["head_dim_qk"]), int(shape["head_dim_v"])
@@ -267,7 +271,7 @@ class ServingBench(LaunchBench):
     def refused(self) -> int:
         """Wrong calls."""
         problem = Batch("", ((2, 40), (2, 17)), packed_q=False, layout="cache")
-        made = make(problem, self._dims, 0)
+        made = make(problem, self._dims, 0, self._narrow)
         launch, sizes = self.loaded.module.launch, self.loaded.module.scratch(2, 1, 4, 2, 49, 3)
         work = [Array(np.zeros(sizes[0], np.float32), "partials"), Array(np.zeros(sizes[1], np.int32), "arrived")]
         right = {"q": made.q, "k": made.k, "v": made.v, "out": made.out, "lse": made.lse, "scale": 0.1}
@@ -337,9 +341,13 @@ class _Made:
     places: dict[tuple[int, int], tuple[int, int]]
 
 
-def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
-    """The tensors of a problem; what nobody may read is NaN or infinite, and tables point nowhere beyond their sequences."""
+def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> _Made:
+    """The tensors of a problem; what nobody may read is NaN or infinite, and tables point nowhere beyond their sequences.
+
+    narrow: whether caches hold bytes of e4m3, whose infinities are NaN too.
+    """
     rng, kind = np.random.default_rng(seed), _TYPES[problem.dtype]
+    of_cache: Any = ml_dtypes.float8_e4m3fn if narrow else kind
     hq, hk = problem.heads
 
     def draw(*shape: int) -> Any:
@@ -353,7 +361,7 @@ def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
             # Each head's queries look along one column, in which keys rise or fall.
             ramp = np.linspace(0, problem.slope, max(keys, 1), dtype=np.float32)[:keys]
             q[..., 0], k[..., 0] = 4.0, (ramp - max(problem.slope, 0))[:, None] * dims[0] ** 0.5 / 4
-        sequences.append((q, k, v))
+        sequences.append((q, k.astype(of_cache), v.astype(of_cache)))
     sinks = Array(rng.standard_normal(hq).astype(np.float32), "sinks") if problem.sinks else None
     q = np.concatenate([one[0] for one in sequences])
     lists = {}
@@ -373,19 +381,21 @@ def make(problem: Batch, dims: tuple[int, int], seed: int) -> _Made:
     elif problem.layout == "cache":
         slots = rng.permutation(len(sequences) + 1)[: len(sequences)].astype(np.int32)
         places = {(int(slots[b]), key): (b, key) for b, (_, keys) in enumerate(problem.lengths) for key in range(keys)}
-        k, v = (_caches(problem, sequences, slots, i, kind) for i in (1, 2))
+        k, v = (_caches(problem, sequences, slots, i, of_cache) for i in (1, 2))
         lists |= {"seqused_k": Array(counts, "seqused_k"), "cache_batch_idx": Array(slots, "cache_batch_idx")}
     else:
         needed = [-(-int(keys) // problem.page) for keys in counts]
         order = rng.permutation(sum(needed) + 2)
         table = np.full((len(sequences), max(1, *needed)), 2**30, np.int32)
-        k, v = (_pages(problem, sequences, order, table, i, kind) for i in (1, 2))
+        k, v = (_pages(problem, sequences, order, table, i, of_cache) for i in (1, 2))
         for b, (_, keys) in enumerate(problem.lengths):
             places |= {(int(table[b, key // problem.page]), key % problem.page): (b, key) for key in range(keys)}
         lists |= {"seqused_k": Array(counts, "seqused_k"), "block_table": Array(table, "block_table")}
     if problem.descale:
         for name in ("k_descale", "v_descale"):
             lists[name] = Array((0.5 + rng.random((len(counts), hk))).astype(np.float32), name)
+    if narrow:
+        k, v = k.view(np.uint8), v.view(np.uint8)
     v = k[..., : dims[1]] if problem.latent else v
     out = np.full((*q.shape[:-1], dims[1]), np.nan, kind)
     lse = np.full((hq, q.shape[0]) if problem.packed_q else (q.shape[0], hq, q.shape[1]), np.nan, np.float32)

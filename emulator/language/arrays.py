@@ -28,6 +28,7 @@ class Storing(Protocol):
 _TORCH = {
     dtypes.FP16: "torch.float16", dtypes.BF16: "torch.bfloat16", dtypes.FP32: "torch.float32", dtypes.INT32: "torch.int32",
     dtypes.FP8E4: "torch.float8_e4m3fn", dtypes.FP8E5: "torch.float8_e5m2", dtypes.FP64: "torch.float64",
+    dtypes.UINT8: "torch.uint8",
 }  # fmt: skip
 
 
