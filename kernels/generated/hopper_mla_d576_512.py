@@ -1218,11 +1218,6 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * max(tiles, batch * splits)
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
-    split_bits = (
-        0
-        if _chained(batch * heads_kv * _split_tiles(seqlen_q, group), seqlen_k, heads_kv * group, sms)
-        else MOST_SPLITS.value.bit_length() - 1
-    )
     if reason := refusal(k, v):
         raise ValueError(reason)
     box = [1, 1, min(page, TILE_N.value) if page else TILE_N.value, COLUMNS.value]
