@@ -41,7 +41,7 @@ def test_kernels_are_generated_as_they_were_compiled(dims: tuple[int, int], mask
 def test_most_of_those_that_the_search_wants_ship(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all: forecasts before compilation have become better since the loops were compiled, and want others now.
 
-    What ships was chosen by the forecast that it is measured with (docs/accuracy.md); made anew, all of them are wanted ones.
+    What ships is what the tables of docs/accuracy.md were computed with; made anew, all of them are wanted ones.
     """
     monkeypatch.setattr(loops, "HEAD_DIMS", ((256, 256),))
     wanted = list(loops.wanted())
