@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
-import importlib.util
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, nvidia_smi, times_us
+from h200_before_after import load
+from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
 
 #: (head_dim, batch, heads, key heads, queries, keys)
 SHAPES = (
@@ -28,15 +27,6 @@ SHAPES = (
 )  # fmt: skip
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "head_dim", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "tilecast_us",
           "before_us", "fa3_us", "tilecast_tflops", "speedup_over_fa3", "sm_clock_mhz")  # fmt: skip
-
-
-def load(path: Path) -> Any:
-    """A generated kernel as a module."""
-    spec = importlib.util.spec_from_file_location(f"before_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def measure(shape: tuple[int, ...], fa3: Any, before: Path | None, rounds: int, evict: Any) -> dict[str, Any]:
@@ -53,7 +43,7 @@ def measure(shape: tuple[int, ...], fa3: Any, before: Path | None, rounds: int, 
     q, k, v = (x.unflatten(0, (batch, -1)).transpose(1, 2) for x in packed)
     calls: dict[str, Callable[[], Any]] = {"tilecast": lambda: tilecast.attention(q, k, v, causal=True)}
     if before is not None:
-        module, out = load(before / f"hopper_ws_d{head_dim}_causal.py"), torch.empty_like(q)
+        module, out = load(before / f"hopper_ws_d{head_dim}_causal.py", f"before_{head_dim}"), torch.empty_like(q)
         calls["before"] = lambda: module.launch(q, k, v, out, None, head_dim**-0.5)
     if fa3 is not None:
         starts = [torch.arange(batch + 1, device="cuda", dtype=torch.int32) * n for n in (seqlen_q, seqlen_k)]
@@ -80,12 +70,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     import torch
-    import triton
 
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     fa3 = fa3_forward(given.fa3) if given.fa3 else None
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     with given.out.open("w", newline="", encoding="utf-8") as file:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import importlib.util
 import os
 import statistics
@@ -23,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, graph_of, nvidia_smi, times_us
+from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi, times_us
 
 from tilecast.codegen.gemm import generate_gemm
 from tilecast.model.gemm.families import writable
@@ -147,14 +146,10 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["TILECAST_GEMM_FAMILY"] = given.family
     import torch
-    import triton
 
     import tilecast
 
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     shapes = [*SMALL_K, *LARGE_K]
     knobs = [(8192, 8192, k, "bf16", True) for k in KNOB_KS]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import importlib.util
 import multiprocessing
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from h200_gemm import FIELDS, measure, tensors
-from sweep_decode import EVICT_BYTES, nvidia_smi
+from sweep_decode import EVICT_BYTES, measured_on
 
 from tilecast.codegen.gemm import generate_gemm
 from tilecast.model.gemm.families import GEMM_FAMILIES, writable
@@ -80,13 +79,9 @@ def main() -> None:
     parser.add_argument("--more", action="store_true")
     given = parser.parse_args()
     import torch
-    import triton
 
     chosen = variants(given.c, given.more)
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     with tempfile.TemporaryDirectory() as folder, given.out.open("w", newline="", encoding="utf-8") as file:
         tasks = [(v, given.c, folder) for v in chosen]
         with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:

@@ -146,6 +146,17 @@ def measure(
     return {**row, "host_us": round(host_us(calls["tilecast"]), 1), "sm_clock_mhz": nvidia_smi("clocks.sm")}
 
 
+def measured_on() -> dict[str, str]:
+    """What all rows of a table have in common: the GPU, the day, and versions."""
+    import torch
+    import triton
+
+    return {
+        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
+        "torch": torch.__version__, "triton": triton.__version__,
+    }  # fmt: skip
+
+
 def nvidia_smi(field: str) -> str:
     """A field of nvidia-smi --query-gpu of the first GPU."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
@@ -160,12 +171,8 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="caches of e4m3")
     given = parser.parse_args()
     import torch
-    import triton
 
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     fa3 = load_fa3(given.fa3) if given.fa3 else None
     longest = max(batch * keys for batch, keys, _ in BATCHES) * max(heads[1] for heads in HEADS) * DIM
     kind = torch.float8_e4m3fn if given.fp8 else torch.bfloat16

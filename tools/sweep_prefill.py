@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import importlib
 import importlib.util
 import random
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, nvidia_smi, times_us
+from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
 
 #: Chunks beside decodes: (queries of the chunk, its keys, decodes, their keys, page).
 MIXED = ((512, 2048, 8, 8192, 16), (512, 4096, 32, 4096, 64), (512, 8192, 64, 2048, 128), (512, 16384, 128, 2048, 16),
@@ -206,12 +205,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("mixed", "packed"), help="these batches alone")
     given = parser.parse_args()
     import torch
-    import triton
 
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     fa3 = fa3_forward(given.fa3) if given.fa3 else None
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     with given.out.open("w", newline="", encoding="utf-8") as file:
