@@ -32,6 +32,8 @@ from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16
+#: How often all loops' instructions may be issued between two iterations of the matrix role before it waits for what never comes.
+_PATIENCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +407,18 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
     matrix = state.warps[kernel.matrix]
     at: dict[str, float] = {}
     begun: list[dict[int, float]] = []
+    patience = _PATIENCE * sum(len(role.loop) for role in kernel.roles)
+    seen, since = 0, 0
     while len(matrix.laps) < _SETTLING + _AVERAGED:
         if not begun and len(matrix.laps) == _SETTLING:
             at, begun = dict(state.busy), [dict(warp.standing) for warp in state.warps]
         _step(state)
+        if len(matrix.laps) > seen:
+            seen, since = len(matrix.laps), state.count
+        elif state.count - since > patience:
+            raise CodeError(
+                f"{kernel.kernel}: {matrix.name} waits while other roles go round: {_standing(state)}; the reading of the code is wrong"
+            )
     laps = matrix.laps
     waits = {
         (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / _AVERAGED

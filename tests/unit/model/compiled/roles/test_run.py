@@ -50,6 +50,15 @@ def test_a_pipe_that_is_full_sets_the_pace(pipe: str, amount: int, cycles: float
     assert run.cycles == pytest.approx(90 * cycles, abs=1.0)
 
 
+def test_a_role_that_waits_for_ever_while_others_go_round_is_named() -> None:
+    matrix = RoleCode("mma", 0, (), (*wait(0), product()))
+    found = kernel(
+        matrix, RoleCode("spin", 4, (), (one(),) * 4), barriers=(Barrier("K", 1, False, ((1, "arrive", 1),)),)
+    )
+    with pytest.raises(CodeError, match="mma waits while other roles go round: mma at K"):
+        run_roles(found, COSTS)
+
+
 def test_roles_on_one_sub_partition_share_its_pipes_and_others_do_not() -> None:
     work = (one("mufu"),) * 10
     matrix = RoleCode("mma", 0, (), (product(), *work))
