@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, graph_of, host_us, nvidia_smi, times_us
+from sweep_decode import EVICT_BYTES, graph_of, host_us, measured_on, nvidia_smi, times_us
 
 #: (batch, heads, keys)
 POINTS = ((1, 16, 8192), (1, 128, 8192), (1, 128, 65536), (16, 16, 4096), (16, 128, 4096), (64, 128, 4096), (128, 16, 8192),
           (128, 64, 4096), (128, 128, 8192))  # fmt: skip
 WIDTH, VALUES, PAGE = 576, 512, 64
-FIELDS = ("gpu", "driver", "torch", "triton", "batch", "heads", "keys", "us", "low_us", "high_us", "tflops", "tbs", "host_us",
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "heads", "keys", "us", "low_us", "high_us", "tflops", "tbs", "host_us",
           "flashmla_us", "flashmla_low_us", "flashmla_high_us", "speedup", "largest_difference", "sm_clock_mhz")  # fmt: skip
 
 
@@ -46,12 +46,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     import torch
-    import triton
 
     import tilecast
 
-    same = {"gpu": torch.cuda.get_device_name(), "driver": nvidia_smi("driver_version"), "torch": torch.__version__,
-            "triton": triton.__version__}  # fmt: skip
+    same = measured_on()
     flashmla = load_flashmla(given.flashmla) if given.flashmla else None
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     with given.out.open("w", newline="", encoding="utf-8") as file:

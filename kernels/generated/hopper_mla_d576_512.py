@@ -80,6 +80,12 @@ PARKED = gl.constexpr(
     )
 )
 
+# Gluon's reductions meet all warps at a barrier.  What one warp finds out travels in a PTX register of its own instead.
+DECLARE = gl.constexpr(".reg .b32 within; mov.b32 $0, 0;")
+VOTE = gl.constexpr("""{ .reg .pred above; setp.gt.f32 above, $2, $4; setp.gt.or.f32 above, $3, $5, above;
+vote.sync.any.pred above, above, -1; selp.b32 within, 0, 1, above; mov.b32 $0, $2; mov.b32 $1, $3; }""")
+READ = gl.constexpr("mov.b32 $0, within;")
+
 # The sequences of a launch; its tensors of rows (strides in units of 8 elements); where splits leave what they have.
 Batch = namedtuple(
     "Batch",
@@ -94,8 +100,8 @@ Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows
 # as boxes of a page or a part of it, which are copied, as pieces of keys, and as halves of values.  The tail of a key that is no
 # value comes and goes with the right half.
 Ring = namedtuple("Ring", "boxes pieces halves tail_boxes tail left_full right_full left_empty right_empty")
-# Items on their way from role to role: Q, and what a split has left.
-Items = namedtuple("Items", "q q_full q_empty left left_empty")
+# Items on their way from role to role: Q, as pieces and as halves, and what a split has left.
+Items = namedtuple("Items", "q q_halves q_full q_empty left left_empty")
 # What the left warpgroup tells the right one: for each block a factor of each row of O, and P; then factors as chunks and items end.
 Link = namedtuple("Link", "factors p told taken")
 # A split of the keys for one tile of rows; `head_kv` is a part of the query heads, which share one key head.
@@ -416,6 +422,21 @@ def partial_sums(p):
 
 
 @gluon.jit
+def some_below(factors):
+    """Whether one of the rows of a warp has a factor below 1."""
+    gl.inline_asm_elementwise(VOTE, "=r,=r,f,f,f,f", [1.0 - factors, 0.0], dtype=gl.int32, is_pure=False, pack=2)
+    return gl.inline_asm_elementwise(READ, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1) == 0
+
+
+@gluon.jit
+def rescaled(o, factors):
+    """Half of O times a factor for each row, by the warps that have rows whose maximum has moved."""
+    if some_below(factors):
+        o = o * factors[:, None]
+    return o
+
+
+@gluon.jit
 def tell(link, m, factors):
     """Hand the right warpgroup a factor of each row, as message ``m``, once it has done what the one before was for."""
     wait_empty(link.taken, m)
@@ -482,21 +503,32 @@ def weights(before, after):
 @gluon.jit
 def parked(scratch, SIDE: gl.constexpr):
     """Where this program leaves half of O between chunks."""
+    return scratch.partials + (gl.program_id(0) * 2 + SIDE) * (TILE_M * HALF)
+
+
+@gluon.jit
+def parking(count):
+    """(places of half of O, whether a warp with some of the first ``count`` rows has them)."""
     places = gl.arange(0, TILE_M * HALF, layout=PARKED)
-    return scratch.partials + (gl.program_id(0) * 2 + SIDE) * (TILE_M * HALF) + places
+    return places, places // 128 % 4 * 16 < count
 
 
 @gluon.jit
-def park(o, at):
-    """Half of O to memory, from the threads that will want it back."""
+def park(o, at, count):
+    """Half of O to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
     o = gl.permute(gl.reshape(o, [4, 2, 8, HALF // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
-    gl.store(at, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED))
+    places, there = parking(count)
+    gl.store(
+        at + places, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED), mask=there, eviction_policy="evict_last"
+    )
 
 
 @gluon.jit
-def unpark(at):
+def unpark(at, count):
     """Half of O back from where the same threads left it."""
-    o = gl.permute(gl.reshape(gl.load(at), [HALF // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    places, there = parking(count)
+    o = gl.load(at + places, mask=there, other=0.0, eviction_policy="evict_last")
+    o = gl.permute(gl.reshape(o, [HALF // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
     return gl.convert_layout(gl.reshape(o, [TILE_M, HALF]), ACCUMULATOR)
 
 
@@ -524,16 +556,16 @@ def attend(
     row_max, row_sums, o = state
     s = gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES)
     none = own_copy(0)  # addresses are made where they are used: kept over the loop, they would spill
-    for i in gl.static_range(QK_PIECES):
-        if i == 0:
-            wait(ring.left_full, n)
-        if i == HALF_PIECES:
-            wait(ring.right_full, n)
-        if i < V_PIECES:
-            tile = ring.pieces.index(n % SLOTS * V_PIECES + (none + i))
-        else:
-            tile = ring.tail.index(n % SLOTS * TAIL_PIECES + (none + i - V_PIECES))
-        s = warpgroup_mma(items.q.index(none + i), tile.permute((1, 0)), s, use_acc=i > 0, is_async=True)
+    slot = n % SLOTS + none
+    wait(ring.left_full, n)
+    s = warpgroup_mma(
+        items.q_halves.index(none), ring.halves.index(slot * 2).permute((1, 0)), s, use_acc=False, is_async=True
+    )
+    wait(ring.right_full, n)
+    s = warpgroup_mma(items.q_halves.index(none + 1), ring.halves.index(slot * 2 + 1).permute((1, 0)), s, is_async=True)
+    for i in gl.static_range(TAIL_PIECES):
+        tile = ring.tail.index(slot * TAIL_PIECES + i).permute((1, 0))
+        s = warpgroup_mma(items.q.index(none + V_PIECES + i), tile, s, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s])
     if key + TILE_N >= item.end:
         arrive(items.q_empty, turn)
@@ -548,24 +580,25 @@ def attend(
             s = gl.where(((keys >= first_key) & (keys <= last_key))[None, :], s, float("-inf"))
         else:
             s = gl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(s, 1) * factor)
+    # The reference of a row only moves when it has to by more than 2^8: O keeps its scale in most blocks.
+    grown = gl.maximum(row_max, gl.max(s, 1) * factor)
+    new_max = gl.where(grown - row_max > 8.0, grown, row_max)
     correction = mufu_exp2(row_max - new_max)
-    o = o * gl.convert_layout(correction, ROWS_OF_O)[:, None]
     p = mufu_exp2(s * factor - new_max[:, None])
     sums = partial_sums(p)
     row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
     p = p.to(link.p.dtype)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
+    if key + TILE_N > item.k_len:
+        clear_rows(ring.pieces, n, item.k_len - key, 0)
+    o = rescaled(o, gl.convert_layout(correction, ROWS_OF_O))
+    o = warpgroup_mma(gl.convert_layout(p, operand), ring.halves.index(n % SLOTS * 2), o, is_async=True)
     wait_empty(link.taken, m)
     link.factors.store(correction)
     link.p.store(p)
     fence_async_shared()
     meet()
     arrive(link.told, m)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
-    p = gl.convert_layout(p, operand)
-    if key + TILE_N > item.k_len:
-        clear_rows(ring.pieces, n, item.k_len - key, 0)
-    o = warpgroup_mma(p, ring.halves.index(n % SLOTS * 2), o, is_async=True)
     o = warpgroup_mma_wait(0, deps=[o])
     arrive(ring.left_empty, n)
     return new_max, row_sums, o
@@ -820,6 +853,7 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
     total_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks, first, blocks = chunks_of(batch, item)
+    count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
     for number in range(chunks):
@@ -860,10 +894,10 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
             m += 2
             row_sum = blend(total_sum, before, row_sum, after)
             before, after = gl.convert_layout(before, ROWS_OF_O)[:, None], gl.convert_layout(after, ROWS_OF_O)[:, None]
-            o = blend(unpark(parked(scratch, 0)), before, o, after)
+            o = blend(unpark(parked(scratch, 0), count), before, o, after)
         total_max, total_sum, total = row_max, row_sum, o
         if number + 1 < chunks:
-            park(o, parked(scratch, 0))
+            park(o, parked(scratch, 0), count)
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
     factor, _ = normal(total_max, total_sum, head, there, rows)
@@ -902,19 +936,20 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
     """The right half of one item's O: rescaled, multiplied and merged as the left warpgroup tells."""
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks, first, blocks = chunks_of(batch, item)
+    count = item.q_len * batch.group - item.tile * TILE_M
     for number in range(chunks):
         begin, end = chunk_of(batch, item, chunks, first, blocks, number)
         o = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
         for key in range(begin, end, TILE_N):
             wait(link.told, m)
-            o = o * link.factors.load(ROWS_OF_O)[:, None]
+            o = rescaled(o, link.factors.load(ROWS_OF_O))
             wait(ring.right_full, n)
             if key + TILE_N > item.k_len:
                 clear_rows(ring.pieces, n, item.k_len - key, HALF_PIECES)
             o = warpgroup_mma(link.p, ring.halves.index(n % SLOTS * 2 + 1), o, is_async=True)
             o = warpgroup_mma_wait(0, deps=[o])
-            arrive(link.taken, m)
             arrive(ring.right_empty, n)
+            arrive(link.taken, m)
             n += 1
             m += 1
         if rows.v_scales is not None:
@@ -922,10 +957,10 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
         if number > 0:
             before, after = told(link, m)[:, None], told(link, m + 1)[:, None]
             m += 2
-            o = blend(unpark(parked(scratch, 1)), before, o, after)
+            o = blend(unpark(parked(scratch, 1), count), before, o, after)
         total = o
         if number + 1 < chunks:
-            park(o, parked(scratch, 1))
+            park(o, parked(scratch, 1), count)
     factor = told(link, m)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
@@ -1018,15 +1053,19 @@ def right_role(ring, link, items, batch, rows, scratch, ONE: gl.constexpr, PLANN
 
 
 @gluon.jit
+def wide(pieces, COUNT: gl.constexpr):
+    """Pieces as halves of V's columns."""
+    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
+    return reinterpret(pieces.dtype, [COUNT, TILE_N, HALF], SWIZZLED)
+
+
+@gluon.jit
 def allocate_ring(desc):
     """The ring of latent keys, V's columns of all slots before the tails."""
     pieces, boxes = allocate_blocks(desc, V_PIECES)
     tail, tail_boxes = allocate_blocks(desc, TAIL_PIECES)
-    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
-    halves = reinterpret(desc.dtype, [SLOTS * 2, TILE_N, HALF], SWIZZLED)
-    return Ring(
-        boxes, pieces, halves, tail_boxes, tail, barriers(SLOTS), barriers(SLOTS), barriers(SLOTS), barriers(SLOTS)
-    )
+    full, empty = (barriers(SLOTS), barriers(SLOTS)), (barriers(SLOTS), barriers(SLOTS))
+    return Ring(boxes, pieces, wide(pieces, SLOTS * 2), tail_boxes, tail, full[0], full[1], empty[0], empty[1])
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -1112,12 +1151,15 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         cap_log2,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
+    gl.inline_asm_elementwise(DECLARE, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
     q = gl.allocate_shared_memory(k_desc.dtype, [QK_PIECES, TILE_M, COLUMNS], SWIZZLED)
     if Q_ROWS < TILE_M:
         for i in gl.static_range(QK_PIECES):
             q.index(i).store(gl.zeros([TILE_M, COLUMNS], k_desc.dtype, layout=LOADED))
     # A thread of the load warp arrives when its copies of Q have landed; both warpgroups when they have left what an item has.
-    items = Items(q, barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS))
+    items = Items(
+        q, wide(q, 2), barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS, 2), barriers(LEFT_SLOTS)
+    )
     ring = allocate_ring(k_desc)
     factors = gl.allocate_shared_memory(gl.float32, [TILE_M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     p = gl.allocate_shared_memory(k_desc.dtype, [TILE_M, TILE_N], SWIZZLED)
