@@ -24,6 +24,7 @@ class HopperMlaKernel(HopperServingKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     latent: ClassVar[bool] = True
+    beside: ClassVar[bool] = False
 
     @property
     def half(self) -> int:

@@ -20,10 +20,10 @@ from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_prefill.py.j2"
 TARGETS = ("sm_90a",)
-_SIZES = ("heads_kv", "group", "seqlen_q", "seqlen_k", "left", "right", "rows_min", "rows_max")
+_SIZES = ("heads_kv", "group", "inverse", "seqlen_q", "seqlen_k", "left", "right", "rows_min", "rows_max")
 _NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES)
 #: (registers of a thread of a consumer, of the load warp, at launch) by consumers: the load warp finds its work as well.
-_REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (144, 80, 128)}
+_REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,12 @@ class HopperPrefillKernel(HopperKernel):
     #: Columns of a piece.
     piece: ClassVar[int] = PIECE
     #: What roles tell each other of a tile.
-    facts: ClassVar[int] = 5
+    facts: ClassVar[int] = 7
     #: Programs of an SM, and how many times as many a launch has: each takes tiles until there are none.
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
+    #: Whether a launch may run beside the one before.
+    beside: ClassVar[bool] = True
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
     #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
@@ -78,7 +80,7 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr", "BESIDE: gl.constexpr"]
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property

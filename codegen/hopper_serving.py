@@ -87,6 +87,8 @@ class HopperServingKernel:
     #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
     described: ClassVar[bool] = True
     whole: ClassVar[bool] = False
+    #: Whether the launch for other rows that comes after this one may run beside it.
+    beside: ClassVar[bool] = True
 
     @property
     def piece(self) -> int:
@@ -143,7 +145,12 @@ class HopperServingKernel:
     def signature(self) -> str:
         """The head of the kernel."""
         names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
-        names += ["ONE: gl.constexpr", "PLANNED: gl.constexpr", "Q_ROWS: gl.constexpr"]
+        names += [
+            "ONE: gl.constexpr",
+            "PLANNED: gl.constexpr",
+            "Q_ROWS: gl.constexpr",
+            *["BESIDE: gl.constexpr"] * self.beside,
+        ]
         return in_lines(", ".join(names), "def attention(", "):")
 
 
@@ -155,6 +162,7 @@ class HopperServingE4m3Kernel(HopperServingKernel):
     #: Whether a softmax runs while P V of the block before does.
     overlapped: bool
     narrow: ClassVar[bool] = True
+    beside: ClassVar[bool] = False
     q_dtype: ClassVar[str] = "q_ptr.dtype.element_ty"
     worker_warps: ClassVar[tuple[int, ...]] = (4, 4, 1)
 

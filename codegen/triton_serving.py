@@ -59,6 +59,8 @@ class ServingKernel(InPieces):
     #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
     described: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    #: Whether a launch may run beside one for other rows.
+    beside: ClassVar[bool] = False
 
     @property
     def one_loop(self) -> bool:

@@ -52,6 +52,8 @@ KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
+#: What a launch takes that may begin beside the one before, if that says so.
+BESIDE_OPTIONS = {"launch_pdl": True}
 
 
 @gluon.jit
@@ -89,15 +91,16 @@ FACT_READ = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 # The sequences of a launch; its tensors of rows (strides in units of 8 elements), and of those Q.
 Batch = namedtuple(
     "Batch",
-    "cu_q cu_k used_k table slots stride_table count heads_kv group seqlen_q seqlen_k left right rows_min rows_max",
+    "cu_q cu_k used_k table slots stride_table count heads_kv group inverse seqlen_q seqlen_k left right rows_min rows_max",
 )
 Rows = namedtuple(
     "Rows",
     "out lse sinks k_scales v_scales stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
 Queries = namedtuple("Queries", "q stride_b stride_s stride_h")
-# A tile: its sequence (-1: there is no other tile), key head, first row, and the lengths of the sequence.
-Item = namedtuple("Item", "b head_kv row q_len k_len")
+# A tile: its sequence (-1: there is no other tile), key head, how many rows there are from its first one on, of that row the query
+# among all, its position among the keys, and its head in the group; the keys of the sequence.
+Item = namedtuple("Item", "b head_kv rows query position head k_len")
 # What all rows of an item share: results, keys, what scores are multiplied by and capped at (None: they are not).
 Problem = namedtuple("Problem", "out seqlen_k left right scale_log2 raw_log2 cap_log2")
 # Positions among the keys of the first and the last of a warpgroup's rows, and of each.
@@ -270,34 +273,34 @@ def item_of(batch, first, ends, done, number):
     q_len, k_len = lengths(batch, b, b >= 0)
     tiles, _, _ = shares(batch, q_len, k_len)
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
-    return Item(b, head_kv, (tiles - 1 - index) * TILE_M, q_len, k_len)
-
-
-@gluon.jit
-def queries_and_heads(batch, item, row, each):
-    """(query of row ``row``, how many queries later that of each is, query head) of rows ``row`` + ``each``, which are at most TILE_M."""
-    group = own_copy(batch.group)
-    query = row // group
-    each = row - query * group + each
-    later = each * ((1 << 20) // group + 1) >> 20  # exact: each * group < 1 << 20, and no division for each row
-    return query, later, item.head_kv * group + (each - later * group)
-
-
-@gluon.jit
-def start_of(batch, item, query, stride_b, stride_s):
-    """Where a query of a sequence begins, 64 bits: a tensor may hold more than 2^31 elements."""
-    start = item.b.to(gl.int64) * stride_b
+    row = (tiles - 1 - index) * TILE_M
+    query, start = row // batch.group, 0
     if batch.cu_q is not None:
-        start = gl.load(batch.cu_q + item.b).to(gl.int64) * stride_s
-    return start + query.to(gl.int64) * stride_s
+        start = gl.load(batch.cu_q + b)
+    head = row - query * batch.group
+    return Item(b, head_kv, q_len * batch.group - row, start + query, query + k_len - q_len, head, k_len)
+
+
+@gluon.jit
+def queries_and_heads(batch, item, row):
+    """(how many queries after that of an item's first row, query head) of its rows ``row``, fewer than TILE_M."""
+    row += item.head
+    later = row * batch.inverse >> 20  # row // group, exact: (TILE_M + group) * group < 1 << 20
+    return later, item.head_kv * batch.group + row - later * batch.group
+
+
+@gluon.jit
+def start_of(item, stride_b, stride_s):
+    """Where an item's first query begins, 64 bits: a tensor may hold more than 2^31 elements."""
+    return item.b.to(gl.int64) * stride_b + item.query.to(gl.int64) * stride_s
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def edges(batch, item, row, COUNT: gl.constexpr):
-    """Positions among the keys of the first and the last of COUNT rows."""
-    diagonal, group = item.k_len - item.q_len, own_copy(batch.group)
-    return row // group + diagonal, (row + (COUNT - 1)) // group + diagonal
+    """Positions among the keys of the first and the last of COUNT rows from an item's row ``row`` on."""
+    first = item.head + row
+    return item.position + (first * batch.inverse >> 20), item.position + ((first + (COUNT - 1)) * batch.inverse >> 20)
 
 
 @gluon.jit
@@ -515,15 +518,15 @@ def load_block(ring, n, desc, pages, head, token, PIECES: gl.constexpr):
 
 @gluon.jit
 def load_q(q, number, item, row, queries, batch):
-    """Copy ROWS rows of Q as tile ``number``; rows that are none become zeros."""
+    """Copy ROWS rows of Q from an item's row ``row`` on as tile ``number``; rows that are none become zeros."""
     slot = number % q.full.shape[0]
     mbarrier.wait(q.empty.index(slot), number // q.full.shape[0] & 1 ^ 1)
     columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
+    first = queries.q + start_of(item, queries.stride_b * 8, queries.stride_s * 8)
     for part in range(ROWS // Q_ROWS):
-        each = part * Q_ROWS + gl.arange(0, Q_ROWS, layout=COPIED_ROWS)
-        there = row + each < item.q_len * batch.group
-        query, later, head = queries_and_heads(batch, item, row, each)
-        first = queries.q + start_of(batch, item, query, queries.stride_b * 8, queries.stride_s * 8)
+        each = row + part * Q_ROWS + gl.arange(0, Q_ROWS, layout=COPIED_ROWS)
+        there = each < item.rows
+        later, head = queries_and_heads(batch, item, each)
         offsets = later * (queries.stride_s * 8) + head * (queries.stride_h * 8)
         for piece in gl.static_range(QK_PIECES):
             box = q.boxes.index((slot * QK_PIECES + piece) * (ROWS // Q_ROWS) + part)
@@ -547,15 +550,15 @@ def told(items, turn):
     slot = turn % Q_STAGES
     mbarrier.wait(items.full.index(slot), turn // Q_STAGES & 1)
     facts = ()
-    for i in gl.static_range(5):
-        facts = facts + (gl.sum(items.facts.index(slot * 5 + i).load(FACT_READ), 0),)
-    return Item(facts[0], facts[1], facts[2], facts[3], facts[4])
+    for i in gl.static_range(7):
+        facts = facts + (gl.sum(items.facts.index(slot * 7 + i).load(FACT_READ), 0),)
+    return Item(facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], facts[6])
 
 
 @gluon.jit
 def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE: gl.constexpr):
     """Copies Q, K and V of a tile, key blocks from the last to the first."""
-    low, high = edges(batch, item, item.row, TILE_M)
+    low, high = edges(batch, item, 0, TILE_M)
     begin, end = key_blocks(batch, item, low, high)
     key = (end - 1) * TILE_N
     if PAGE > 0:
@@ -571,7 +574,7 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAG
         if step == 0:
             # After the first K block: the slots of K and V free up before those of Q do.
             for g in gl.static_range(WARPGROUPS):
-                load_q(q, turn * WARPGROUPS + g, item, item.row + g * ROWS, queries, batch)
+                load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
             tell(items, turn, item)
         ahead = pages
         key -= TILE_N
@@ -586,7 +589,7 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAG
 
 
 @gluon.jit
-def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr):
+def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr, BESIDE: gl.constexpr):
     """Takes tiles until there are none, and copies Q, K and V of them into shared memory."""
     batch = Batch(
         batch.cu_q,
@@ -598,6 +601,7 @@ def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.co
         own_copy(batch.count),
         own_copy(batch.heads_kv),
         own_copy(batch.group),
+        own_copy(batch.inverse),
         own_copy(batch.seqlen_q),
         own_copy(batch.seqlen_k),
         own_copy(batch.left),
@@ -620,11 +624,16 @@ def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.co
     for g in gl.static_range(WARPGROUPS):
         mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
     none = gl.to_tensor(-1)
-    tell(items, turn, Item(none, none, none, none, none))
+    tell(items, turn, Item(none, none, none, none, none, none, none))
     # The last program sets the counters back for the next launch.
     if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
         gl.atomic_xchg(taken, 0, sem="relaxed")
         gl.atomic_xchg(taken + 1, 0, sem="relaxed")
+    if BESIDE:
+        # Who waits for this launch waits for the one before as well, beside which it began.
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -681,26 +690,28 @@ def pass_blocks(n, count, k, v):
 
 
 @gluon.jit
-def store_lse(rows, batch, lse, item, query, later, head, there):
+def store_lse(rows, lse, item, later, head, there):
     """Log-sum-exp of ROWS rows."""
     stride_s = own_copy(rows.stride_ls)
-    first = rows.lse + start_of(batch, item, query, own_copy(rows.stride_lb), stride_s)
+    first = rows.lse + start_of(item, own_copy(rows.stride_lb), stride_s)
     gl.store(first + (later * stride_s + head.to(gl.int64) * own_copy(rows.stride_lh)), lse, mask=there)
 
 
 @gluon.jit
-def store_rows(rows, batch, o, factor, item, row, COLUMN: gl.constexpr):
-    """O times a number per row, a piece that starts at ``COLUMN`` of the head."""
-    layout: gl.constexpr = store_layout(o.shape[1])
-    each = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    query, later, head = queries_and_heads(batch, item, own_copy(row), each)
+def store_rows(rows, batch, pieces, factor, item, row):
+    """O times a number per row."""
+    width: gl.constexpr = pieces[0].shape[1]
+    layout: gl.constexpr = store_layout(width)
+    each = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    later, head = queries_and_heads(batch, item, each)
     stride_s = own_copy(rows.stride_os) * 8
-    first = rows.out + start_of(batch, item, query, own_copy(rows.stride_ob) * 8, stride_s)
     offsets = later * stride_s + head * (own_copy(rows.stride_oh) * 8)
-    columns = COLUMN + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, layout))
-    o = scaled(o, factor).to(rows.out.dtype.element_ty)
-    there = own_copy(row) + each < item.q_len * own_copy(batch.group)
-    gl.store(first + (offsets[:, None] + columns[None, :]), gl.convert_layout(o, layout), mask=there[:, None])
+    columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
+    at = rows.out + start_of(item, own_copy(rows.stride_ob) * 8, stride_s) + (offsets[:, None] + columns[None, :])
+    there = (each < item.rows)[:, None]
+    for i in gl.static_range(len(pieces)):
+        o = scaled(pieces[i], factor).to(rows.out.dtype.element_ty)
+        gl.store(at + i * width, gl.convert_layout(o, layout), mask=there)
 
 
 @gluon.jit
@@ -714,14 +725,13 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
         problem = Problem(rows.out, item.k_len, batch.left, batch.right, 1.0, scale_log2, rows.cap_log2)
     else:
         problem = Problem(rows.out, item.k_len, batch.left, batch.right, scale_log2, scale_log2, None)
-    low, high = edges(batch, item, item.row, TILE_M)
+    low, high = edges(batch, item, 0, TILE_M)
     cta_first, cta_end = key_blocks(batch, item, low, high)
-    own_row = item.row + g * ROWS
-    low, high = edges(batch, item, own_row, ROWS)
+    low, high = edges(batch, item, g * ROWS, ROWS)
     first, end = key_blocks(batch, item, low, high)
     n = pass_blocks(n, cta_end - end, k, v)
-    query, later, _ = queries_and_heads(batch, item, own_row, gl.arange(0, ROWS, layout=SCORE_ROWS))
-    row = Positions(low, high, query + later + (item.k_len - item.q_len))
+    later, _ = queries_and_heads(batch, item, g * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS))
+    row = Positions(low, high, item.position + later)
 
     # The first block has no P V to go with.
     q_number = own_copy(turn * WARPGROUPS + g)
@@ -759,19 +769,18 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     o = issue_pv(p.to(dtype), tile_at(v, n), o)
 
     # Results of the rows while the last P V runs.
-    each = gl.arange(0, ROWS, layout=SCORE_ROWS)
-    there = own_copy(own_row) + each < item.q_len * own_copy(batch.group)
-    query, later, head = queries_and_heads(batch, item, own_copy(own_row), each)
+    each = own_copy(g * ROWS) + gl.arange(0, ROWS, layout=SCORE_ROWS)
+    later, head = queries_and_heads(batch, item, each)
+    there = each < item.rows
     inverse, lse = row_results(statistics, row, problem, rows.sinks, head, there)
     if rows.v_scales is not None:
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
-        store_lse(rows, batch, lse, item, query, later, head, there)
+        store_lse(rows, lse, item, later, head, there)
     o = finished(o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
-    for i in gl.static_range(len(o)):
-        store_rows(rows, batch, o[i], inverse, item, own_row, i * o[0].shape[1])
+    store_rows(rows, batch, o, inverse, item, g * ROWS)
     return n
 
 
@@ -806,6 +815,7 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
         "count",
         "heads_kv",
         "group",
+        "inverse",
         "seqlen_q",
         "seqlen_k",
         "left",
@@ -814,11 +824,11 @@ def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.const
         "rows_max",
     ]
 )
-def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales,
-              v_scales, partials, arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os,
-              stride_oh, stride_lb, stride_ls, stride_lh, stride_table, stride_kb, stride_kg, stride_vb,
-              stride_vg, count, heads_kv, group, seqlen_q, seqlen_k, left, right, rows_min, rows_max,
-              scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr):  # fmt: skip
+def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, partials,
+              arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
+              stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, inverse,
+              seqlen_q, seqlen_k, left, right, rows_min, rows_max, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED:
+              gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     batch = Batch(
         cu_q,
@@ -830,6 +840,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         count,
         heads_kv,
         group,
+        inverse,
         seqlen_q,
         seqlen_k,
         left,
@@ -861,14 +872,14 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     q = make_q_ring(k_desc.dtype)
     k = make_ring(k_desc, QK_PIECES)
     v = make_ring(v_desc, V_PIECES)
-    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 5, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 7, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # The last warpgroup is at most Q_STAGES tiles ahead of the others.
     items = Items(facts, barriers(Q_STAGES, 1), barriers(2 * Q_STAGES, 1))
     fence_async_shared()
     gl.warp_specialize([
         (consumer_role, (0, q, k, v, items, batch, rows, CAPPED)),
         (consumer_role, (1, q, k, v, items, batch, rows, CAPPED)),
-        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE)),
+        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE, BESIDE)),
     ], [4, 1], [216, 80])  # fmt: skip
 
 
@@ -880,12 +891,12 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     return 1, 2  # nothing is split; what has been taken, and who is done
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
     """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
-    work on; work: the tensors of `scratch`; sms: of the device.
+    work on; work: the tensors of `scratch`; sms: of the device; beside: whether a launch for other rows runs at the same time.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
@@ -932,10 +943,10 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         q, k_boxes, v_boxes, out, lse, sinks, cu_q, cu_k, used_k, table, slots, k_scales, v_scales, *work,
         *(n // 8 for n in (*q_strides, *out_strides)),
         *lse_strides, 0 if table is None else table.stride(0), 
-        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, seqlen_q, min(seqlen_k, FAR.value), left, right,
+        *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, (1 << 20) // group + 1, seqlen_q, min(seqlen_k, FAR.value), left, right,
         max(rows[0], 1), min(rows[1], FAR.value),
     )  # fmt: skip
-    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped)
+    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside)
 
 
 def refusal(k, v):

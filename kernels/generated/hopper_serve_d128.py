@@ -53,6 +53,8 @@ KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 168}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
+#: Whether a launch may let the one for other rows that comes after begin before it ends.
+LEADS = True
 
 # A row of an accumulator lives in the four lanes of a quad.
 ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
@@ -797,8 +799,13 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
               seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
               scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
-              Q_ROWS: gl.constexpr):  # fmt: skip
+              Q_ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch."""
+    if BESIDE:
+        # The launch after this one, for other rows, may begin where there is room.
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+        )
     batch = Batch(
         cu_q,
         cu_k,
@@ -894,12 +901,12 @@ def _split_bound(seqlen_k, heads_kv):
     return 1 if seqlen_k <= WHOLE.value else min(_split_limit(heads_kv), -(-seqlen_k // _split_keys(heads_kv)))
 
 
-def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms):
+def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
     """Grid, arguments but the two scales, flags; ValueError for what the kernel does not take.
 
     lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale, each a tensor or None; seqlen_q,
     seqlen_k: no sequence has more; window: (left, right), -1 for no limit; capped: whether there is a softcap; rows: (fewest, most) rows of the sequences to
-    work on; work: the tensors of `scratch`; sms: of the device.
+    work on; work: the tensors of `scratch`; sms: of the device; beside: whether a launch for other rows runs at the same time.
     """
     cu_q, cu_k, used_k, table, slots, sinks, k_scales, v_scales = lists
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
@@ -949,6 +956,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         seqlen_q == 1 and group <= tile_m,
         planned,
         FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m,
+        beside,
     )
     return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
 

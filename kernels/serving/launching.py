@@ -93,23 +93,32 @@ class Launcher:
     """
 
     def __init__(self, module: Any, rows: tuple[int, int], device: Any, counters: Counters) -> None:
+        #: Whether a launch can begin beside the one before, and let another begin beside itself.
+        self.follows, self.leads = hasattr(module, "BESIDE_OPTIONS"), getattr(module, "LEADS", False)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
         self._plans: dict[Any, Any] = {}
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...], scale: float, softcap: float,
-        seqlen_q: int, seqlen_k: int, window: tuple[int, int],
+        seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: bool = False,
     ) -> None:  # fmt: skip
         """Write ``out`` and ``lse`` (None: not asked for) of the sequences with as many rows as the kernel is for.
 
-        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale.
+        lists: cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale; beside: whether
+        this is one of two launches that run at the same time.
         """
         tensors = (q, k, v, out, lse, *lists)
-        self._start(self._find(tensors, softcap, seqlen_q, seqlen_k, window), tensors, scale, softcap)
+        self._start(self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside), tensors, scale, softcap)
 
     def _find(
-        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int]
+        self,
+        tensors: tuple[Any, ...],
+        softcap: float,
+        seqlen_q: int,
+        seqlen_k: int,
+        window: tuple[int, int],
+        beside: bool,
     ) -> tuple[Any, ...]:
         """The plan of a shape, made where it is not known."""
         q, k, v, out, lse, *lists = tensors
@@ -119,13 +128,13 @@ class Launcher:
             v.shape, v.stride(), v.data_ptr() & 15, k.data_ptr() == v.data_ptr(), out.stride(),
             None if lse is None else lse.stride(),
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() & 15) for t in lists],
-            softcap != 0.0, seqlen_q, seqlen_k, window,
+            softcap != 0.0, seqlen_q, seqlen_k, window, beside,
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._plan(tensors, softcap, seqlen_q, seqlen_k, window)
+            plan = self._plans[key] = self._plan(tensors, softcap, seqlen_q, seqlen_k, window, beside)
         return plan
 
     def started(
@@ -136,9 +145,10 @@ class Launcher:
         seqlen_q: int,
         seqlen_k: int,
         window: tuple[int, int],
+        beside: bool = False,
     ) -> Callable[..., None]:
         """The launch of tensors like these (in the order of `__call__`) as (q, k, v, out, lse, lists) -> None; it keeps none."""
-        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window)
+        start, (floats, count) = self._find(tensors, softcap, seqlen_q, seqlen_k, window, beside)
         scales, counters = self._module.scales(scale, softcap), self._counters
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...]) -> None:
@@ -151,7 +161,7 @@ class Launcher:
         start(*tensors, *self._counters.get(floats, count), *self._module.scales(scale, softcap))
 
     def _plan(
-        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int],
+        self, tensors: tuple[Any, ...], softcap: float, seqlen_q: int, seqlen_k: int, window: tuple[int, int], beside: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
         """(launch of the tensors, the two of its scratch and the two scales; sizes of its scratch) of a shape."""
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
@@ -163,12 +173,14 @@ class Launcher:
             torch.empty(size, dtype=kind, device=self._device) for size, kind in zip(sizes, kinds, strict=True)
         )
         grid, arguments, flags = module.plan(
-            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms
-        )
+            q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, softcap != 0.0, self._rows, work, self._sms,
+            *((True,) if beside else ()),
+        )  # fmt: skip
         given = (q, k, v, out, lse, *lists, *work)
         takes = takes_of(arguments, given)
         takes.update({len(arguments) + i: len(given) + i for i in range(2)})
         arguments = (*arguments, 1.0, 1.0, *flags)
         # An interpreter compiles nothing.
-        kernel = module.attention.warmup(*arguments, grid=grid, **module.OPTIONS) or module.attention
+        options = {**module.OPTIONS, **(getattr(module, "BESIDE_OPTIONS", {}) if beside else {})}
+        kernel = module.attention.warmup(*arguments, grid=grid, **options) or module.attention
         return starter(kernel, grid, arguments, takes, len(given) + 2), sizes

@@ -89,11 +89,19 @@ def launches(
     q, k, v, _, _, cu_q, *_ = tensors
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
     least, most = _rows(q, k, cu_q, seqlen_q)
-    return [
-        launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window)
-        for first, last, launcher, _ in (found.of(k, v) if found is not None and most else ())
-        if first <= most and least <= last
-    ]
+    wanted = _wanted(found.of(k, v), least, most) if found is not None and most else []
+    beside = _beside(wanted)
+    return [launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window, beside) for launcher, _ in wanted]
+
+
+def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any]]:
+    """The kernels for sequences of ``least`` to ``most`` rows, and their launches."""
+    return [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
+
+
+def _beside(wanted: list[tuple[Launcher, Any]]) -> bool:
+    """Whether two launches run at the same time: one waits for memory, the other for matrix products."""
+    return len(wanted) == 2 and wanted[0][0].leads and wanted[1][0].follows
 
 
 def _run(
@@ -126,9 +134,10 @@ def into(
     if not most:
         out.zero_()
         return
-    for first, last, _, launch in found.of(k, v):
-        if first <= most and least <= last:
-            launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window)
+    wanted = _wanted(found.of(k, v), least, most)
+    beside = _beside(wanted)
+    for _, launch in wanted:
+        launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
 
 
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
@@ -157,8 +166,6 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     if refused := refusal(q, k, dim, dim_v):
         raise UnsupportedError(refused)
     device = q.device
-    if device not in _counters:
-        _counters[device] = Counters(device)
     entries = _candidates(q, k, dim, dim_v, _entries(k))
     kernels = _launchers(entries, device)
     used = {launcher._module for _, _, launcher, _ in kernels}
@@ -175,7 +182,7 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
 
 
 def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
-    """The kernels of entries, best first: each takes the rows that those before it leave."""
+    """The kernels of entries, best first: each takes the rows that those before it leave.  In the order of their rows."""
     found: list[tuple[int, int, Launcher, Any]] = []
     for entry in entries:
         first, last = entry.seqlen_q_min, entry.seqlen_q_max
@@ -184,10 +191,13 @@ def _launchers(entries: tuple[registry.Entry, ...], device: Any) -> Kernels:
             last = low - 1 if low <= last <= high else last
         if first > last:
             continue
-        launch = Launcher(_module(entry), (first, last), device, _counters[device])
+        module = _module(entry)
+        # Launches that run at the same time need counters of their own.
+        counters = _counters.setdefault((device, hasattr(module, "BESIDE_OPTIONS")), Counters(device))
+        launch = Launcher(module, (first, last), device, counters)
         index = -1 if device.type == "cpu" else device.index
         found.append((first, last, launch, on_device(launch, index)))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda kernel: kernel[0]))
 
 
 def _module(entry: registry.Entry) -> Any:
