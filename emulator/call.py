@@ -50,7 +50,7 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
             name = "emulated_kernel" if call is not None else "__main__"
             session, module = load_any(file, machine=chip, mode=mode, seed=seed, sms=sms, name=name)
             if call is not None:
-                result = _evaluated(call, vars(module), file)
+                result = evaluated(call, vars(module), file)
                 returned = "" if result is None else str(result)
         except (RequestError, UnsupportedError):
             raise
@@ -75,7 +75,8 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
     return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations)
 
 
-def _evaluated(call: str, names: dict[str, Any], file: str) -> Any:
+def evaluated(call: str, names: dict[str, Any], file: str) -> Any:
+    """What the expression ``call`` gives among the names of ``file``; RequestError where it is none or names nothing there."""
     try:
         code = compile(call, "--call", "eval")
     except SyntaxError as error:

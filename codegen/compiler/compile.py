@@ -10,7 +10,9 @@ import contextlib
 import importlib.util
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,15 @@ class Compiled:
     shared_bytes: int
     tmem_columns: int
     warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A kernel that somebody's code launches: compiled, its CTAs, and how many configurations an autotuner would have timed."""
+
+    compiled: Compiled
+    ctas: int
+    configurations: int
 
 
 def tool(name: str) -> Path:
@@ -123,8 +134,8 @@ class _Properties:
 class _OfflineDriver:
     """Answers what Triton asks of a driver before a launch, for a GPU that is not there."""
 
-    def __init__(self, capability: int, sms: int) -> None:
-        self._capability = capability
+    def __init__(self, capability: int, sms: int, as_torch: bool = False) -> None:
+        self._capability, self._as_torch = capability, as_torch
         self.utils = _Properties(sms)
 
     def get_current_target(self) -> Any:
@@ -139,7 +150,11 @@ class _OfflineDriver:
         return 0
 
     def get_active_torch_device(self) -> Any:
-        return _Device(self._capability)
+        if not self._as_torch:
+            return _Device(self._capability)
+        import torch
+
+        return torch.device("cuda")
 
 
 def load_source(path: str | Path) -> ModuleType:
@@ -156,13 +171,16 @@ def load_source(path: str | Path) -> ModuleType:
     except Exception as error:
         raise CompileError(f"{path}: not a kernel that can be loaded: {error}") from error
     if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):
-        raise CompileError(f"{path}: expected a file written by 'tilecast generate' (TILECAST and launch), got neither")
+        raise CompileError(
+            f"{path}: expected a file written by 'tilecast generate' (TILECAST and launch), got neither; forecast and emulate take "
+            "anybody's with --call 'function(arguments)'"
+        )
     return module
 
 
 @contextmanager
-def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
-    """Inside, launching compiles and collects instead of running."""
+def _offline(capability: int, sms: int, found: list[Any], grids: list[tuple[int, ...]] | None = None) -> Iterator[None]:
+    """Inside, launching compiles and collects instead of running: kernels in ``found``, and, of anybody's code, ``grids``."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -170,9 +188,13 @@ def _offline(capability: int, sms: int, found: list[Any]) -> Iterator[None]:
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(original(self, *args, grid=grid, warmup=True, **kwargs))
+        if grids is not None:
+            grids.append(
+                tuple(grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs}) if callable(grid) else grid)
+            )
 
     before = triton.runtime.driver._active
-    triton.runtime.driver.set_active(_OfflineDriver(capability, sms))
+    triton.runtime.driver.set_active(_OfflineDriver(capability, sms, grids is not None))
     JITFunction.run = compile_only
     try:
         yield
@@ -257,18 +279,70 @@ def compile_kernels(
             module.launch(*arguments, **options)
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
-    return tuple(
-        Compiled(
-            name=kernel.metadata.name,
-            target=target,
-            cubin=kernel.asm["cubin"],
-            ptx=kernel.asm["ptx"],
-            shared_bytes=int(kernel.metadata.shared),
-            tmem_columns=int(getattr(kernel.metadata, "tmem_size", 0) or 0),
-            warps=int(kernel.metadata.num_warps),
-        )
-        for kernel in found
+    return tuple(_compiled(kernel, target) for kernel in found)
+
+
+def _compiled(kernel: Any, target: str) -> Compiled:
+    """What Triton has made of a kernel."""
+    return Compiled(
+        name=kernel.metadata.name,
+        target=target,
+        cubin=kernel.asm["cubin"],
+        ptx=kernel.asm["ptx"],
+        shared_bytes=int(kernel.metadata.shared),
+        tmem_columns=int(getattr(kernel.metadata, "tmem_size", 0) or 0),
+        warps=int(kernel.metadata.num_warps),
     )
+
+
+def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple[Launched, ...]:
+    """The kernels that ``run``, which loads and calls code of ``file``, launches, compiled for ``target`` and not run; each once.
+
+    An autotuner takes the first of its configurations.  What the code makes of results that nobody computed does not
+    matter once it has launched something.  Raises CompileError with one sentence.
+    """
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        raise CompileError("compiling needs triton: pip install 'tilecast[gpu]'") from None
+    capability, sms = TARGETS[target]
+    found: list[Any] = []
+    grids: list[tuple[int, ...]] = []
+    tuned: dict[str, int] = {}
+    timed = Autotuner._bench
+
+    def first(self: Any, *_args: Any, **_options: Any) -> list[float]:
+        tuned[self.base_fn.__name__] = len(self.configs)
+        return [1.0, 1.0, 1.0]
+
+    Autotuner._bench = first
+    try:
+        with (
+            _offline(capability, sms, found, grids),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", module="triton")
+            run()
+    except CompileError:
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith("tilecast"):  # a sentence already
+            raise
+        if type(error).__module__.startswith("triton"):
+            raise CompileError(f"{file}: does not compile for {target}: {_root_cause(error)}") from error
+        if not grids:
+            raise CompileError(
+                f"{file}: its code ends before it launches a kernel: {type(error).__name__}: {_root_cause(error)}"
+            ) from error
+    finally:
+        Autotuner._bench = timed
+    once: dict[tuple[str, bytes], Launched] = {}
+    for kernel, grid in zip(found, grids, strict=False):
+        name = str(kernel.metadata.name)
+        ctas = math.prod(grid) * int(getattr(kernel.metadata, "num_ctas", 1) or 1)
+        once.setdefault((name, kernel.asm["cubin"]), Launched(_compiled(kernel, target), ctas, tuned.get(name, 1)))
+    return tuple(once.values())
 
 
 def _tensors(

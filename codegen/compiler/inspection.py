@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.codegen.compiler.binary import Binary, from_cubin, read_binary
-from tilecast.codegen.compiler.compile import load_source
+from tilecast.codegen.compiler.compile import Compiled, CompileError, compile_kernels, load_source
 from tilecast.codegen.compiler.flow import SteadyLoop, steady_loops
 from tilecast.codegen.compiler.opcodes import MATRIX
-from tilecast.codegen.compiler.sass import MachineCode, compile_and_read
 from tilecast.codegen.compiler.structure import report as structure
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.shape import KernelShape
@@ -76,32 +76,52 @@ class Inspection:
     shape: KernelShape
 
 
-def inspect(path: str | Path, target: str, dtype: str = "bf16") -> Inspection:
-    """Compile ``path`` for ``target`` and read its machine code.
+def inspect(path: str | Path, target: str, dtype: str = "bf16", kernel: str | None = None) -> Inspection:
+    """Compile ``path`` for ``target`` and read its machine code: of ``kernel`` (a part of its name) where a launch starts several.
 
     Raises CompileError for what cannot be compiled or disassembled.
     """
-    code, binary, header = compile_binary(path, target, dtype)
-    compiled, used, instructions = code.compiled, code.resources, binary.instructions
+    compiled, binary, header = compile_binary(path, target, dtype, kernel)
+    instructions = binary.instructions
     return Inspection(
         file=str(path),
         target=target,
         kernel=compiled.name,
-        registers=used.registers,
-        spill_bytes=used.stack_bytes,
+        registers=binary.registers,
+        spill_bytes=binary.stack_bytes,
         shared_bytes=compiled.shared_bytes,
         tmem_columns=compiled.tmem_columns,
         matrix_instructions=sum(i.opcode in MATRIX for i in instructions),
-        roles=tuple(_roles(steady_loops(instructions), header)),
-        shape=kernel_shape(binary),
+        roles=tuple(_roles(steady_loops(instructions), header)) if has_pipeline(header) else (),
+        shape=kernel_shape(binary, compiled.warps),
     )
 
 
-def compile_binary(path: str | Path, target: str, dtype: str = "bf16") -> tuple[MachineCode, Binary, dict[str, object]]:
-    """A generated kernel compiled for ``target``: its code, the same as any binary is read, and its header; CompileError."""
-    code = compile_and_read(path, target, dtype)
-    binary = from_cubin(code.compiled.cubin, str(path), target, code.compiled.name)
-    return code, binary, load_source(path).TILECAST
+def compile_binary(
+    path: str | Path, target: str, dtype: str = "bf16", kernel: str | None = None
+) -> tuple[Compiled, Binary, dict[str, object]]:
+    """A generated kernel compiled for ``target``, its machine code as that of any binary, and its header; CompileError."""
+    header = load_source(path).TILECAST
+    # Before e4m3 attention a kernel brings V into the matrix unit's order.
+    found = [one for one in compile_kernels(path, target, dtype) if one.name != "prepare"]
+    compiled = one_of(found, str(path), kernel)
+    return compiled, from_cubin(compiled.cubin, str(path), target, compiled.name), header
+
+
+def one_of(found: Sequence[Compiled], path: str, kernel: str | None) -> Compiled:
+    """The kernel that ``kernel`` names, or the only one; CompileError that asks which where there are more."""
+    named = [one for one in found if kernel is None or kernel in one.name]
+    names = ", ".join(dict.fromkeys(one.name for one in found))
+    if not named:
+        raise CompileError(f"{path}: expected a kernel '{kernel}', its launch starts {names}")
+    if len({one.name for one in named}) > 1:
+        raise CompileError(f"{path}: its launch starts {names}: which one? Say --kernel")
+    return named[0]
+
+
+def has_pipeline(header: dict[str, object]) -> bool:
+    """Whether a generated file's kernel has a forecast before compilation: forward attention of whole tensors has."""
+    return "pass" not in header
 
 
 def inspect_binary(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilecast.codegen.compiler.binary import Binary, BinaryError
-from tilecast.codegen.compiler.inspection import compile_binary, pipeline_of
+from tilecast.codegen.compiler.binary import Binary, BinaryError, from_cubin
+from tilecast.codegen.compiler.compile import CompileError, Launched, compile_launches
+from tilecast.codegen.compiler.inspection import compile_binary, has_pipeline, one_of, pipeline_of
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles, loops_left_out
 from tilecast.model.compiled.roles.code import KernelRoles
@@ -78,12 +79,48 @@ class SteadyForecast:
 
 
 def forecast_source(
-    path: str, machine: Machine, dtype: str = "bf16", per_sm: int = 1, grid: Grid | None = None
+    path: str,
+    machine: Machine,
+    dtype: str = "bf16",
+    per_sm: int = 1,
+    grid: Grid | None = None,
+    kernel: str | None = None,
 ) -> SteadyForecast:
-    """A generated kernel, compiled for ``machine``; raises what `forecast_binary` does, and CompileError."""
-    _, binary, header = compile_binary(path, machine.arch, dtype)
-    before = steady_state(pipeline_of(header, machine)).ii_cycles
-    return forecast_binary(binary, machine, before=before, per_sm=per_sm, grid=grid)
+    """A generated kernel, compiled for ``machine``, that ``kernel`` (a part of its name) leaves where a launch starts several.
+
+    Raises what `forecast_binary` does, and CompileError.
+    """
+    made, binary, header = compile_binary(path, machine.arch, dtype, kernel)
+    before = steady_state(pipeline_of(header, machine)).ii_cycles if has_pipeline(header) else None
+    return forecast_binary(binary, machine, made.warps, before=before, per_sm=per_sm, grid=grid)
+
+
+def forecast_launch(
+    path: str, machine: Machine, run: Callable[[], object], kernel: str | None = None, iterations: str | None = None,
+    per_sm: int | None = None,
+) -> tuple[SteadyForecast, Launched]:  # fmt: skip
+    """The kernel that ``run``, code of anybody's file, launches, compiled for ``machine``; with ``iterations`` of a CTA its time.
+
+    ``per_sm``: CTAs on an SM (default: as many as its registers, warps and shared memory leave room for).  Raises what `forecast_source` does.
+    """
+    launched = compile_launches(path, machine.arch, run)
+    if not launched:
+        raise CompileError(f"{path}: expected the call to launch a kernel, it launched none")
+    by_kernel = {id(one.compiled): one for one in launched}
+    made = one_of([one.compiled for one in launched], path, kernel)
+    found = by_kernel[id(made)]
+    binary = from_cubin(made.cubin, path, machine.arch, made.name)
+    grid = None if iterations is None else Grid(found.ctas, iterations)
+    there = per_sm or ctas_that_fit(machine, made.warps, binary.registers or 0, made.shared_bytes)
+    return forecast_binary(binary, machine, made.warps, per_sm=there, grid=grid), found
+
+
+def ctas_that_fit(machine: Machine, warps: int, registers: int, shared: int) -> int:
+    """CTAs that an SM holds at once: by warps, registers (given out by 8 a thread) and shared memory."""
+    room = [int(machine["sm.max_warps"]) // warps]
+    room.append(int(machine["reg.file_bytes"]) // max(1, 4 * 32 * warps * (-(-registers // 8) * 8)))
+    room.append(int(machine["smem.per_sm_bytes"]) // (shared + 1024))
+    return max(1, min(room))
 
 
 def forecast_binary(

@@ -301,7 +301,7 @@ def inspect(
             raise typer.BadParameter("what to compile for? sm_80, sm_90a, sm_100a or sm_103a", param_hint="'--arch'")
         with Screen() as screen:
             screen("compile", 0, 0, file)
-            report = compile_and_read(file, arch, dtype)
+            report = compile_and_read(file, arch, dtype, kernel)
     else:
         report = inspect_binary(file, arch, kernel, warps)
     show(as_text(report), as_dict(report), as_json)
@@ -324,7 +324,17 @@ def forecast(
     iterations: Annotated[
         str | None, typer.Option("--iterations", help="Iterations of a CTA: 128, or 1:128 as under a causal mask.")
     ] = None,
-    per_sm: Annotated[int, typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM.")] = 1,
+    per_sm: Annotated[
+        int | None,
+        typer.Option("--ctas-per-sm", min=1, help="CTAs that share an SM (default: 1; with --call as many as fit)."),
+    ] = None,
+    call: Annotated[
+        str | None,
+        typer.Option(
+            "--call",
+            help="Evaluate this in anybody's Python FILE and forecast the kernel that it launches, as in 'main(4096)'.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast any kernel with a loop of matrix products from its machine code: cycles, busy units, who waits where, its time."""
@@ -342,7 +352,11 @@ def forecast(
     from tilecast.model.machine.machine import load_machine
 
     quiet_at_exit()
-    if (ctas is None) != (iterations is None):
+    if call is not None and (ctas is not None or not file.endswith(".py")):
+        raise typer.BadParameter(
+            "is for a Python file, whose launch says how many CTAs it has: drop --ctas", param_hint="'--call'"
+        )
+    if call is None and (ctas is None) != (iterations is None):
         raise typer.BadParameter(
             "the time of a launch needs --ctas and --iterations: how many CTAs it has, and how often the loop goes round in one",
             param_hint="'--ctas'",
@@ -356,7 +370,10 @@ def forecast(
                 raise typer.BadParameter(
                     "which machine? h200-sxm, b200, b300, or a file of your own", param_hint="'--machine'"
                 )
-            found = forecast_source(file, chip, dtype, per_sm, grid)
+            if call is not None:
+                _show_launch(file, call, chip, kernel, iterations, per_sm, as_json)
+                return
+            found = forecast_source(file, chip, dtype, per_sm or 1, grid, kernel)
         else:
             binary = read_binary(file, arch, kernel)
             if chip is None and binary.target not in MACHINES:
@@ -365,8 +382,49 @@ def forecast(
                     "simulated yet", param_hint="'FILE'",
                 )  # fmt: skip
             chip = chip or changes.of(load_machine(MACHINES[binary.target]))
-            found = forecast_binary(binary, chip, warps, per_sm=per_sm, grid=grid)
+            found = forecast_binary(binary, chip, warps, per_sm=per_sm or 1, grid=grid)
     show(as_text(found), as_dict(found), as_json)
+
+
+def _show_launch(
+    file: str, call: str, chip: Machine, kernel: str | None, iterations: str | None, per_sm: int | None, as_json: bool
+) -> None:
+    """forecast --call: anybody's file, whose launches are compiled and not run."""
+    from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.steady_forecast import as_dict, as_text, forecast_launch
+    from tilecast.emulator.call import evaluated
+    from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
+
+    def run() -> None:
+        evaluated(call, vars(_module_of(file)), file)
+
+    capability = {"sm_80": (8, 0), "sm_90a": (9, 0)}.get(chip.arch, (10, 0))
+    with cuda_on_cpu(capability, int(chip["chip.sm_count"])):
+        found, launched = forecast_launch(file, chip, run, kernel, iterations, per_sm)
+    tuned = f", the first of its {launched.configurations} configurations" if launched.configurations > 1 else ""
+    head = f"{call} launches {launched.ctas} CTAs of {launched.compiled.name}{tuned}; {found.per_sm} on an SM"
+    data = {**as_dict(found), "call": call, "ctas": launched.ctas, "configurations": launched.configurations}
+    show(f"{head}\n{as_text(found)}", data, as_json)
+
+
+def _module_of(file: str) -> Any:
+    """A Python file as a module, which may import others beside it."""
+    import importlib.util
+    import sys
+
+    from tilecast.codegen.compiler.compile import CompileError
+
+    spec = importlib.util.spec_from_file_location(f"tilecast_forecast_{Path(file).stem}", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise CompileError(f"{file}: expected a Python file with a kernel, found none")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast presets")

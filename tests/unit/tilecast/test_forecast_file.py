@@ -11,6 +11,7 @@ from support.paths import ROOT
 from tilecast.cli.main import main
 
 KERNEL = str(ROOT / "kernels" / "generated" / "blackwell_ws_d64_full_pair.py")
+BACKWARD = str(ROOT / "kernels" / "generated" / "hopper_bwd_d64_full.py")
 HOPPER = """
 \t.section\t.text.loop,"ax",@progbits
 \t.headerflags\t@"EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
@@ -62,9 +63,88 @@ def test_a_launch_of_a_hopper_kernel(capsys: pytest.CaptureFixture[str]) -> None
     assert code == 0 and "264 CTAs of 64 iterations take" in out and "more loop" not in out
 
 
+#: A product of any author, tuned by Triton, whose caller looks at what nobody computed.
+PRODUCT = """
+import torch, triton, triton.language as tl
+import sizes
+
+@triton.autotune([triton.Config({"M": 64}, num_warps=4), triton.Config({"M": 128}, num_warps=8)], key=["k"])
+@triton.jit
+def multiply(a, b, c, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, inner = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N), tl.arange(0, K)
+    total = tl.zeros((M, N), dtype=tl.float32)
+    for start in range(0, k, K):
+        left = tl.load(a + rows[:, None] * k + (start + inner)[None, :])
+        total = tl.dot(left, tl.load(b + (start + inner)[:, None] * n + columns[None, :]), total)
+    tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.bfloat16))
+
+def product(n):
+    a, b, c = (torch.ones((n, n), dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    multiply[lambda meta: (n // meta["M"], n // sizes.WIDE)](a, b, c, n, n, N=sizes.WIDE, K=64)
+    assert torch.equal(c, a @ b)
+
+def nothing():
+    raise IndexError("no such row")
+
+def none():
+    return 1
+"""
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> str:
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    (tmp_path / "sizes.py").write_text("WIDE = 128\n")
+    (tmp_path / "product.py").write_text(PRODUCT)
+    return str(tmp_path / "product.py")
+
+
+def test_anybodys_launch(product: str, capsys: pytest.CaptureFixture[str]) -> None:
+    work = ("forecast", product, "--call", "product(512)", "--machine", "h200", "--iterations", "8")
+    code, out, _ = run(capsys, *work, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["kernel"] == "multiply" and found["cycles_before_compilation"] is None
+    # The first configuration's tiles: 64 by 128 of 512 by 512.
+    assert found["ctas"] == found["launch"]["ctas"] == 32 and found["configurations"] == 2
+    assert found["flop_per_iteration_and_sm"] == 2 * 64 * 128 * 64 * found["ctas_per_sm"]
+    assert found["ctas_per_sm"] > 1
+    code, out, _ = run(capsys, *work, "--ctas-per-sm", "1")
+    assert code == 0 and "launches 32 CTAs of multiply, the first of its 2 configurations; 1 on an SM" in out
+
+
+@pytest.mark.parametrize(
+    ("call", "more", "text"),
+    [
+        ("product(", (), "expected an expression like"),
+        ("produkt(512)", (), "has no produkt; functions there: none, nothing, product"),
+        ("nothing()", (), "its code ends before it launches a kernel: IndexError: no such row"),
+        ("none()", (), "expected the call to launch a kernel, it launched none"),
+        ("product(512)", ("--ctas", "8"), "drop --ctas"),
+        ("product(512)", ("--kernel", "add"), "expected a kernel 'add', its launch starts multiply"),
+    ],
+)
+def test_a_call_that_launches_nothing_to_forecast_is_one_sentence(
+    call: str, more: tuple[str, ...], text: str, product: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "forecast", product, "--call", call, "--machine", "h200", *more)
+    assert code == 2 and not out and text in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["hopper_serve_d64", "gemm_hopper_turns"])
+def test_a_generated_kernel_of_another_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    code, out, _ = run(
+        capsys, "forecast", str(ROOT / "kernels" / "generated" / f"{name}.py"), "--machine", "h200", "--json"
+    )
+    found = json.loads(out)
+    assert code == 0 and found["cycles_before_compilation"] is None and 0.1 < found["tensor_share"] <= 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        ((BACKWARD, "--machine", "h200"), "its launch starts row_terms, gradients, round_dq: which one? Say --kernel"),
         ((KERNEL,), "which machine? h200-sxm, b200, b300, or a file of your own"),
         (("LISTING", "--warps", "4", "--ctas", "8"), "--ctas and --iterations"),
         (

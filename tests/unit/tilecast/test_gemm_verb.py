@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.paths import ROOT
 
 from tilecast.cli import main
 
@@ -71,12 +70,3 @@ def test_bad_input_is_one_sentence(capsys, words: tuple[str, ...], sentence: str
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert sentence in err
-
-
-@pytest.mark.parametrize("verb", [("inspect", "--arch", "sm_90a"), ("forecast", "--machine", "h200")])
-def test_verbs_for_attention_refuse_a_product_in_one_sentence(capsys, verb: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
-    pytest.importorskip("triton")
-    with pytest.raises(SystemExit) as end:
-        main([verb[0], str(ROOT / "kernels" / "generated" / "gemm_hopper_turns.py"), *verb[1:]])
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and err.count("\n") == 1 and "'tilecast gemm' forecasts" in err
