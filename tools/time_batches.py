@@ -112,11 +112,11 @@ def variant_call(x: dict[str, Any], split: str, folder: Path, made: dict[str, An
         from tilecast.codegen.serving import generate_serving
         from tilecast.model.kernel.workload import Workload
         from tilecast.model.machine.machine import load_machine
-        from tilecast.model.serving import TRITON_SERVING, parse_serving
+        from tilecast.model.serving import HOPPER_SERVING, parse_serving
 
         machine = load_machine("h200-sxm")
         work = Workload(heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=8192, head_dim_qk=DIM, mask="causal")
-        variant = parse_serving(f"split_keys={split}", TRITON_SERVING.chosen(work, machine))
+        variant = parse_serving(f"split_keys={split},split_keys_of_many={split}", HOPPER_SERVING.chosen(work, machine))
         file = folder / f"decode_{split}.py"
         file.write_text(generate_serving(work, machine, variant).source, encoding="utf-8")
         spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -125,10 +125,10 @@ def variant_call(x: dict[str, Any], split: str, folder: Path, made: dict[str, An
         spec.loader.exec_module(made[split])
     module, q = made[split], x["q"].unsqueeze(1)
     out = torch.empty_like(q)
-    sizes = module.scratch(q.shape[0], x["k"].shape[2], q.shape[2] // x["k"].shape[2], 1, x["keys"])
-    kinds = (torch.float32, torch.float32, torch.int32)
-    work = [torch.zeros(n, dtype=kind, device="cuda") for n, kind in zip(sizes, kinds, strict=True)]
     sms = torch.cuda.get_device_properties(0).multi_processor_count
+    sizes = module.scratch(q.shape[0], x["k"].shape[2], q.shape[2] // x["k"].shape[2], 1, x["keys"], sms)
+    kinds = (torch.float32, torch.int32)
+    work = [torch.zeros(n, dtype=kind, device="cuda") for n, kind in zip(sizes, kinds, strict=True)]
     return lambda: module.launch(
         q, x["k"], x["v"], out, None, DIM**-0.5, seqused_k=x["used"], block_table=x["table"], max_seqlen_q=1,
         max_seqlen_k=x["keys"], window=(-1, 0), work=work, sms=sms,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.machine.machine import Machine
 from tilecast.model.step.batch import Batch
+from tilecast.model.step.dealing import StepVariant
 from tilecast.model.step.decoder import DecoderFloor
 from tilecast.model.step.evaluate import StepRun
 
@@ -59,7 +59,7 @@ class StepForecast:
 
     batch: Batch
     machine: Machine
-    variants: tuple[ServingVariant, ServingVariant]
+    variants: tuple[StepVariant, StepVariant]
     origin: str
     regime: str
     run: StepRun

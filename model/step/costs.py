@@ -8,33 +8,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.kernel.variants.serving import DECODE_ROWS, ServingVariant
+from tilecast.model.kernel.variants.serving import DECODE_ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: Instructions of a warp that finds its sequence, and whose item it sets up; barriers among the first.
-_PLAN, _PLAN_BARRIERS, _SET_UP = 300, 5, 400
-#: Instructions from the last block to the item's end, barriers among them.
-_FINISH, _FINISH_BARRIERS = 370, 4
-#: Instructions around and in the loop over splits, and barriers in each.
-_MERGE_ROWS, _MERGE_ROWS_BARRIERS = 250, 6
-_MERGE_STEP, _MERGE_STEP_BARRIERS, _MERGE_STEP_SHUFFLES = 375, 8, 6
-#: Cycles a step has the shared memory's port: 75 accesses of four warps, with bank conflicts of about four ways.
-_MERGE_STEP_SMEM = 1200
 #: Cycles an instruction takes that no cache near the SM holds, where the machine file does not say.
 _FETCH_FAR = 4.9
 _REGISTERS_OF_MERGE, _MOST_MERGED = 32, 16
 
 
-def merged_rows(variant: ServingVariant) -> int:
-    """Rows merged at a time: those of one query of most models, and more where a tile has more."""
-    return 4 if variant.tile_m <= DECODE_ROWS else 16
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Instructions of a warp around the loop, and barriers of its warpgroup among them."""
+
+    #: Until a program knows its item, and then until its first copy.
+    plan: int
+    plan_barriers: int
+    set_up: int
+    #: From the last block to the item's end.
+    finish: int
+    finish_barriers: int
+    #: Of a merge: a turn of the loop over rows, a step of the loop over splits within.
+    merge_rows: int
+    merge_rows_barriers: int
+    merge_step: int
+    merge_step_barriers: int
+    merge_step_shuffles: int
+    #: Cycles that a step has the shared memory's port.
+    merge_step_smem: int
+    #: Rows merged at a time, of a tile that decodes and of one with more.
+    merged_rows: tuple[int, int]
+    #: Splits merged at a time; 0: as many as a thread has registers for.
+    merged: int
+    #: Instructions until those that multiply know a program's further items, whose blocks come meanwhile; 0: blocks are asked for then.
+    ahead: int = 0
 
 
-def merged_splits(variant: ServingVariant, head_dim_v: int) -> int:
-    """Splits merged at a time, as many as 32 registers of a thread hold."""
-    fitting = _REGISTERS_OF_MERGE * 32 * variant.warps // (merged_rows(variant) * head_dim_v)
-    return 1 << max(0, min(fitting, variant.most_splits, _MOST_MERGED).bit_length() - 1)
+#: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
+POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0)
+#: Of the kernels whose blocks come by the copy engine: the load warp finds items and their pages, the matrix warpgroup leaves what it
+#: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).
+COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,23 @@ class Around:
     """Cycles around the loop of an item, by what happens."""
 
     machine: Machine
-    variant: ServingVariant
+    counts: Counts
+    #: Rows of a tile, and warps of a program of the portable kernel, whose registers hold what is merged at a time.
+    tile_m: int
+    warps: int = 4
+    most_splits: int = 128
+
+    @property
+    def merged_rows(self) -> int:
+        """Rows merged at a time: those of one query of most models, and more where a tile has more."""
+        return self.counts.merged_rows[self.tile_m > DECODE_ROWS]
+
+    def merged_splits(self, head_dim_v: int) -> int:
+        """Splits merged at a time."""
+        if self.counts.merged:
+            return self.counts.merged
+        fitting = _REGISTERS_OF_MERGE * 32 * self.warps // (self.merged_rows * head_dim_v)
+        return 1 << max(0, min(fitting, self.most_splits, _MOST_MERGED).bit_length() - 1)
 
     def instructions(self, count: float, barriers: int, cold: bool = False) -> float:
         """``count`` instructions in a row, with barriers behind which warps read what others wrote."""
@@ -58,27 +88,35 @@ class Around:
     def plan(self, cold: bool) -> float:
         """Until a program knows its item: lengths of all sequences, added up."""
         lengths = self.machine["hbm.latency_cycles" if cold else "l2.latency_cycles"]
-        return self.instructions(_PLAN, _PLAN_BARRIERS, cold) + lengths
+        return self.instructions(self.counts.plan, self.counts.plan_barriers, cold) + lengths
 
     def set_up(self, page: int, cold: bool) -> float:
         """Until an item's first copy is issued: its lengths again, then the numbers of its first pages."""
         lookup = self.machine["hbm.latency_cycles"] if page else 0.0
-        return self.instructions(_SET_UP, 1, cold) + self.machine["l2.latency_cycles"] + lookup
+        return self.instructions(self.counts.set_up, 1, cold) + self.machine["l2.latency_cycles"] + lookup
+
+    def next_item(self, page: int, fill: float) -> float:
+        """Until an item that follows another one has its first block, ``fill`` cycles after its first copy is issued."""
+        if self.counts.ahead:
+            return self.instructions(self.counts.ahead, self.counts.plan_barriers)
+        return self.set_up(page, False) + fill
 
     def finish(self) -> float:
         """After the last block of an item that is whole."""
-        return self.instructions(_FINISH, _FINISH_BARRIERS) + self.machine["l2.latency_cycles"]
+        return self.instructions(self.counts.finish, self.counts.finish_barriers) + self.machine["l2.latency_cycles"]
 
     def hand_over(self) -> float:
         """After the last block of a split: stored, seen by all, counted in."""
-        return self.instructions(_FINISH, _FINISH_BARRIERS) + 2.0 * self.machine["l2.latency_cycles"]
+        return (
+            self.instructions(self.counts.finish, self.counts.finish_barriers) + 2.0 * self.machine["l2.latency_cycles"]
+        )
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""
-        m = self.machine
-        groups = -(-rows // merged_rows(self.variant))
-        steps = -(-splits // merged_splits(self.variant, workload.head_dim_v))
-        shuffles = _MERGE_STEP_SHUFFLES * m["shuffle.latency_cycles"]
-        step = self.instructions(_MERGE_STEP, _MERGE_STEP_BARRIERS) + m["l2.latency_cycles"] + shuffles
-        step += _MERGE_STEP_SMEM * there
-        return m["l2.latency_cycles"] + groups * (self.instructions(_MERGE_ROWS, _MERGE_ROWS_BARRIERS) + steps * step)
+        m, c = self.machine, self.counts
+        groups = -(-rows // self.merged_rows)
+        steps = -(-splits // self.merged_splits(workload.head_dim_v))
+        shuffles = c.merge_step_shuffles * m["shuffle.latency_cycles"]
+        step = self.instructions(c.merge_step, c.merge_step_barriers) + m["l2.latency_cycles"] + shuffles
+        step += c.merge_step_smem * there
+        return m["l2.latency_cycles"] + groups * (self.instructions(c.merge_rows, c.merge_rows_barriers) + steps * step)

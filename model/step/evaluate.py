@@ -11,15 +11,14 @@ from functools import lru_cache
 
 from tilecast.model.chip.evaluate import settled_clock
 from tilecast.model.chip.power import Activity, Clock
-from tilecast.model.kernel.variants.serving import DECODE_ROWS, ServingVariant, split_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.pipeline.serving import build
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs import Around
-from tilecast.model.step.items import Items, batch_items, takes
+from tilecast.model.step.dealing import Dealing, StepVariant, dealing, loop
+from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
 _PARTIAL_BYTES = 4
@@ -29,7 +28,8 @@ _PARTIAL_BYTES = 4
 class LaunchRun:
     """One launch of a serving kernel: None for what it has no sequences for."""
 
-    variant: ServingVariant
+    variant: StepVariant
+    dealt: Dealing
     pipeline: Pipeline
     trace: SmTrace
     items: Items | None
@@ -53,8 +53,18 @@ class StepRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all launches, one after the other."""
-        return sum(launch.seconds for launch in self.launches)
+        """Seconds of all launches, one after the other but for what the second has begun before the first has ended."""
+        return sum(launch.seconds for launch in self.launches) - self.beside_seconds
+
+    @property
+    def beside_seconds(self) -> float:
+        """Seconds of the second launch under the end of the first: kernels of the copy engine let it begin where programs have
+        left, and its launch is under way by then (programmatic dependent launch)."""
+        if len(self.launches) < 2 or not all(launch.dealt.merges_beside for launch in self.launches):
+            return 0.0
+        first, second = self.launches
+        tail = min(first.played.tail / (first.clock.mhz * 1e6), second.seconds - second.launch_seconds)
+        return tail + second.launch_seconds
 
     @property
     def hbm_bytes(self) -> float:
@@ -63,7 +73,7 @@ class StepRun:
 
 
 def evaluate_step(
-    batch: Batch, machine: Machine, variants: tuple[ServingVariant, ServingVariant], clock: str | float
+    batch: Batch, machine: Machine, variants: tuple[StepVariant, StepVariant], clock: str | float
 ) -> StepRun:
     """The launches of ``batch`` by a (decoding, prefilling) pair of kernels, as `attention_kvcache` makes them."""
     group = batch.heads.group_size
@@ -71,24 +81,26 @@ def evaluate_step(
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
     packed = len(set(lengths)) > 1
     least, most = (1 if packed else max(lengths)), max(lengths)
-    wanted = [v for v in variants if takes(v, most, group) or takes(v, least, group)]
+    dealt = [(v, dealing(v, batch.heads.heads_kv)) for v in variants]
+    wanted = [v for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
     return StepRun(tuple(_launch(batch, machine, v, clock) for v in wanted))
 
 
-def _launch(batch: Batch, machine: Machine, variant: ServingVariant, clock: str | float) -> LaunchRun:
-    items = batch_items(batch, variant)
+def _launch(batch: Batch, machine: Machine, variant: StepVariant, clock: str | float) -> LaunchRun:
+    dealt = dealing(variant, batch.heads.heads_kv)
+    items = batch_items(batch, dealt)
     heads = replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None)
     sms = int(machine["chip.sm_count"])
-    pipeline = build(heads, variant, machine, batch.page)
+    pipeline = loop(heads, variant, machine, batch.page)
     trace = steady_state(pipeline)
-    hbm, l2 = _bytes(batch, variant, items)
-    activity = _activity(heads, variant, pipeline, items, hbm, l2)
-    bound = _bound(batch, variant)
-    programs = max(1, min(bound, variant.programs * sms * variant.waves))
+    hbm, l2 = _bytes(batch, items)
+    activity = _activity(heads, dealt, pipeline, items, hbm, l2)
+    bound = _bound(batch, dealt)
+    programs = max(1, min(bound, dealt.programs * sms * dealt.waves))
     top = machine["chip.clock_max_mhz"]
 
     def costs_at(mhz: float) -> Costs:
-        return _costs(batch, heads, machine, variant, items, programs, hbm, l2, mhz)
+        return _costs(batch, heads, machine, variant, dealt, items, programs, hbm, l2, mhz)
 
     def played_at(mhz: float) -> Played:
         costs = costs_at(mhz)
@@ -103,7 +115,7 @@ def _launch(batch: Batch, machine: Machine, variant: ServingVariant, clock: str 
     launch = machine["launch.kernel_us"] * 1e-6
     seconds = played.end / (settled.mhz * 1e6) + launch
     return LaunchRun(
-        variant, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, programs, variant.programs * sms,
+        variant, dealt, pipeline, trace, items, played, settled, seconds, launch, hbm, l2, programs, dealt.programs * sms,
         costs_at(settled.mhz),
     )  # fmt: skip
 
@@ -116,18 +128,18 @@ def _light_clock(machine: Machine, pipeline: Pipeline, items: Items | None, play
     return machine["chip.clock_max_mhz"] * (1.0 - busy * (1.0 - machine["power.tensor_clock_share"]))
 
 
-def _bound(batch: Batch, variant: ServingVariant) -> int:
+def _bound(batch: Batch, dealt: Dealing) -> int:
     """Programs that might find work, as a launch counts them from shapes alone."""
     heads, work = batch.heads, batch.workload()
     # A request of the step may be as long as the longest.
-    most_splits = max(1, min(split_limit(variant, heads.heads_kv), -(-work.seqlen_k // variant.split_keys)))
-    if work.seqlen_k <= variant.whole_keys:
-        most_splits = 1
-    tiles = batch.queries * heads.group_size // variant.tile_m + len(batch.lengths)
+    most_splits = 1
+    if dealt.split_keys and work.seqlen_k > dealt.whole_keys:
+        most_splits = max(1, min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys)))
+    tiles = batch.queries * heads.group_size // dealt.tile_m + len(batch.lengths)
     return heads.heads_kv * max(tiles, len(batch.lengths) * most_splits)
 
 
-def _bytes(batch: Batch, variant: ServingVariant, items: Items | None) -> tuple[float, float]:
+def _bytes(batch: Batch, items: Items | None) -> tuple[float, float]:
     """(bytes from and to memory, bytes through L2) of a launch: K and V once, Q and O, what splits leave for the last one."""
     if items is None:
         return 0.0, 0.0
@@ -140,39 +152,41 @@ def _bytes(batch: Batch, variant: ServingVariant, items: Items | None) -> tuple[
 
 
 def _activity(
-    heads: Workload, variant: ServingVariant, pipeline: Pipeline, items: Items | None, hbm: float, l2: float
+    heads: Workload, dealt: Dealing, pipeline: Pipeline, items: Items | None, hbm: float, l2: float
 ) -> Activity:
-    """Executed work: whole tiles."""
+    """Executed work: rows of a tile that are there (the others are zeros, whose products draw next to no power)."""
     blocks = float(items.blocks.sum()) if items is not None else 0.0
-    flop = 2.0 * variant.tile_m * variant.tile_n * (heads.head_dim_qk + heads.head_dim_v) * blocks
+    rows = min(1.0, items.rows / (items.tiles * dealt.tile_m)) if items is not None else 1.0
+    flop = 2.0 * rows * dealt.tile_m * dealt.tile_n * (heads.head_dim_qk + heads.head_dim_v) * blocks
     units = tuple((u, c * blocks / pipeline.ctas_per_sm) for u, c in pipeline.demand().items())
     return Activity(flop, heads.dtype, units, l2, hbm)
 
 
 @lru_cache(maxsize=512)
-def _periods(heads: Workload, variant: ServingVariant, machine: Machine, page: int) -> tuple[tuple[float, ...], float]:
+def _periods(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> tuple[tuple[float, ...], float]:
     """(cycles of a block of each of 1, 2, ... programs on an SM, cycles from a program's first copy to its first block's end
     beyond a period)."""
-    counts = range(1, variant.programs + 1) if variant.tile_m <= DECODE_ROWS else (variant.programs,)
-    traces = [steady_state(build(heads, variant, machine, page, count)) for count in counts]
+    dealt = dealing(variant, heads.heads_kv)
+    counts = range(1, dealt.programs + 1) if dealt.least_rows == 1 else (dealt.programs,)
+    traces = [steady_state(loop(heads, variant, machine, page, count)) for count in counts]
     fill = max(0.0, traces[0].iteration_end[0] - traces[0].ii_cycles)
     return tuple(trace.ii_cycles for trace in traces), fill
 
 
 def _costs(
-    batch: Batch, heads: Workload, machine: Machine, variant: ServingVariant, items: Items | None, programs: int,
+    batch: Batch, heads: Workload, machine: Machine, variant: StepVariant, dealt: Dealing, items: Items | None, programs: int,
     hbm: float, l2: float, mhz: float,
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
-    around = Around(machine, variant)
+    around = Around(machine, dealt.counts, dealt.tile_m, dealt.warps, dealt.most_splits)
     periods, fill = _periods(heads, variant, machine, batch.page)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     bytes_per_cycle = machine["hbm.tbps_achieved"] * 1e6 / mhz
     port = machine["l2.bytes_per_clk_per_sm"] * sms
     memory = max(hbm / bytes_per_cycle, l2 / port) / blocks if blocks else 0.0
     rows = min(
-        variant.tile_m,
-        max((q for q, _ in batch.lengths if takes(variant, q, heads.group_size)), default=1) * heads.group_size,
+        dealt.tile_m,
+        max((q for q, _ in batch.lengths if dealt.takes(q * heads.group_size)), default=1) * heads.group_size,
     )
     start, turnaround = (
         machine["launch.cta_start_cycles"],
@@ -181,11 +195,11 @@ def _costs(
     cold, warm = (around.set_up(batch.page, cold) + fill for cold in (True, False))
     return Costs(
         sms=sms,
-        per_sm=variant.programs,
+        per_sm=dealt.programs,
         programs=programs,
         first_start=start + around.plan(True) + cold,
         later_start=turnaround + around.plan(False) + warm,
-        next_item=warm,
+        next_item=around.next_item(batch.page, fill),
         finish=around.finish(),
         hand_over=around.hand_over(),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
@@ -193,4 +207,5 @@ def _costs(
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
+        merges_beside=dealt.merges_beside,
     )  # fmt: skip

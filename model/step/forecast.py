@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
-from tilecast.model.kernel.variants.serving import ServingVariant
+from tilecast.model.kernel.knobs import family_named
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import WorkloadError
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.serving import TRITON_SERVING, writable
+from tilecast.model.serving import (
+    HOPPER_PREFILL,
+    HOPPER_SERVING,
+    TRITON_SERVING,
+    ServingFamily,
+    find_serving,
+    parse_serving,
+    writable,
+)
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.step.answer import Largest, NextRequest, Part, SplitTime, StepForecast
 from tilecast.model.step.batch import MOST_SEQUENCES, Batch, Lengths, requests_text
+from tilecast.model.step.dealing import StepVariant, dealing, splitting
 from tilecast.model.step.decoder import Decoder, decoder_floor
 from tilecast.model.step.evaluate import StepRun, evaluate_step
-from tilecast.model.step.items import takes
 from tilecast.model.step.render import as_dict, as_text
 
+#: (head_dim of q and k, of v) that ship with kernels of the copy engine.
+_HOPPER_HEADS = {(64, 64), (128, 128), (192, 128)}
 #: Keys of a split that are compared.
 SPLITS = (256, 512, 1024, 2048, 4096)
 MEMORY = "K, V, Q and O at the memory's bandwidth"
@@ -44,7 +56,7 @@ class StepPrediction(StepForecast):
 
 
 def forecast_step(
-    batch: Batch, machine: Machine | str, variants: tuple[ServingVariant, ServingVariant] | None = None, *,
+    batch: Batch, machine: Machine | str, variants: tuple[StepVariant, StepVariant] | None = None, *,
     decoder: Decoder | None = None, clock: str | float = "sustained", compare_splits: bool = False,
     next_request: Lengths | None = None, within_seconds: float | None = None,
 ) -> StepPrediction:  # fmt: skip
@@ -76,14 +88,36 @@ def forecast_step(
     )  # fmt: skip
 
 
-def shipped_pair(batch: Batch, machine: Machine) -> tuple[ServingVariant, ServingVariant]:
-    """The kernels that decode and prefill heads like those of ``batch``."""
-    one = replace(batch.heads, seqlen_q=1)
+def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, StepVariant]:
+    """The kernels that decode and prefill heads like those of ``batch``: on Hopper those of the copy engine where they are written."""
+    if machine.tensor_kind == "wgmma" and (batch.heads.head_dim_qk, batch.heads.head_dim_v) in _HOPPER_HEADS:
+        return _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
+    return _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
+
+
+def named_pair(text: str, batch: Batch, machine: Machine) -> tuple[StepVariant, StepVariant]:
+    """The same with the decoding kernel's knobs from ``text``, "split_keys=2048", which may name another family; VariantError."""
+    decode, prefill = shipped_pair(batch, machine)
+    named = family_named(text)
+    if named is not None and find_serving(named).name != decode.family:
+        other = find_serving(named)
+        if other not in (TRITON_SERVING, HOPPER_SERVING):
+            known = f"{TRITON_SERVING.name} or {HOPPER_SERVING.name}"
+            raise VariantError(f"--variant: a step is forecast with families {known}, got '{named}'")
+        decode, prefill = _pair(other, TRITON_SERVING if other is TRITON_SERVING else HOPPER_PREFILL, batch, machine)
+    given: Any = decode
+    return parse_serving(text, given), prefill
+
+
+def _pair(
+    decodes: ServingFamily[Any], prefills: ServingFamily[Any], batch: Batch, machine: Machine
+) -> tuple[StepVariant, StepVariant]:
+    one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
     many = replace(batch.heads, seqlen_q=max(512, batch.heads.seqlen_q))
-    return TRITON_SERVING.chosen(replace(one, heads_q=one.heads_kv), machine), TRITON_SERVING.chosen(many, machine)
+    return decodes.chosen(one, machine), prefills.chosen(many, machine)
 
 
-def _refuse(batch: Batch, machine: Machine, pair: tuple[ServingVariant, ServingVariant]) -> None:
+def _refuse(batch: Batch, machine: Machine, pair: tuple[StepVariant, StepVariant]) -> None:
     """PredictError for what no serving kernel does or no memory holds."""
     room = machine.get("hbm.capacity_gb", 0.0) * 1e9
     if room and batch.cache_bytes > room:
@@ -102,7 +136,7 @@ class _Question:
     """What stays the same while a batch grows."""
 
     machine: Machine
-    pair: tuple[ServingVariant, ServingVariant]
+    pair: tuple[StepVariant, StepVariant]
     decoder: Decoder | None
     clock: str | float
 
@@ -151,18 +185,16 @@ class _Question:
 
 
 def split_times(
-    batch: Batch, machine: Machine, pair: tuple[ServingVariant, ServingVariant], clock: str | float,
+    batch: Batch, machine: Machine, pair: tuple[StepVariant, StepVariant], clock: str | float,
     splits: Iterable[int] = SPLITS,
 ) -> tuple[SplitTime, ...]:  # fmt: skip
     """The step with the decoding kernel split every so many keys, the fastest first; empty where nothing is decoded."""
     decode, prefill = pair
-    if not any(takes(decode, q, batch.heads.group_size) for q, _ in batch.lengths):
+    dealt = dealing(decode, batch.heads.heads_kv)
+    if not any(dealt.takes(q * batch.heads.group_size) for q, _ in batch.lengths):
         return ()
-    legal = [n for n in splits if n % decode.tile_n == 0]
-    found = [
-        SplitTime(n, evaluate_step(batch, machine, (replace(decode, split_keys=n), prefill), clock).seconds)
-        for n in legal
-    ]
+    legal = [n for n in splits if n % dealt.tile_n == 0]
+    found = [SplitTime(n, evaluate_step(batch, machine, (splitting(decode, n), prefill), clock).seconds) for n in legal]
     return tuple(sorted(found, key=lambda one: one.seconds))
 
 
@@ -181,6 +213,13 @@ def _parts(run: StepRun, machine: Machine) -> tuple[Part, ...]:
         spent[IDLE] += idle
         spent[MERGE] += max(0.0, (played.end - played.streamed_until) / hertz - idle)
         spent[LAUNCH] += launch.launch_seconds
+    # What two launches do at the same time counts once: the launch of the second, then the end of the first.
+    spent[LAUNCH] -= min(run.beside_seconds, run.launches[-1].launch_seconds)
+    rest = run.beside_seconds - min(run.beside_seconds, run.launches[-1].launch_seconds)
+    for cause in (MERGE, START, PACE, MEMORY):
+        less = min(rest, spent[cause])
+        spent[cause] -= less
+        rest -= less
     return tuple(Part(cause, seconds, seconds / run.seconds) for cause, seconds in spent.items())
 
 

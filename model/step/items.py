@@ -13,12 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.kernel.variants.serving import DECODE_ROWS, ServingVariant, split_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
+from tilecast.model.step.dealing import FAR, Dealing
 
-#: More keys than a sequence has.
-_FAR = 1 << 29
 _Ints = NDArray[np.int64]
 
 
@@ -54,6 +52,9 @@ class Items:
     span: int
     #: Rows that each split writes and the last one reads again, summed over splits of tiles that have more than one.
     partial_rows: int
+    #: Rows of all key heads, and the tiles that hold them.
+    rows: int
+    tiles: int
 
     @property
     def count(self) -> int:
@@ -61,62 +62,65 @@ class Items:
         return len(self.blocks)
 
 
-def takes(variant: ServingVariant, seqlen_q: int, group: int) -> bool:
-    """Whether the kernel is for sequences of so many queries: up to 16 rows are decoded, more are prefilled."""
-    return (seqlen_q * group <= DECODE_ROWS) == (variant.tile_m <= DECODE_ROWS)
-
-
 def limits(heads: Workload) -> tuple[int, int]:
     """(keys before the diagonal, keys after it) that a query sees."""
     left, right = (-1, 0) if heads.mask == "causal" else heads.window or (-1, -1)
-    return _FAR if left < 0 else left, _FAR if right < 0 else right
+    return FAR if left < 0 else left, FAR if right < 0 else right
 
 
 @lru_cache(maxsize=4096)
-def sequence_items(
-    seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, tile_m: int, tile_n: int, split: int, most_splits: int,
-    whole: int = 0,
-) -> SequenceItems:  # fmt: skip
-    """Items of one sequence and one key head, which stays whole up to ``whole`` keys."""
-    rows = seqlen_q * group
+def sequence_items(seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, dealt: Dealing) -> SequenceItems:
+    """Items of one sequence and one key head, whose queries see keys from ``left`` before to ``right`` after the diagonal."""
+    rows, tile_m, tile_n = seqlen_q * group, dealt.tile_m, dealt.tile_n
     tiles = -(-rows // tile_m)
     diagonal = seqlen_k - seqlen_q
     first = max(diagonal - left, 0) // tile_n * tile_n
     span = max(seqlen_k - first, 0)
-    keys = split * max(-(-span // (split * most_splits)), 1) if rows <= tile_m and span > whole else _FAR
-    splits = max(-(-span // keys), 1)
+    splits, keys = _splits(dealt, span) if rows <= tile_m and span > dealt.whole_keys else (1, FAR)
     index = np.arange(tiles * splits, dtype=np.int64)
     part, tile = index % splits, tiles - 1 - index // splits
     low, high = tile * tile_m // group, np.minimum((tile * tile_m + tile_m - 1) // group, seqlen_q - 1)
+    if dealt.even and splits == dealt.most_splits > 1:
+        blocks = -(-span // tile_n)
+        starts, ends = part * blocks // splits * tile_n, (part + 1) * blocks // splits * tile_n
+    else:
+        starts, ends = part * keys, (part + 1) * keys
     begin = np.maximum(low + diagonal - left, 0) // tile_n * tile_n
-    begin = np.maximum(begin, first + part * keys)
-    end = np.minimum(np.minimum(high + diagonal + right + 1, seqlen_k), first + (part + 1) * keys)
+    begin = np.maximum(begin, first + starts)
+    end = np.minimum(np.minimum(high + diagonal + right + 1, seqlen_k), first + ends)
     read = np.maximum(end - begin, 0)
     some = read > 0
     reach = int(end[some].max() - begin[some].min()) if some.any() else 0
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), reach)
 
 
-def of_sequence(variant: ServingVariant, heads: Workload, seqlen_q: int, seqlen_k: int) -> SequenceItems:
-    """Items of one key head of a sequence under ``variant``."""
-    left, right = limits(heads)
-    v = variant
-    return sequence_items(
-        seqlen_q, seqlen_k, heads.group_size, left, right, v.tile_m, v.tile_n, v.split_keys, split_limit(v, heads.heads_kv),
-        v.whole_keys,
-    )  # fmt: skip
+def _splits(dealt: Dealing, span: int) -> tuple[int, int]:
+    """(splits, keys of each) of ``span`` keys that may be split."""
+    if not dealt.split_keys:
+        return 1, FAR
+    if dealt.even:
+        splits = max(1, min(-(-span // dealt.split_keys), dealt.most_splits))
+        return splits, max(dealt.split_keys, -(-span // splits))
+    keys = dealt.split_keys * max(-(-span // (dealt.split_keys * dealt.most_splits)), 1)
+    return max(-(-span // keys), 1), keys
 
 
-def batch_items(batch: Batch, variant: ServingVariant) -> Items | None:
+def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int) -> SequenceItems:
+    """Items of one key head of a sequence."""
+    return sequence_items(seqlen_q, seqlen_k, heads.group_size, *limits(heads), dealt)
+
+
+def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     """Items of the sequences of ``batch`` that the kernel is for; None where there are none."""
     heads, heads_kv, group = batch.heads, batch.heads.heads_kv, batch.heads.group_size
-    mine = [one for one in batch.lengths if takes(variant, one[0], group)]
+    mine = [one for one in batch.lengths if dealt.takes(one[0] * group)]
     if not mine:
         return None
-    blocks, keys, tile, counts = [], [], [], []
+    blocks, keys, tile, counts, tiles = [], [], [], [], []
     next_tile, span, partial_rows, most = 0, 0, 0, 1
     for seqlen_q, seqlen_k in mine:
-        one = of_sequence(variant, heads, seqlen_q, seqlen_k)
+        one = of_sequence(dealt, heads, seqlen_q, seqlen_k)
+        tiles.append(one.tiles)
         # Heads of a token are neighbours in memory and in the order.
         blocks.append(np.repeat(one.blocks, heads_kv))
         keys.append(np.repeat(one.keys, heads_kv))
@@ -132,5 +136,5 @@ def batch_items(batch: Batch, variant: ServingVariant) -> Items | None:
         partial_rows += one.splits * heads_kv * seqlen_q * group
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
-        sum(q for q, _ in mine), most, span, partial_rows,
+        sum(q for q, _ in mine), most, span, partial_rows, heads_kv * group * sum(q for q, _ in mine), heads_kv * sum(tiles),
     )  # fmt: skip

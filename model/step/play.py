@@ -49,6 +49,8 @@ class Costs:
     #: Programs beyond the items, and what each costs before it finds nothing to do.
     idle_programs: int = 0
     idle_program: float = 0.0
+    #: Whether merging keeps no program from its next item.
+    merges_beside: bool = False
 
     @property
     def slots(self) -> int:
@@ -72,6 +74,8 @@ class Played:
     longest_merge: float
     #: Of the end: programs that found nothing to do.
     idle: float = 0.0
+    #: Of the end: what an SM's slot was free on average, its programs done while others ran on.
+    tail: float = 0.0
 
 
 def play(items: Items, costs: Costs) -> Played:
@@ -90,6 +94,7 @@ def play(items: Items, costs: Costs) -> Played:
         before + run.now + idle, total[_STARTING] + skipped * costs.later_start, total[_STREAMING] + before * costs.slots,
         total[_HANDING_OVER] + total[_FINISHING] + split * costs.hand_over + (skipped - split) * costs.finish,
         total[_MERGING], run.memory_bound + held, before + run.streamed_until, run.longest_merge, idle,
+        max(0.0, run.now - float(run.free.mean())),
     )  # fmt: skip
 
 
@@ -105,6 +110,8 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
     split = items.tile[:count] >= 0
     around = count * costs.later_start + split.sum() * costs.hand_over + (count - split.sum()) * costs.finish
     shares = items.splits_of_tile[items.tile[:count][split]]
+    if costs.merges_beside:
+        shares = shares[:0]
     around += sum(
         n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
     )
@@ -138,7 +145,7 @@ class _Run:
         #: When each slot had no further item.
         self.free = np.zeros(slots)
         self.speed = np.array([0.0, *(1.0 / period for period in costs.periods)])
-        self.now = self.memory_bound = self.streamed_until = self.longest_merge = 0.0
+        self.now = self.memory_bound = self.streamed_until = self.longest_merge = self.merged_at = 0.0
         self.spent = [0.0] * 6
 
     def leave_behind(self, first: int) -> float:
@@ -170,6 +177,7 @@ class _Run:
                 ended[done] = True
             for slot in self.order[ended[self.order]].tolist():
                 self.ended(slot)
+        self.now = max(self.now, self.merged_at)
 
     def speeds(self, streaming: NDArray[np.int64]) -> NDArray[np.float64]:
         """Blocks a cycle of each program that streams."""
@@ -197,8 +205,18 @@ class _Run:
             there = int((self.phase[self.sm == self.sm[slot]] != _IDLE).sum())
             cycles = self.costs.merge(splits, there)
             self.longest_merge = max(self.longest_merge, cycles)
-            self.wait(slot, _MERGING, cycles)
-        elif self.next < self.items.count:
+            if self.costs.merges_beside:
+                self.merged_at = max(self.merged_at, self.now + cycles)
+                self.spent[_MERGING] += cycles
+                self.go_on(slot)
+            else:
+                self.wait(slot, _MERGING, cycles)
+        else:
+            self.go_on(slot)
+
+    def go_on(self, slot: int) -> None:
+        """The next item of a program, if there is one."""
+        if self.next < self.items.count:
             self.take(slot, self.costs.later_start if self.next < self.costs.programs else self.costs.next_item)
         else:
             self.phase[slot], self.until[slot], self.free[slot] = _IDLE, np.inf, self.now

@@ -5,11 +5,12 @@ from __future__ import annotations
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.step.answer import StepForecast
 from tilecast.model.step.batch import requests_text, shortened
+from tilecast.model.step.dealing import title
 from tilecast.model.step.evaluate import LaunchRun
 
 _BAR = 24
 #: What every answer says of itself.
-CHECKED = "of the portable kernels, held against measured steps on an H200 only (tilecast validate serving)"
+CHECKED = "held against measured steps on an H200 only (tilecast validate serving)"
 FLOOR = "a floor: norms, rotary embedding, activations, sampling and the engine's own time are left out"
 
 
@@ -112,13 +113,12 @@ def _decoder_lines(f: StepForecast) -> list[str]:
 
 
 def _launch_line(launch: LaunchRun) -> str:
-    v = launch.variant
-    what = "decode " if v.tile_m <= 16 else "prefill"
-    head = f"  {what}    {_time(launch.seconds)}   {v.tile_m}x{v.tile_n} {v.warps} warps, {launch.clock.mhz:.0f} MHz, "
+    what = "decode " if launch.dealt.least_rows == 1 else "prefill"
+    head = f"  {what}    {_time(launch.seconds)}   {title(launch.variant)}, {launch.clock.mhz:.0f} MHz, "
     if launch.items is None:
         return head + f"no sequence of its own: {launch.programs} programs look for one"
     split = (
-        f", split every {v.split_keys} keys into at most {launch.items.most_splits}"
+        f", split every {launch.dealt.split_keys} keys into at most {launch.items.most_splits}"
         if launch.items.most_splits > 1
         else ""
     )

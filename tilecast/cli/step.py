@@ -87,10 +87,9 @@ def step(
 ) -> None:  # fmt: skip
     """Forecast a serving step: attention, what binds, the best split, what one more request costs, how many fit a latency."""
     from tilecast.cli.tables import show
-    from tilecast.model.serving import parse_serving
     from tilecast.model.step.batch import parse_requests
     from tilecast.model.step.decoder import decoders
-    from tilecast.model.step.forecast import forecast_step, shipped_pair
+    from tilecast.model.step.forecast import forecast_step, named_pair
 
     batch = batch_of(heads, requests, batch_file, page)
     more = _in_options("--next", lambda: parse_requests(next_)) if next_ is not None else _one_more(batch)
@@ -99,8 +98,7 @@ def step(
     chip = changes.of(machine)
     pair = None
     if variant is not None:
-        decode, prefill = shipped_pair(batch, chip)
-        pair = parse_serving(variant, decode), prefill
+        pair = named_pair(variant, batch, chip)
     answer = forecast_step(
         batch, chip, pair, decoder=decoder, clock=clock.value, compare_splits=splits, next_request=more, within_seconds=limit
     )  # fmt: skip

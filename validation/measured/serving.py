@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from tilecast.base.words import did_you_mean
 from tilecast.model.kernel.knobs import family_named
+from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.serving import parse_serving
 from tilecast.model.step.batch import Batch, parse_requests, shortened
+from tilecast.model.step.dealing import StepVariant, dealing
 from tilecast.model.step.evaluate import evaluate_step
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
-TABLE = Path(__file__).parents[2] / "data" / "measured" / "h200_serving.csv"
+TABLE = Path(__file__).parents[2] / "data" / "measured" / "h200_serving_hopper.csv"
 COLUMNS = ("point", "requests", "heads_q", "heads_kv", "page", "decode", "prefill", "evicted_by", "us")
 #: The row of the kernel that does nothing, and rows that a forecast is not for: a cache full of written data.
 _NOTHING, _READING = "nothing", "reading"
@@ -34,7 +38,12 @@ _LOOKED_AT_KEYS = 32768
 _TIE = 0.02
 
 
+#: What knobs that a table does not name are, by family; the portable kernels' rows name those of the one that decodes.
 _DECODE, _PREFILL = ServingVariant(), ServingVariant(tile_m=128, warps=8, programs=1)
+_BASES: dict[str, tuple[StepVariant, StepVariant]] = {
+    _DECODE.family: (_DECODE, _PREFILL),
+    HopperServingVariant().family: (HopperServingVariant(), HopperPrefillVariant()),
+}
 
 
 class ServingTableError(ValueError):
@@ -141,7 +150,7 @@ def run_serving(
     steps = [row for row in raw if row["point"] != _NOTHING and row["evicted_by"] == _READING and _forecast(row)]
     if not steps:
         raise ServingTableError(
-            f"{table.name}: column 'decode': expected some rows of family {_DECODE.family}, which is forecast, got none"
+            f"{table.name}: column 'decode': expected some rows of family {' or '.join(_BASES)}, which are forecast, got none"
         )
     for done, row in enumerate(steps):
         if progress is not None:
@@ -151,8 +160,12 @@ def run_serving(
 
 
 def _forecast(row: dict[str, str]) -> bool:
-    """Whether a row's decoding kernel is of the family that forecasts are of."""
-    return family_named(row["decode"]) in (None, _DECODE.family)
+    """Whether a row's decoding kernel is of a family that forecasts are of."""
+    return _family(row) in _BASES
+
+
+def _family(row: dict[str, str]) -> str:
+    return family_named(row["decode"]) or _DECODE.family
 
 
 def _nothing_us(machine: Machine) -> float:
@@ -167,15 +180,17 @@ def _row(row: dict[str, str], machine: Machine, added: float) -> ServingRow:
     heads = Workload(heads_q=heads_q, heads_kv=heads_kv, seqlen_q=1, head_dim_qk=128, mask="causal")
     batch = Batch(lengths, heads, page)
     # The kernels that were timed, whatever ships by now; rows that time one kernel have no sequence for the other.
-    decode, prefill = (parse_serving(row[name], base) for name, base in (("decode", _DECODE), ("prefill", _PREFILL)))
+    bases: Any = _BASES[_family(row)]
+    decode, prefill = (parse_serving(row[name], base) for name, base in zip(("decode", "prefill"), bases, strict=True))
     seconds = evaluate_step(batch, machine, (decode, prefill), "short").seconds
-    looked_at = len(lengths) == 1 and lengths[0][1] >= _LOOKED_AT_KEYS
+    # What merging costs in the portable kernels was inferred from theirs.
+    looked_at = decode.family == _DECODE.family and len(lengths) == 1 and lengths[0][1] >= _LOOKED_AT_KEYS
     return ServingRow(
         row["point"],
         row["requests"],
         (heads_q, heads_kv),
         page,
-        decode.split_keys,
+        dealing(decode, heads_kv).split_keys,
         float(row["us"]),
         float(seconds) * 1e6 + added,
         looked_at,

@@ -92,9 +92,10 @@ def space(workload: Workload, machine: Machine) -> Iterator[HopperPrefillVariant
 
 
 def chosen(workload: Workload, machine: Machine) -> HopperPrefillVariant:
-    """The variant to start from: two warpgroups, blocks of 64 keys, four of them in flight or as many as there is room for."""
-    room = (
-        int(machine["smem.per_cta_bytes"]) - _MARGIN - Q_TILES * 2 * ROWS * workload.head_dim_qk * workload.dtype_bytes
-    )
+    """The variant to start from: two warpgroups (three of heads of 64, which leave registers for them), blocks of 64 keys, four of them
+    in flight or as many as there is room for."""
+    groups = 3 if max(workload.head_dim_qk, workload.head_dim_v) <= PIECE else 2
+    queries = Q_TILES * groups * ROWS * workload.head_dim_qk * workload.dtype_bytes
+    room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    return HopperPrefillVariant(kv_stages=max(1, min(room // block, _STAGES)))
+    return HopperPrefillVariant(warpgroups=groups, kv_stages=max(1, min(room // block, _STAGES)))

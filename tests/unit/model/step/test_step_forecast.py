@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import load_machine, machine_names
 from tilecast.model.pipeline.serving import build
@@ -17,7 +18,7 @@ from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
 from tilecast.model.step.decoder import decoder_floor, decoders
-from tilecast.model.step.forecast import forecast_step, shipped_pair
+from tilecast.model.step.forecast import forecast_step, named_pair
 from tilecast.model.step.items import Items
 from tilecast.model.step.play import Costs, nothing, play
 
@@ -34,7 +35,7 @@ def items(blocks: list[int], tile: list[int] | None = None) -> Items:
     of = np.array([-1] * len(blocks) if tile is None else tile)
     counts = np.bincount(of[of >= 0]) if (of >= 0).any() else np.array([], dtype=np.int64)
     b = np.array(blocks)
-    return Items(b, b * 64, of, counts, 1, 1, int(counts.max(initial=1)), int(b.sum()) * 64, 0)
+    return Items(b, b * 64, of, counts, 1, 1, int(counts.max(initial=1)), int(b.sum()) * 64, 0, 1, 1)
 
 
 def test_one_item_starts_streams_and_ends() -> None:
@@ -100,7 +101,7 @@ def test_many_items_take_the_memory_s_time() -> None:
 @pytest.mark.parametrize("page", [0, 16, 64])
 def test_programs_on_one_sm_take_longer_each_and_less_a_block(machine: str, page: int) -> None:
     chip = load_machine(machine)
-    decode, _ = shipped_pair(Batch(((1, 8),), HEADS), chip)
+    decode, _ = named_pair("family=serving", Batch(((1, 8),), HEADS), chip)
     loops = [build(HEADS, decode, chip, page, count) for count in (1, 2, 3)]
     periods = [steady_state(loop).ii_cycles for loop in loops]
     assert all(period >= bounds(loop).ii_lower - 1e-6 for period, loop in zip(periods, loops, strict=True))
@@ -109,7 +110,7 @@ def test_programs_on_one_sm_take_longer_each_and_less_a_block(machine: str, page
 
 
 def test_smaller_pages_cost_instructions() -> None:
-    decode, _ = shipped_pair(Batch(((1, 8),), HEADS), H200)
+    decode, _ = named_pair("family=serving", Batch(((1, 8),), HEADS), H200)
     issue = {page: build(HEADS, decode, H200, page, 1).demand()["issue"] for page in (16, 64, 256)}
     # 379 and 485 in the machine code of Triton 3.6.
     assert issue[64] == pytest.approx(379, rel=0.1) and issue[16] == pytest.approx(485, rel=0.1)
@@ -161,7 +162,7 @@ def test_heads_that_share_keys_cost_no_bytes() -> None:
 def test_splits_are_ranked_and_what_is_given_is_among_them() -> None:
     found = forecast_step(Batch(parse_requests("1x8192"), HEADS), H200, compare_splits=True)
     times = {one.split_keys: one.seconds for one in found.splits}
-    assert times[512] == found.seconds
+    assert times[1024] == found.seconds
     assert [one.seconds for one in found.splits] == sorted(times.values())
     # One sequence on 8 key heads: splits too long leave SMs idle.
     assert times[4096] > 2 * times[512]
@@ -213,8 +214,19 @@ def test_floor_of_a_decoder_counts_its_weights() -> None:
     assert big.layers_seconds > 10 * floor.layers_seconds
 
 
+def test_two_launches_beside_each_other_take_less_than_one_after_the_other() -> None:
+    run = forecast_step(Batch(parse_requests("8x8192,1x512:512"), HEADS), H200).run
+    assert 0.0 < run.beside_seconds < min(launch.seconds for launch in run.launches)
+    portable = Batch(parse_requests("8x8192,1x512:512"), HEADS)
+    assert forecast_step(portable, H200, named_pair("family=serving", portable, H200)).run.beside_seconds == 0.0
+    with pytest.raises(VariantError, match="with families serving or serving-hopper, got 'mla-hopper'"):
+        named_pair("family=mla-hopper", portable, H200)
+
+
 def test_refusals_are_sentences() -> None:
-    with pytest.raises(PredictError, match=r"no serving kernel for .* on h200-sxm: family serving is written for bf16"):
+    with pytest.raises(
+        PredictError, match=r"no serving kernel for .* on h200-sxm: family serving-hopper is written for bf16"
+    ):
         forecast_step(Batch(((1, 8),), replace(HEADS, dtype="fp8")), H200)
     with pytest.raises(PredictError, match="holds 141 GB: use fewer or shorter sequences"):
         forecast_step(Batch(parse_requests("100x536870912"), HEADS), H200)

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.paths import ROOT
 
 from tilecast.codegen.triton_serving import context
+from tilecast.model.kernel.variant import variant_text
+from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.step.batch import Batch, parse_requests
-from tilecast.model.step.costs import merged_rows, merged_splits
+from tilecast.model.step.costs import POINTERS, Around
+from tilecast.model.step.dealing import Dealing, dealing
 from tilecast.model.step.evaluate import evaluate_step
-from tilecast.model.step.forecast import shipped_pair
+from tilecast.model.step.forecast import named_pair, shipped_pair
 from tilecast.model.step.items import batch_items, of_sequence, sequence_items
 
 HEADS = Workload(heads_q=32, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
-DECODE, PREFILL = ServingVariant(), ServingVariant(tile_m=128, warps=8, split_keys=2048, most_splits=32, programs=1)
+DECODES, PREFILLS = (
+    ServingVariant(),
+    ServingVariant(tile_m=128, warps=8, split_keys=2048, most_splits=32, programs=1),
+)
+DECODE, PREFILL = (dealing(variant, 8) for variant in (DECODES, PREFILLS))
 FAR = 1 << 29
 
 
 @given(
     seqlen_q=st.integers(1, 40), more=st.integers(0, 300), group=st.integers(1, 8), left=st.sampled_from([FAR, 0, 7, 64]),
-    right=st.sampled_from([0, 3, FAR]), tile_m=st.sampled_from([16, 32]), most=st.sampled_from([1, 4, 128]),
+    right=st.sampled_from([0, 3, FAR]), tile_m=st.sampled_from([16, 32]), most=st.sampled_from([1, 4, 128]), even=st.booleans(),
 )  # fmt: skip
-def test_every_visible_key_of_a_row_is_in_exactly_one_item(seqlen_q, more, group, left, right, tile_m, most) -> None:
+def test_every_visible_key_of_a_row_is_in_exactly_one_item(
+    seqlen_q, more, group, left, right, tile_m, most, even
+) -> None:
     seqlen_k, tile_n, split = seqlen_q + more, 16, 32
-    one = sequence_items(seqlen_q, seqlen_k, group, left, right, tile_m, tile_n, split, most)
+    dealt = Dealing(1, FAR, tile_m, tile_n, split, 0, most, even, 1, 1, 4, False, POINTERS)
+    one = sequence_items(seqlen_q, seqlen_k, group, left, right, dealt)
     assert len(one.blocks) == one.tiles * one.splits
     # Where the items begin, as the kernel says it: splits one after another from the first key that any row sees.
     first = max(seqlen_k - seqlen_q - left, 0) // tile_n * tile_n
@@ -93,21 +107,47 @@ def test_a_window_reads_what_it_sees() -> None:
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
-@pytest.mark.parametrize("variant", [DECODE, PREFILL, ServingVariant(warps=8), ServingVariant(most_splits=2)])
+@pytest.mark.parametrize("variant", [DECODES, PREFILLS, ServingVariant(warps=8), ServingVariant(most_splits=2)])
 def test_merging_counts_as_the_generated_kernel_does(dim: int, variant: ServingVariant) -> None:
     kernel = context(variant, Workload(head_dim_qk=dim, head_dim_v=dim))
-    assert (merged_rows(variant), merged_splits(variant, dim)) == (kernel.merged_rows, kernel.merged)
+    around = Around(load_machine("h200-sxm"), POINTERS, variant.tile_m, variant.warps, variant.most_splits)
+    assert (around.merged_rows, around.merged_splits(dim)) == (kernel.merged_rows, kernel.merged)
+
+
+def test_hopper_s_splits_are_fixed_and_even_where_there_would_be_too_many() -> None:
+    dealt = dealing(HopperServingVariant(), 8)
+    assert dealt.split_keys == 1024 and dealt.most_splits == 16 and dealing(HopperServingVariant(), 1).split_keys == 512
+
+    def shape(keys: int) -> tuple[int, list[int]]:
+        one = of_sequence(dealt, HEADS, 1, keys)
+        return one.splits, sorted(set(one.keys.tolist()), reverse=True)
+
+    assert shape(1024) == (1, [1024])
+    assert shape(1025) == (2, [1024, 1])
+    assert shape(8192) == (8, [1024])
+    # 16 splits of 64, 65 or 66 blocks of 64 keys; the last block has one.
+    splits, keys = shape(66_561)
+    assert splits == 16 and sum(of_sequence(dealt, HEADS, 1, 66_561).keys) == 66_561 and keys[0] - 64 <= keys[-2]
+
+
+def test_hopper_s_two_kernels_take_every_sequence_once() -> None:
+    decode, prefill = dealing(HopperServingVariant(), 8), dealing(HopperPrefillVariant(), 8)
+    assert [decode.takes(n) + prefill.takes(n) for n in (1, 64, 65, 1 << 20)] == [1] * 4
 
 
 @pytest.mark.parametrize("requests", ["1x8192", "64x1000", "200x3000", "7x2:513"])
-def test_programs_are_those_of_the_generated_launch(requests: str) -> None:
+@pytest.mark.parametrize("family", ["hopper", "triton"])
+def test_programs_are_those_of_the_generated_launch(requests: str, family: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tilecast.kernels.generated import triton_serve_decode_d128 as module
+    if family == "hopper":
+        from tilecast.kernels.generated import hopper_serve_d128 as module
+    else:
+        from tilecast.kernels.generated import triton_serve_decode_d128 as module
 
     lengths, machine = parse_requests(requests), load_machine("h200-sxm")
     batch = Batch(lengths, HEADS, page=64)
-    pair = shipped_pair(batch, machine)
+    pair = named_pair("family=serving", batch, machine) if family == "triton" else shipped_pair(batch, machine)
     queries, longest = lengths[0][0], max(keys for _, keys in lengths)
 
     def meta(*shape: int, dtype=torch.bfloat16):
@@ -116,5 +156,17 @@ def test_programs_are_those_of_the_generated_launch(requests: str) -> None:
     q, k = meta(len(lengths), queries, 32, 128), meta(4, 64, 8, 128)
     lists = (None, None, meta(len(lengths), dtype=torch.int32), meta(len(lengths), 4, dtype=torch.int32), *[None] * 4)
     grid, _, _ = module.plan(q, k, k, q, None, lists, queries, longest, (-1, 0), False, (1, 16), (None,) * 2, 132)
-    assert pair[0] == shipped_pair(Batch(((1, 8),), HEADS), machine)[0]
     assert evaluate_step(batch, machine, pair, "short").launches[0].programs == grid[0]
+
+
+def test_the_kernels_of_a_step_are_those_that_ship() -> None:
+    from tilecast.model.kernel.header import read_header
+
+    machine = load_machine("h200-sxm")
+    for dims in ((64, 64), (128, 128), (192, 128)):
+        heads = replace(HEADS, head_dim_qk=dims[0], head_dim_v=dims[1])
+        name = "d" + "_".join(map(str, dict.fromkeys(dims)))
+        for kind, variant in zip(("serve", "prefill"), shipped_pair(Batch(((1, 8),), heads), machine), strict=True):
+            file = ROOT / "kernels" / "generated" / f"hopper_{kind}_{name}.py"
+            header = read_header(file.read_text(encoding="utf-8"), file)
+            assert header["variant"] == variant_text(variant)
