@@ -16,6 +16,8 @@ from typing import Any
 
 #: A function that is called from so many places is a helper: what it computes is less likely to be the cause.
 _HELPER_CALLS, _HELPER_COST = 4, 3
+#: What is followed first costs so much less.
+_PREFERRED = 50
 #: Attributes of a tensor that say nothing of its values.
 _NO_VALUES = {"layout", "type", "shape", "dtype", "element_ty"}
 #: Methods that move values.
@@ -70,25 +72,20 @@ class Dataflow:
         self._passed: dict[int, None] = {}
         self._seen: set[Any] = set()
         self._right: Container[str] = ()
-        self._products = False
+        self._products, self._prefer = False, ""
+        #: Lines of statements that the run in question did not execute: nothing came from them.
+        self.left_out: frozenset[int] = frozenset()
+        self._ifs: dict[str, list[ast.If]] = {}
 
     def _note(self, function: _Function, node: ast.AST) -> None:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name):
                 self._calls.setdefault(node.func.id, []).append((function, node.args, node))
             elif isinstance(node.func, ast.Attribute) and node.func.attr == "store" and len(node.args) == 1:
-                name, own = _memory(node.func.value), _base(node.func.value)
+                own = _base(node.func.value)
                 if own:
                     self._own_stores.setdefault((function.name, own), []).append(node)
-                    made = next(
-                        (
-                            n.value
-                            for n in _nearest(function)
-                            if not isinstance(n, ast.For) and [t.id for t in _targets(n)] == [own]
-                        ),
-                        None,
-                    )
-                    name = _memory(made) if made is not None else ""
+                name = self._memory_of(function, node.func.value)
                 if name:
                     self._stores.setdefault(name, []).append((function, node))
         if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[0], ast.Name):
@@ -96,6 +93,18 @@ class Dataflow:
             role, given = node.elts
             if isinstance(role, ast.Name) and role.id in self._functions and isinstance(given, ast.Tuple):
                 self._calls.setdefault(role.id, []).append((function, given.elts, None))
+
+    def _memory_of(self, function: _Function, node: ast.expr) -> str:
+        """The memory that an expression is a view of, also by a name of its own or by a function that makes one."""
+        own = _base(node)
+        if not own:
+            return _memory(node)
+        single = (n for n in _nearest(function) if not isinstance(n, ast.For) and [t.id for t in _targets(n)] == [own])
+        made = next((n.value for n in single if n.value is not None), None)
+        if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in self._functions:
+            last = self._functions[made.func.id].body[-1]
+            made = last.value if isinstance(last, ast.Return) else None
+        return _memory(made) if made is not None else ""
 
     def stores(self, name: str) -> list[int]:
         """Lines that store to memory of this name."""
@@ -108,13 +117,14 @@ class Dataflow:
         argument: int | str = 0,
         right: Container[str] = (),
         products: bool = False,
+        prefer: str = "",
     ) -> list[int]:
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
         ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs; ``right``: memories whose values are not followed further; ``products``: whether the
-        accumulators of wgmma are, and not only what comes after them.
+        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first.
         """
-        self._right, self._products = right, products
+        self._right, self._products, self._prefer = right, products, prefer
         frame = self._frame(chain)
         if frame is None:
             return []
@@ -136,7 +146,9 @@ class Dataflow:
                     given = _argument(node.value, argument)
                     self._push(0, frame, given, ())
                     # Of a tile that the copy engine stores: what was put into it.
-                    for function, store in self._stores.get(_memory(given), []) if given is not node.value else ():
+                    for function, store in (
+                        self._stores.get(self._memory_of(frame.function, given), []) if given is not node.value else ()
+                    ):
                         self._push(0, _Frame(function), store.args[0], (), store)
         for _ in range(_STEPS):
             if not self._queue or len(self._found) >= limit:
@@ -169,8 +181,13 @@ class Dataflow:
     def _push(self, cost: int, frame: _Frame, what: str | ast.expr, path: _Path, quoted: ast.AST | None = None) -> None:
         """Follow a name or an expression when its turn comes, and quote the statement that it stands in."""
         key = (frame.function.name, what if isinstance(what, str) else id(what), path)
+        if quoted is not None and getattr(quoted, "lineno", 0) in self.left_out:
+            return
         if key not in self._seen:
             self._seen.add(key)
+            name = what if isinstance(what, str) else getattr(what, "attr", "")
+            if self._prefer and self._prefer in name and cost >= 0:
+                cost -= _PREFERRED
             heapq.heappush(self._queue, (cost, next(self._number), (frame, what, path, quoted)))
 
     def _expression(self, cost: int, frame: _Frame, node: ast.expr, path: _Path) -> None:
@@ -197,7 +214,7 @@ class Dataflow:
             return
         if name in self._functions:
             callee = self._functions[name]
-            if _hides(callee):
+            if _hides(callee) or _is_layout(callee):
                 return
             helper = len(self._calls.get(name, ())) >= _HELPER_CALLS
             inner = _Frame(callee, node, frame)
@@ -211,8 +228,18 @@ class Dataflow:
         if name in self._fields and path and path[0] in self._fields[name]:
             place = self._fields[name].index(path[0])
             named = [keyword.value for keyword in node.keywords if keyword.arg == path[0]]
+            starred = next((i for i, one in enumerate(node.args) if isinstance(one, ast.Starred)), None)
+            if starred is not None and place >= starred:
+                # Of what stands behind a starred argument, the places from the end.
+                place += len(node.args) - len(self._fields[name])
+                place = place if place > starred else starred
             for one in named or node.args[place : place + 1]:
-                self._push(cost, frame, one, path[1:])
+                self._push(
+                    cost,
+                    frame,
+                    one.value if isinstance(one, ast.Starred) else one,
+                    path[1:] if not isinstance(one, ast.Starred) else path,
+                )
             return
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in ("load", "load_max"):
@@ -234,13 +261,16 @@ class Dataflow:
         for node in _nearest(function):
             targets = _targets(node)
             place = next((i for i, target in enumerate(targets) if target.id == name), None)
-            if place is None:
+            if place is None or node.lineno in self.left_out:
                 continue
             assigned = True
             helper = len(self._calls.get(function.name, ())) >= _HELPER_CALLS
             if self._says_nothing(node, path) or (helper and isinstance(node, ast.AnnAssign)):
                 continue
             self._quote(node if not isinstance(node, ast.For) else node.iter)
+            # What decides whether it is this one.
+            for test in self._tests(function, node):
+                self._push(cost + 3, frame, test.test, (), test.test)
             value = node.iter if isinstance(node, ast.For) else node.value
             if value is not None:
                 self._push(cost + 1, frame, value, (str(place), *path)[:2] if len(targets) > 1 else path)
@@ -251,6 +281,13 @@ class Dataflow:
             not assigned and name in self._constants and name not in self._fields and _says_value(self._constants[name])
         ):
             self._quote(self._constants[name])
+
+    def _tests(self, function: _Function, node: ast.AST) -> list[ast.If]:
+        """Conditions of a function that a statement stands under, but for those of constants, which the compiler decides."""
+        if function.name not in self._ifs:
+            self._ifs[function.name] = [one for one in ast.walk(function) if isinstance(one, ast.If)]
+        held = [one for one in self._ifs[function.name] if one.lineno < node.lineno <= (one.end_lineno or 0)]  # type: ignore[attr-defined]
+        return [one for one in held if any(n.id.upper() != n.id for n in ast.walk(one.test) if isinstance(n, ast.Name))]
 
     def _says_nothing(self, node: Any, path: _Path) -> bool:
         """Whether a statement counts, makes an object whose fields are followed where they are read, or sets up the compiler."""
@@ -304,6 +341,13 @@ def _hides(function: _Function) -> bool:
     last = function.body[-1]
     value = last.value if isinstance(last, ast.Return) else None
     return isinstance(value, ast.Call) and len(value.args) == 3 and "-inf" in ast.unparse(value.args[2])
+
+
+def _is_layout(function: _Function) -> bool:
+    """Whether a function makes a layout, which says nothing of values."""
+    last = function.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr.endswith("Layout")
 
 
 def _computes(node: ast.AST) -> bool:

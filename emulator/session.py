@@ -41,8 +41,9 @@ class Watcher(Protocol):
     def multiplied(self, product: Any, a: Any, result: Any) -> None:
         """A product has read its left operand ``a`` and left ``result`` in its accumulator."""
 
-    def stored(self, name: str, calls: tuple[int, ...]) -> None:
-        """Something is stored to a tensor in global or shared memory, at the innermost of these places."""
+    def stored(self, name: str, calls: tuple[int, ...], at: Any = None) -> None:
+        """Something is stored to a tensor in global or shared memory, at the innermost of these places; ``at``: of global memory
+        the elements, where they are known."""
 
 
 @dataclass

@@ -15,13 +15,15 @@ import numpy as np
 from tilecast.emulator.hardware.engines import Copy, Product, Wgmma
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.tensor_memory import Tmem
+from tilecast.emulator.rows import Rows
 from tilecast.emulator.source import Source
 from tilecast.emulator.values.tensors import Tensor
-from tilecast.emulator.verify import Verdict, scores, visible
+from tilecast.emulator.verify import Verdict, scaled_by, scores, visible
 
 _LOG2E = 1.4426950408889634
 #: Relative error that rounding P to bf16, or a polynomial, explains; and of O against what is added up in it.
 _P_TOLERANCE, _O_TOLERANCE = 0.02, 0.03
+_LARGEST_E4M3 = 448.0
 #: Of e4m3, numbers below this are too coarse to be compared.
 _LEAST_E4M3 = 2.0**-4
 #: Weights that rounding makes inexact: those below this part of the largest are not compared.
@@ -45,7 +47,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Rows of one tensor, as shared memory holds them: (tensor, batch, head, first row, how many)."""
+    """Rows of one tensor, as shared memory holds them: (tensor, batch, head, first row, how many), from a column on."""
 
     tensor: str
     batch: int
@@ -55,6 +57,7 @@ class _Tile:
     #: The copy that brought it.
     number: int
     calls: tuple[int, ...]
+    column: int = 0
 
 
 @dataclass
@@ -69,10 +72,12 @@ class Steps:
     """Watches one launch; see the module docstring."""
 
     def __init__(
-        self, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], source: Source, coarse: bool = False
+        self, q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], source: Source, coarse: bool = False,
+        shuffled: bool = False,
     ) -> None:  # fmt: skip
-        """``coarse``: P has 8 bits."""
+        """``coarse``: P has 8 bits; ``shuffled``: V comes by way of other memory, its keys in an order of the kernel's own."""
         self._coarse = coarse
+        self._v_rows = Rows({"v": v}) if shuffled else None
         self._s = scores(q, k, scale) * _LOG2E
         self._v = np.asarray(v).astype(np.float64)
         self._seen = visible(q.shape[2], k.shape[2], window)
@@ -101,7 +106,7 @@ class Steps:
         batch, head, row = (int(n) for n in copy.corner[:3])
         desc: Any = copy.desc
         rows = int(desc.block_shape[2])
-        tile = _Tile(desc.memory.name, batch, head, row, rows, copy.number - copy.cta, copy.calls)
+        tile = _Tile(desc.memory.name, batch, head, row, rows, copy.number - copy.cta, copy.calls, int(copy.corner[3]))
         if tile.tensor == "q":
             self._q_copies[copy.calls[:3]] = None
         cells = copy.target.cells.reshape(rows, -1)
@@ -112,6 +117,9 @@ class Steps:
     def multiplied(self, product: Product | Wgmma, a: Any, result: Any) -> None:
         """S when Q meets K; P and O when something meets V."""
         right = self._tile(product, product.b)
+        if self._v_rows is not None and isinstance(product, Wgmma) and (right is None or right.tensor != "k"):
+            self._unshuffled(product, np.asarray(a), right, np.asarray(result))
+            return
         if right is None:
             return
         if right.tensor == "k" and isinstance(a, Shared):
@@ -121,7 +129,7 @@ class Steps:
         elif right.tensor == "v":
             self._weighted(product, a, right, np.asarray(result))
 
-    def stored(self, name: str, calls: tuple[int, ...]) -> None:
+    def stored(self, name: str, calls: tuple[int, ...], at: Any = None) -> None:
         """Remember where results are stored."""
         self._stores.setdefault(name, {})[calls[:3]] = None
 
@@ -133,7 +141,9 @@ class Steps:
             return None
         tile, numbers = found[0][0], [one[1] for one in found if one is not None]
         count = max(numbers) - min(numbers) + 1
-        return _Tile(tile.tensor, tile.batch, tile.head, tile.first + min(numbers), count, tile.number, tile.calls)
+        return _Tile(
+            tile.tensor, tile.batch, tile.head, tile.first + min(numbers), count, tile.number, tile.calls, tile.column
+        )
 
     # -- S -----------------------------------------------------------------------------------------------------------
 
@@ -202,22 +212,50 @@ class Steps:
         if state is None or state.q != q or not product.use_acc or keys in state.keys:
             state = self._o_of[place] = _Accumulated(q)
         state.keys.append(keys)
-        self._check_o(product, state, reference, result)
+        self._check_o(product, state, reference, result, slice(v.column, v.column + result.shape[1]))
 
-    def _of_p(self, product: Product | Wgmma, a: Any) -> tuple[int, ...]:
-        """Where P was stored, or where its product was called for; and what it is computed from."""
+    def _unshuffled(self, product: Wgmma, p: Any, tile: _Tile | None, result: Any) -> None:
+        """P and V, the keys in their order: which they are V's values tell."""
+        assert self._v_rows is not None
+        rows = self._v_rows.of(np.asarray(product.b.a))
+        known = {one[3]: place for place, one in enumerate(rows) if one is not None}
+        one = next((one for one in rows if one is not None), None)
+        q = self._q_of(product, p)
+        if q is None or (one is None and (tile is None or tile.column >= self._s.shape[3])):
+            return
+        batch, head = one[1:3] if one is not None else (q.batch, q.head // self._group)
+        first, calls = min(known) if known else tile.column if tile else 0, tile.calls if tile is not None else ()
+        v = _Tile("v", batch, head, first, len(rows), 0, calls)
+        missing = [key for key in range(first, min(first + len(rows), self._s.shape[3])) if key not in known]
+        if missing and self._real(q) and _of(q) not in self._found:
+            stores = [
+                chain
+                for name, chains in self._stores.items()
+                if tile is not None and name == tile.tensor
+                for chain in chains
+            ]
+            self._depart(
+                q, "O", f"P of batch {q.batch}, head {q.head}, rows from {q.first} is multiplied with what is not V of key {missing[0]}", product.calls[:2], calls,
+                [chain[0] for chain in stores], *(self._behind(chain, argument) for chain in stores for argument in (1, 0)),
+            )  # fmt: skip
+            return
+        order = [known[key] for key in sorted(known)] + [place for place, row in enumerate(rows) if row is None]
+        self._weighted(product, p[:, order], v, result)
+
+    def _of_p(self, product: Product | Wgmma, a: Any, prefer: str = "") -> tuple[int, ...]:
+        """Where P was stored, or where its product was called for; and what it is computed from, names with ``prefer`` first."""
         if not isinstance(a, Tmem):
-            return (*product.calls[:2], *self._behind(product.calls))
+            return (*product.calls[:2], *self._behind(product.calls, prefer=prefer))
         # The last quarter, as a rule: the others are alike.
-        return self._stored_p(product.program.tmem.written_at(a.cells_of(0)))
+        return self._stored_p(product.program.tmem.written_at(a.cells_of(0)), prefer)
 
-    def _behind(self, chain: Sequence[int], argument: int = 0, products: bool = False) -> list[int]:
+    def _behind(self, chain: Sequence[int], argument: int = 0, products: bool = False, prefer: str = "") -> list[int]:
         """What an argument of a call is computed from, S aside: it was right."""
-        return self._source.values(chain, _BEHIND, argument, right=self._s_memories, products=products)
+        return self._source.values(chain, _BEHIND, argument, right=self._s_memories, products=products, prefer=prefer)
 
-    def _stored_p(self, places: Sequence[int]) -> tuple[int, ...]:
+    def _stored_p(self, places: Sequence[int], prefer: str = "") -> tuple[int, ...]:
         """Where P was stored, the last places first, and what it is computed from."""
-        each = [self._behind((place,)) for place in reversed(places)]
+        each = [self._behind((place,), prefer=prefer) for place in reversed(places)]
         return (*(lines[0] for lines in each if lines), *(line for lines in each for line in lines))
 
     def _check_p(self, product: Product | Wgmma, a: Any, p: Any, q: _Tile, v: _Tile) -> Any:
@@ -251,11 +289,23 @@ class Steps:
             off = np.where((wanted > _SMALL * largest[:, None]) | (p > _SMALL), off, 0)
         if float(np.nan_to_num(off).max(initial=0)) > (6 if self._coarse else 3) * _P_TOLERANCE:
             row, key = (int(n) for n in np.unravel_index(int(np.nan_to_num(off).argmax()), off.shape))
+            times = scaled_by(logarithm[row], s[row])
+            if times is not None:
+                self._depart(
+                    q, "P", f"exponents of {self._row(q, row)} grow {times:.3g} times as its scores do: they are scaled by another number",
+                    self._of_p(product, a, "scale"), q.calls,
+                )  # fmt: skip
+                return None
             says = "0: it is hidden, but the row sees it" if p[row, key] == 0 else f"{p[row, key]:.4g}"
             self._depart(
                 q, "P", f"P of {self._row(q, row)}, key {v.first + key} is {says}, not {wanted[row, key]:.4g} as the row's other keys "
                 "of the block have it", self._of_p(product, a), q.calls, masks=bool(p[row, key] == 0),
             )  # fmt: skip
+            return None
+        if self._coarse and float(large.max(initial=0)) >= _LARGEST_E4M3:
+            row = int(large.max(1).argmax())
+            self._depart(q, "P", f"P of {self._row(q, row)} reaches {_LARGEST_E4M3:g}, the largest number of e4m3: what it should be may be more",
+                         self._of_p(product, a))  # fmt: skip
             return None
         if float(large.max(initial=0)) > _HIGHEST:
             row = int(large.max(1).argmax())
@@ -268,10 +318,12 @@ class Steps:
         row, key = (int(n) for n in np.argwhere(wrong)[0])
         self._depart(
             q, "P", f"{self._row(q, row)} does not see key {v.first + key}, but P weighs it ({int(wrong.any(1).sum())} such rows in the block "
-            f"of keys from {v.first})", product.calls[:2], q.calls, masks=True,
+            f"of keys from {v.first})", [*product.calls[:2], *(self._behind(product.calls)[:_SHUFFLED] if self._v_rows else ())], q.calls, masks=True,
         )  # fmt: skip
 
-    def _check_o(self, product: Product | Wgmma, state: _Accumulated, reference: Any, result: Any) -> None:
+    def _check_o(
+        self, product: Product | Wgmma, state: _Accumulated, reference: Any, result: Any, columns: slice
+    ) -> None:
         q, head = state.q, state.q.head // self._group
         rows = slice(q.first, q.first + len(reference))
         total, size = 0.0, 0.0
@@ -279,12 +331,12 @@ class Steps:
             for keys in state.keys:
                 s = np.where(self._seen[rows, keys], self._s[q.batch, q.head, rows, keys], -np.inf)
                 p = np.exp2(s - reference[:, None])
-                total = total + p @ self._v[q.batch, head, keys]
-                size = size + p @ np.abs(self._v[q.batch, head, keys])
+                total = total + p @ self._v[q.batch, head, keys, columns]
+                size = size + p @ np.abs(self._v[q.batch, head, keys, columns])
             off = np.abs(np.asarray(result, np.float64)[: len(reference)] - total)
             sound = ~np.isnan(reference)[:, None] & np.isfinite(total)
             share = np.where(sound & (off > 1e-3), off / np.maximum(size, 1e-2), 0)
-        if float(np.nan_to_num(share).max(initial=0)) > 3 * _O_TOLERANCE:
+        if float(np.nan_to_num(share).max(initial=0)) > (9 if self._coarse else 3) * _O_TOLERANCE:
             row = int(np.nan_to_num(share).max(1).argmax())
             self._depart(
                 q, "O", f"O of {self._row(q, row)} is off by {float(share[row].max()):.2g} of its size after the keys from "
@@ -305,7 +357,8 @@ class Steps:
         """The departure; where S, P and O of the wrong rows are right: what is missing, or comes after."""
         if not self._products:
             return None
-        for departure in (one for _, one in self._found.values()):
+        wrong = {row[:2] for row in verdict.wrong_rows}
+        for _, (_, departure) in sorted(self._found.items(), key=lambda one: one[0][:2] not in wrong):
             # What hides scores decides about P, too.
             masks: tuple[int, ...] = ()
             if departure.masks:
@@ -384,6 +437,8 @@ _SHOWN = 22
 #: Lines that a message quotes, and characters of each; lines that a value is followed back to.
 _QUOTED, _WIDTH = 22, 100
 _BEHIND = 20
+#: Lines that may put the keys of P into another order.
+_SHUFFLED = 4
 #: Lines about P where what hides scores is concerned.
 _BESIDE_MASKS = 6
 

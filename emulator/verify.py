@@ -17,6 +17,9 @@ _ROUNDINGS = 4.0
 LSE_TOLERANCE, LSE_RELATIVE = 3e-5, 5e-7
 #: Logarithms of row sums that are taken to be of the same keys.
 _SAME_SUM = 2e-4
+#: Weights that say whether a row's exponents are on a straight line, at least; what they may leave it by, of their range.
+_FITTED, _STRAIGHT = 8, 0.02
+_OFF, _SLOPE = 0.06, 0.02
 #: Largest relative error of FlashAttention-4's polynomials for 2^f on [0, 1), by degree (evaluated on 100,000 points).
 POLYNOMIAL_ERROR = {1: 3.9e-2, 2: 2.08e-3, 3: 8.77e-5, 4: 2.99e-6, 5: 8.6e-8}
 
@@ -140,6 +143,19 @@ def judge(
         wrong += f"; {culprit}: scores are hidden at {places or 'no line'}"
     some = tuple(tuple(int(n) for n in place) for place in np.argwhere(rows)[:64])
     return Verdict(*verdict, wrong, some, not of_out.any(), not of_lse.any())
+
+
+def scaled_by(differences: Any, s: Any) -> float | None:
+    """By what scores were multiplied, where a row's exponents are a multiple of them and a constant; None where they are not.
+
+    ``differences``: scores less the exponents, NaN where nobody compares.
+    """
+    there = ~np.isnan(differences)
+    if there.sum() < _FITTED or np.ptp(s[there]) < 1.0:
+        return None
+    slope, constant = np.polyfit(s[there], differences[there], 1)
+    off = np.abs(differences[there] - slope * s[there] - constant).max()
+    return float(1.0 - slope) if off < _OFF + _STRAIGHT * np.ptp(s[there]) and abs(slope) > _SLOPE else None
 
 
 def _shifted_mask(s: Any, lse: Any, rows: Any, window: tuple[int, int]) -> str:

@@ -10,7 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
+from tilecast.emulator.battery.backward_steps import BackwardSteps
+from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
+from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.verify import visible
@@ -148,19 +151,23 @@ class BackwardBench(LaunchBench):
         wrong = [name for name in _GRADIENTS if found[name].text]
         if not wrong:
             return
-        trail = Trail()
-        launched(trail)
-        trail.stores["masks"] = {(line,): None for line in self.loaded.mask_lines()[:6]}
-        # What they are made of on the way: memory of the chip, and sums in global memory.
-        inner = [name for name in trail.stores if name not in (*_GRADIENTS, "masks")]
+        steps = BackwardSteps(given, *parts(given, scale, self._window, problem.with_dlse))
+        self.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
         right = [name for name in _GRADIENTS if name not in wrong]
         first = found[wrong[0]]
         text = first.text + (
             f"; {' and '.join(right)} {'are' if len(right) > 1 else 'is'} right" if right else "; all three are wrong"
         )
-        raise explain(
-            self.source, trail, text + stored_at(self.source, done[wrong[0]], first.at), [*wrong, "masks", *inner]
-        )
+        said = steps.finish(wrong, first.at)
+        host = ""
+        if not steps.departs:
+            host = handed_on(
+                self.source,
+                "how many blocks there are, and by what they are multiplied",
+                ("key_blocks", "row_blocks", "scale", "[grid]"),
+            )
+        error = explain(self.source, steps, text + stored_at(self.source, done[wrong[0]], first.at), [], said)
+        raise WrongResultError(str(error) + host)
 
     def refused(self) -> int:
         """Wrong calls."""
@@ -242,17 +249,23 @@ def _weights(given: dict[str, Any], scale: float, window: tuple[int, int]) -> tu
         return np.where(total > 0, p / total, 0.0), (np.log(total) + base)[..., 0]
 
 
+def parts(given: dict[str, Any], scale: float, window: tuple[int, int], with_dlse: bool) -> tuple[Any, Any, Any]:
+    """(P, dP, D) in float64: (batch, heads_q, queries, keys), of D one number for all keys."""
+    v, out, dout = (given[name].astype(np.float64) for name in ("v", "out", "dout"))
+    v = np.repeat(v, dout.shape[1] // v.shape[1], 1)
+    delta = (dout * out).sum(-1, keepdims=True) - (given["dlse"].astype(np.float64)[..., None] if with_dlse else 0.0)
+    return _weights(given, scale, window)[0], dout @ v.transpose(0, 1, 3, 2), delta
+
+
 def gradients(
     given: dict[str, Any], scale: float, window: tuple[int, int], with_dlse: bool
 ) -> dict[str, tuple[Any, Any, Any, Any]]:  # fmt: skip
     """By name: (gradient in float64, what roundings of P and dS are in proportion to, what those of dP - D in float32 are, what
     those of the smallest P and dS are)."""
-    p, _ = _weights(given, scale, window)
     q, k, v, out, dout = (given[name].astype(np.float64) for name in ("q", "k", "v", "out", "dout"))
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
-    delta = (dout * out).sum(-1, keepdims=True) - (given["dlse"].astype(np.float64)[..., None] if with_dlse else 0.0)
-    dp = dout @ v.transpose(0, 1, 3, 2)
+    p, dp, delta = parts(given, scale, window, with_dlse)
     ds = p * (dp - delta)
     # dP is as exact as the sum of its products' sizes.
     floats = p * (np.abs(dout) @ np.abs(v).transpose(0, 1, 3, 2) + np.abs(dout * out).sum(-1, keepdims=True))

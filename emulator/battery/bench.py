@@ -118,7 +118,7 @@ class Bench:
         verdict = judge(done, q, k, v, scale, problem.window, with_lse=problem.with_lse)
         if verdict.wrong:
             steps = Steps(q, k, v, scale, problem.window, self.kernel.source)
-            launched(steps)
+            self.kernel.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
             said = explained(verdict, steps, self.kernel.source, done.mask_lines)
             masked, only_sums = "does not see key" in said or "but the row sees it" in said, verdict.out_right
             reason = about(problem, bool(seed), planned, masked, only_sums)

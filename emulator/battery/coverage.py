@@ -97,6 +97,18 @@ class Coverage:
             ]  # fmt: skip
         self._functions.append((function.lineno, sorted(lines)))
 
+    def left_out(self, attempt: Callable[[], Any]) -> frozenset[int]:
+        """Lines of statements that ``attempt`` does not execute."""
+        before = set(self._ran)
+        # What the file calls adds to this very set.
+        self._ran.clear()
+        try:
+            attempt()
+            every = {line for _, lines in self._functions for line in lines}
+            return frozenset(every - self._ran)
+        finally:
+            self._ran.update(before)
+
     def share(self) -> tuple[int, int]:
         """(statements executed, statements there are) of the functions of the file."""
         every = {line for _, lines in self._functions for line in lines}

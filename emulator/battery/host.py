@@ -9,6 +9,8 @@ from tilecast.emulator.source import Source
 
 #: Lines that are quoted, and characters of each.
 _QUOTED, _WIDTH = 10, 100
+#: Lines of what the functions return that those call.
+_ENDS = 6
 
 
 def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
@@ -31,6 +33,7 @@ def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
                 ]
                 lines.update(dict.fromkeys(numbers))
     kept = sorted(lines)[:_QUOTED]
+    kept += _returned(tree, kept)
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.lineno in kept}
     kept += [
         node.lineno
@@ -42,6 +45,21 @@ def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
     ]
     quoted = "".join(f"\n               {source.quote(line)[:_WIDTH]}" for line in kept)
     return f"\n             {why}; the host's lines about it{quoted}" if kept else ""
+
+
+def _returned(tree: ast.Module, lines: list[int]) -> list[int]:
+    """What functions of the host return that lines of it call: those that are no kernels."""
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not n.decorator_list}
+    calls = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.lineno in lines
+    ]
+    called = dict.fromkeys(
+        n.func.id for n in calls if isinstance(n.func, ast.Name) and n.func.id not in ("launch", "plan")
+    )
+    ends = [n for name in called if name in functions for n in ast.walk(functions[name]) if isinstance(n, ast.Return)]
+    return [
+        line for end in ends for line in range(end.lineno, (end.end_lineno or end.lineno) + 1) if line not in lines
+    ][:_ENDS]
 
 
 def about(

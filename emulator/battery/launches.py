@@ -207,6 +207,9 @@ class Trail:
         self.stores: dict[str, dict[tuple[int, ...], None]] = {}
         self.copies: dict[str, dict[tuple[int, ...], None]] = {}
         self.products: dict[tuple[int, ...], None] = {}
+        #: Of each tensor in global memory, the place (a number) that stored an element last, and the places by number.
+        self._last: dict[str, Any] = {}
+        self._chains: list[tuple[int, ...]] = [()]
         #: Places of the first step that departs: chains of calls, with the argument that is followed (None: only quoted).
         self.step: list[tuple[tuple[int, ...], int | str | None]] = []
 
@@ -218,9 +221,21 @@ class Trail:
         """A product has been added up."""
         self.products[product.calls[:3]] = None
 
-    def stored(self, name: str, calls: tuple[int, ...]) -> None:
+    def stored(self, name: str, calls: tuple[int, ...], at: Any = None) -> None:
         """Something was stored to a tensor."""
         self.stores.setdefault(name, {})[calls[:3]] = None
+        if at is not None and np.size(at):
+            last, size = self._last.get(name, np.zeros(0, np.int32)), int(np.max(at)) + 1
+            if len(last) < size:
+                last = self._last[name] = np.concatenate([last, np.zeros(2 * size - len(last), np.int32)])
+            if self._chains[-1] != calls:
+                self._chains.append(calls)
+            last[at] = len(self._chains) - 1
+
+    def stored_last(self, name: str, element: int) -> tuple[int, ...]:
+        """Where an element of a tensor was stored last; empty where nobody knows."""
+        last = self._last.get(name, ())
+        return self._chains[int(last[element])] if element < len(last) else ()
 
     def lines(self, source: Source, names: Sequence[str]) -> list[int]:
         """Where tensors were stored, who asked for it, and what the values and the places come from, by turns."""
@@ -237,7 +252,7 @@ class Trail:
         asked = [place for chain, _ in self.step for place in chain[:2]]
         behind = [source.values(chain, _BEHIND, argument) for chain, argument in self.step if argument is not None]
         # What the first one comes from says most.
-        return list(dict.fromkeys([*asked[:4], *(behind[0][:_FIRST] if behind else ()), *asked, *by_turns(behind[1:])]))
+        return list(dict.fromkeys([*asked[:4], *(behind[0][:_FIRST] if behind else ()), *by_turns(behind[1:]), *asked]))
 
 
 def by_turns(lists: Sequence[Sequence[int]]) -> list[int]:

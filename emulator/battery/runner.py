@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,22 @@ from tilecast.base.progress import Progress, silent
 from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on
-from tilecast.emulator.battery.launches import Labelled
-from tilecast.emulator.errors import BoundsError, EmulationError, RequestError, UnsupportedError
+from tilecast.emulator.battery.launches import Labelled, by_turns
+from tilecast.emulator.errors import (
+    BoundsError,
+    EmulationError,
+    LayoutError,
+    RequestError,
+    UninitializedError,
+    UnsupportedError,
+)
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message about a place outside a tensor quotes.
 _BEHIND = 16
+#: Lines that an operand is followed back to.
+_OPERAND = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,8 @@ def run_battery(
 
 def _behind(source: Source, error: EmulationError) -> str:
     """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
+    if isinstance(error, (UninitializedError, LayoutError)):
+        return _operands(source, error)
     twice = str(error).startswith("race on element") and "between warps" not in str(error)
     if not twice and not isinstance(error, BoundsError):
         return ""
@@ -111,7 +123,19 @@ def _behind(source: Source, error: EmulationError) -> str:
     text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
-    return text + (handed_on(source, "addresses depend on strides", ("stride", "attention[")) if twice else "")
+    if twice:
+        return text + handed_on(source, "addresses depend on strides", ("stride", "attention["))
+    tensor = re.search(r"outside (\w+): element", str(error))
+    return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
+
+
+def _operands(source: Source, error: EmulationError) -> str:
+    """Of an operation that cannot take what it is given, where that comes from, as text to append."""
+    said = re.search(r"line (\d+): ", str(error))
+    chain = source.frames_of(error)[:1] or ([int(said[1])] if said else [])
+    lines = by_turns([source.values(chain, _OPERAND, number)[1:] for number in range(3)] if chain else [])
+    quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:_BEHIND]]
+    return "; its operands come from" + "".join(quoted) if quoted else ""
 
 
 def _through(source: Source, error: BaseException) -> str:

@@ -213,9 +213,12 @@ class ServingBench(LaunchBench):
                 factors = made.lists["k_descale"].data if problem.descale else None
                 scores = by_row(made.sequences, scale, problem.softcap, group, factors)
                 steps = ServingSteps(problem.lengths, group, problem.window, made.places, scores)
-                launched(number, steps)
+                self.source.dataflow.left_out = self.coverage.left_out(functools.partial(launched, number, steps))
                 again = "the first launch in this scratch memory was right; " if number else ""
-                said = steps.finish(where.at, sorted(self.loaded.session.mask_calls), where.lse_right)
+                name, place = where.stored
+                array = made.out if name == "out" else made.lse
+                stored = steps.stored_last(name, sum(n * step for n, step in zip(place, array.stride(), strict=True)))
+                said = steps.finish(where.at, sorted(self.loaded.session.mask_calls), where.lse_right, stored)
                 host = handed_on(self.source, *about) if (about := _host(problem)) else ""
                 raise WrongResultError(str(explain(self.source, steps, again + where.text, [], said)) + host)
             counters = work[1].data
@@ -247,8 +250,9 @@ class ServingBench(LaunchBench):
             if not problem.rows[0] <= rows * (problem.heads[0] // problem.heads[1]) <= problem.rows[1]:
                 if not np.isnan(got.astype(np.float32)).all():
                     found = found or _Wrong(
-                        f"rows of sequence {number} were stored, which nobody asked for", (number, 0, 0), True
-                    )
+                        f"rows of sequence {number} were stored, which nobody asked for", (number, 0, 0), True,
+                        ("out", (first, 0, 0) if problem.packed_q else (number, 0, 0, 0)),
+                    )  # fmt: skip
                 continue
             want, want_lse, size = reference(problem, self._dims, q, k, v, made.sinks)
             name, allowed = f"sequence {number} ({rows}x{keys})", _ROUNDINGS * ulp * np.maximum(size, 1e-3)[..., None]
@@ -260,10 +264,14 @@ class ServingBench(LaunchBench):
                 place = (first + off.at[0], *off.at[1:]) if problem.packed_q else (number, *off.at)
                 known = "" if not problem.with_lse else "; its log-sum-exp is " + ("right" if right else "wrong too")
                 found = _Wrong(
-                    off.text + known + stored_at(self.source, made.out, place), (number, off.at[0], off.at[1]), right
-                )
+                    off.text + known + stored_at(self.source, made.out, place), (number, off.at[0], off.at[1]), right,
+                    # The sums say more than what is divided by them.
+                    ("out", place) if right else ("lse", _of_sums(problem, number, first, off.at[1], off.at[0])),
+                )  # fmt: skip
             elif not right and found is None:
-                found = _Wrong(lse.text + "; the output is right", (number, lse.at[1], lse.at[0]), False)
+                head, row = lse.at
+                place = _of_sums(problem, number, first, head, row)
+                found = _Wrong(lse.text + "; the output is right", (number, row, head), False, ("lse", place))
             self.out_error = max(self.out_error, off.share if np.isfinite(off.share) else 0.0)
             self.lse_error = max(self.lse_error, lse.share if problem.with_lse and np.isfinite(lse.share) else 0.0)
         return found
@@ -316,6 +324,11 @@ def _host(problem: Batch) -> tuple[str, tuple[str, ...]] | None:
     return ("there is a mask", ("window", "left, right")) if problem.window != (-1, -1) else None
 
 
+def _of_sums(problem: Batch, number: int, first: int, head: int, row: int) -> tuple[int, ...]:
+    """Where the log-sum-exp of a row lies; ``first``: of the sequence among packed rows."""
+    return (head, first + row) if problem.packed_q else (number, head, row)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wrong:
     """A result that is wrong: (sequence, row, head), and whether the row sums are right."""
@@ -323,6 +336,8 @@ class _Wrong:
     text: str
     at: tuple[int, int, int]
     lse_right: bool
+    #: The tensor, and the element of it.
+    stored: tuple[str, tuple[int, ...]]
 
 
 @dataclass

@@ -18,6 +18,8 @@ _LOG2E = 1.4426950408889634
 #: Difference of the logarithms of weights and scores, in octaves, that rounding P explains.
 _OFF = 0.1
 
+#: A chain of calls, with the argument that is followed (None: only quoted).
+Place = tuple[tuple[int, ...], int | str | None]
 #: A key: its sequence and number.
 Key = tuple[int, int]
 
@@ -101,9 +103,11 @@ class ServingSteps(Trail):
         with np.errstate(all="ignore"):
             v = np.asarray(product.b.a, np.float64)
             if np.isfinite(p).all() and not np.isfinite(v).all() and np.isnan(result).any():
+                cleared = self._cleared()
                 self._depart(
-                    "O. P is 0 for what follows the last key, but V is not finite there, and 0 times that is NaN", (call, "around"), (call, None),
-                    *((call[i:], "around") for i in range(1, len(call))), *((chain, 0) for chain in self._cleared()),
+                    "O. P is 0 for what follows the last key, but V is not finite there, and 0 times that is NaN", (call, None),
+                    *((chain[i:], "around") for chain in cleared for i in (1, 0)), *((chain, 0) for chain in cleared),
+                    *((call[i:], "around") for i in range(len(call))),
                 )  # fmt: skip
                 return
         if not rows or rows * self._group > len(p):
@@ -114,6 +118,12 @@ class ServingSteps(Trail):
         numbers = np.array([key[1] if key is not None and key[0] == b else -1 for key in of_k])
         for row in range(int(rows) * self._group):
             seen = (numbers >= 0) & self._seen[b][row // self._group, np.maximum(numbers, 0)]
+            if not sound[row] and seen.any() and not seen.all():
+                self._depart(
+                    f"P. Row {row // self._group} of sequence {b} ({rows}x{count}) is not finite: scores of what is no key of it, or that it does not see, are not hidden",
+                    (call, None), masked=True,
+                )  # fmt: skip
+                return
             wrong = weighs[row] & ~seen & sound[row]
             if wrong.any() and seen.any():
                 number = int(numbers[int(np.argmax(wrong))])
@@ -147,8 +157,13 @@ class ServingSteps(Trail):
         off = np.log2(p[compared]) - s * _LOG2E
         return bool(np.ptp(off) > _OFF)
 
-    def finish(self, at: tuple[int, int, int], mask_chains: Sequence[tuple[int, ...]], lse_right: bool) -> str:
-        """The first step that departs, of wrong row ``at`` (sequence, row, head); `step_lines` then has its lines."""
+    def finish(
+        self, at: tuple[int, int, int], mask_chains: Sequence[tuple[int, ...]], lse_right: bool, stored: tuple[int, ...] = ()
+    ) -> str:  # fmt: skip
+        """The first step that departs, of wrong row ``at`` (sequence, row, head); `step_lines` then has its lines.
+
+        ``stored``: where an element of the row was stored.
+        """
         b, row, head = at
         if self.departs:
             if self._masked:
@@ -163,17 +178,38 @@ class ServingSteps(Trail):
             if len({one[1:] for one in by}) < len(by) or len({one[1] for one in by}) > 1
         )
         said = ""
+        copied: list[Place] = [(chain, 1) for name in "kv" for chain in self.copies.get(name, {})]
+        if missing and twice and not lse_right:
+            self.step = copied
+            return f"keys. Keys {twice[0]} to {twice[-1]} of sequence {b} are weighed more than once, {missing[0]} to {missing[-1]} never: blocks are copied from elsewhere"
+        if missing and not weighed:
+            # Nobody took it: who hands out work.
+            outer: list[Place] = [
+                (chain[i:], "around") for chain in list(self._p_products)[:2] for i in range(len(chain) - 1, -1, -1)
+            ]
+            self.step = [*outer, *copied]
+            return f"items. No product with V is about sequence {b} and key head {head // self._group}: it is left out as a whole"
         if missing and not lse_right:
             said = f"keys. No product with V is about keys {missing[0]} to {missing[-1]} of sequence {b} and key head {head // self._group}: blocks are left out"
         elif twice and not lse_right:
             said = f"keys. Keys {twice[0]} to {twice[-1]} of sequence {b} are weighed twice"
         if said:
             loops = [(chain[i:], "around") for chain in list(self._p_products)[:2] for i in (1, 0, 2) if i < len(chain)]
-            self.step = [*loops, *((chain, 1) for name in "kv" for chain in self.copies.get(name, {}))]
+            self.step = [*loops, *copied]
             return said
         names = ("lse", "partials", "out") if not lse_right else ("out", "partials")
-        chains = [chain for name in names for chain in self.stores.get(name, {})]
-        self.step = [(chain, argument) for argument in (1, 0) for chain in chains]
+        chains = [chain for name in names for chain in self.stores.get(name, {}) if not stored or name == "partials"]
+        first: list[Place] = [(stored[:4], argument) for argument in (1, 0)] if stored else []
+        if not stored:
+            # Nobody stored it: who decides about that.
+            first = [
+                (chain[i:], "around")
+                for name in names[::2]
+                for chain in self.stores.get(name, {})
+                for i in range(len(chain) - 1, -1, -1)
+            ]
+        of_chains: list[Place] = [(chain, argument) for argument in (1, 0) for chain in chains]
+        self.step = [*first[:1], *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
         return (
             "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
         )

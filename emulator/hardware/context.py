@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from tilecast.emulator.hardware.clocks import Agent
 from tilecast.emulator.session import Session
@@ -27,6 +27,9 @@ class Context(Protocol):
 
     def too_weak(self, code: int) -> str:
         """For a message about an event that nobody knows of: the wait that left it in flight; empty without one."""
+
+    def coming(self, memory: Any, cell: int) -> str:
+        """For a message about a cell of a memory that nobody has written: the copy that is on its way there; empty without one."""
 
     def here(self) -> str:
         """The running line, quoted."""

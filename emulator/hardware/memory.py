@@ -257,11 +257,11 @@ class Shared:
         program.step()
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
-        for cta, access in program.accesses():
+        for access, cells in self._reached(writes):
             if writes:
-                program.smem.write(self.cells_of(cta), access, self.dtype.bits)
+                program.smem.write(cells, access, self.dtype.bits)
             else:
-                program.smem.read(self.cells_of(cta), access, self.dtype.bits)
+                program.smem.read(cells, access, self.dtype.bits)
 
     def permute(self, order: Any) -> Shared:
         """Dimensions in another order."""
@@ -306,8 +306,8 @@ class Shared:
         program.fits(layout)
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
-        for access in program.accesses():
-            program.smem.read(self.cells_of(access[0]), access[1], self.dtype.bits, self._any_type)
+        for access, cells in self._reached(writes=False):
+            program.smem.read(cells, access, self.dtype.bits, self._any_type)
         return Tensor(program.session, self.a.copy(), layout)
 
     def store(self, value: Tensor) -> None:
@@ -323,9 +323,20 @@ class Shared:
         changes = self.a.tobytes() != value.a.tobytes()
         if program.session.watcher is not None:
             program.session.watcher.stored(self.name, program.session.calls())
-        for access in program.accesses():
-            program.smem.write(self.cells_of(access[0]), access[1], self.dtype.bits, changes)
+        for access, cells in self._reached(writes=True):
+            program.smem.write(cells, access, self.dtype.bits, changes)
         self.a[...] = value.a
+
+    def _reached(self, writes: bool) -> list[tuple[Access, Any]]:
+        """Accesses of the running role, one a CTA, and their cells: of a view that lies in some CTAs only, all that there are.
+
+        Of such a view each CTA loads whatever it holds; what CTAs store there together, one of them is taken to store.
+        """
+        every = [(access, self.cells_of(cta)) for cta, access in self.program.accesses()]
+        if all(cells.size for _, cells in every):
+            return every
+        whole = np.concatenate([cells for _, cells in every])
+        return [(access, whole) for access, _ in every[: 1 if writes else None]]
 
 
 class Turned(Shared):

@@ -29,7 +29,7 @@ from tilecast.emulator.hardware.clocks import (
     Agent,
 )
 from tilecast.emulator.hardware.columns import Columns
-from tilecast.emulator.hardware.engines import Commit, InFlight, TensorOperation
+from tilecast.emulator.hardware.engines import Commit, Copy, InFlight, TensorOperation
 from tilecast.emulator.hardware.liveness import Liveness
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
@@ -375,6 +375,17 @@ class Program:
                 raise RaceError(
                     f"program {self.number} ends while the matrix product issued at {quote(self.last_product_line)} may be in flight"
                 )
+
+    def coming(self, memory: Any, cell: int) -> str:
+        """For a message about a cell of shared memory that nobody has written: the copy on its way, and the barrier that counts it."""
+        for copy in self.copies if memory is self.smem else ():
+            if isinstance(copy, Copy) and cell in copy.target.cells_of(copy.cta):
+                quote, bar = self.session.source.quote, copy.bar
+                return (
+                    f": the copy issued at {quote(copy.line)} is on its way, and {bar.name} counts its bytes, "
+                    f"expected at {quote(bar.expect_line)}"
+                )
+        return ""
 
     # -- effects -----------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class Access:
         return code >> STREAM_SHIFT != stream or (of_store and not stores)
 
 
+#: Lines of writes to the neighbours of a cell that a message quotes.
+_BESIDE = 6
+
+
 class Shadow:
     """Last writer and last readers of every cell of one memory."""
 
@@ -83,6 +87,19 @@ class Shadow:
         """Lines of the last writes to cells."""
         return tuple(int(line) for line in np.unique(self._writer_line[cells]))
 
+    def _beside(self, cell: int) -> str:
+        """For a message about a cell: where the other cells of its slot were written last."""
+        for start, end, slot, _ in self._places:
+            if start <= cell < end:
+                first = start + (cell - start) // slot * slot
+                lines = set(self.written_at(np.arange(first, min(first + slot, end)))) - {
+                    0,
+                    int(self._writer_line[cell]),
+                }
+                quoted = "; ".join(self._quote(line) for line in sorted(lines)[:_BESIDE])
+                return f"; other parts of it were written at {quoted}" if quoted else ""
+        return ""
+
     def is_written(self, cells: Any) -> bool:
         """Whether somebody has written all of the cells."""
         return bool((self._writer[cells] != 0).all())
@@ -97,15 +114,17 @@ class Shadow:
         writers = self._writer[cells]
         for code in _distinct(writers):
             if code == 0:
+                cell = int(cells[writers == 0][0])
                 raise UninitializedError(
-                    f"{self._quote(who.line)}: {who.actor} reads {self.place(int(cells[writers == 0][0]))}, which nobody has written"
+                    f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)}, which nobody has written"
+                    f"{self._program.coming(self, cell)}"
                 )
             self._known(code, cells, writers, who, "reads", "write")
         if not any_type and (self._bits[cells] != bits).any():
             cell = int(cells[self._bits[cells] != bits][0])
             raise UninitializedError(
                 f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
-                f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones"
+                f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones{self._beside(cell)}"
             )
         self._readers[who.stream, cells] = who.code
         self._reader_lines[who.stream, cells] = who.line

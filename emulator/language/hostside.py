@@ -62,7 +62,7 @@ def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> N
     offsets, asked = wanted(program, pointer, mask, "store")
     memory, line = pointer.memory, program.line()
     if session.watcher is not None:
-        session.watcher.stored(memory.name, session.calls())
+        session.watcher.stored(memory.name, session.calls(), offsets[asked])
     program.charge("global", int(asked.sum()) * memory.flat.itemsize)
     values = np.broadcast_to(value.a if isinstance(value, Tensor) else value, offsets.shape)
     if isinstance(value, Tensor):

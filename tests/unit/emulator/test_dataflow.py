@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ast
 
+import numpy as np
+import pytest
+
 from tilecast.emulator.dataflow import Dataflow
+from tilecast.emulator.rows import Rows
+from tilecast.emulator.verify import scaled_by
 
 TEXT = """\
 State = namedtuple("State", "top total")
@@ -72,3 +77,27 @@ def test_the_other_argument_is_another_question() -> None:
 
 def test_a_place_outside_functions_comes_from_nowhere() -> None:
     assert lines("LN2 = ") == []
+
+
+def test_what_a_run_did_not_execute_is_not_followed() -> None:
+    flow = Dataflow(ast.parse(TEXT))
+    text = TEXT.splitlines()
+    step = next(i for i, line in enumerate(text, 1) if line.startswith("    p, state, factor = step"))
+    store = next(i for i, line in enumerate(text, 1) if "cell.rows.store" in line)
+    assert step in flow.lines([store], 20)
+    flow.left_out = frozenset([step])
+    assert step not in flow.lines([store], 20)
+
+
+def test_rows_are_known_by_their_values() -> None:
+    q, k = (np.random.default_rng(seed).standard_normal((1, 2, 3, 8)).astype(np.float16) for seed in (0, 1))
+    rows = Rows({"q": q, "k": k}, widths=(4,))
+    tile = np.stack([q[0, 1, 2], np.zeros(8, np.float16), k[0, 0, 1]])
+    assert rows.of(tile) == [("q", 0, 1, 2), None, ("k", 0, 0, 1)]
+    assert rows.of(tile[:, 4:])[0] == ("q", 0, 1, 2)
+
+
+def test_scores_that_are_scaled_by_another_number_are_told_from_others() -> None:
+    s = np.linspace(-6.0, 0.0, 40)
+    assert scaled_by(s - 1.5 * s, s) == pytest.approx(1.5)
+    assert scaled_by(np.zeros(40), s) is None and scaled_by(np.sin(9 * s), s) is None

@@ -54,6 +54,25 @@ CAUGHT = {
     "last three quarters of P by half": ("one query", "softmax"),
     "lift lost in the log-sum-exp": ("one query", ""),
     "32 bits to a row of O": ("one query", ""),
+    "weight of a split from its sum": ("layouts: 4", ""),
+    "zeros beyond the last key of V": ("one query", ""),
+    "A by columns not turned": ("layouts", ""),
+    "diagonal off by one": ("one query", ""),
+    "D forgotten": ("one query", ""),
+    "every program adds": ("one query", ""),
+    "blocks of keys rounded down": ("several tiles", ""),
+    "half of the bytes of Q and dO": ("one query", ""),
+}
+
+#: What a message says of some of them.
+SAYS = {
+    "weight of a split from its sum": "Keys, masks and weights of every block are right",
+    "zeros beyond the last key of V": "is multiplied with what is not V of key 0",
+    "A by columns not turned": "its operands come from",
+    "diagonal off by one": "P. Of batch 0, head 0, query 0, key 0 it is 0",
+    "D forgotten": "dS. Of batch 0, head 0, query 0, key 0",
+    "every program adds": "P and dS are right: the sums of dq",
+    "half of the bytes of Q and dO": "is on its way, and ",
 }
 
 
@@ -64,6 +83,7 @@ def test_planted_bugs_are_found_and_pointed_at(planted: Planted) -> None:
     message = put(planted.kernel, case, text).failures[0].message
     quoted = {int(line) for line in re.findall(r"line (\d+):", message)}
     assert quoted & changed or (named and named in message), message
+    assert SAYS.get(planted.name, "") in message
 
 
 def test_names_of_problems_tell_them_apart() -> None:
