@@ -62,7 +62,7 @@ def context(variant: HopperMlaVariant, workload: Workload) -> HopperMlaKernel:
         whole_keys=variant.whole_keys,
         most_splits=variant.most_splits,
         most_items=variant.most_splits,
-        merged=variant.most_splits,
+        merged=variant.merged,
         planned=variant.planned,
     )
 

@@ -19,8 +19,8 @@ from typing import Any
 from sweep_decode import EVICT_BYTES, graph_of, host_us, measured_on, nvidia_smi, times_us
 
 #: (batch, heads, keys)
-POINTS = ((1, 16, 8192), (1, 128, 8192), (1, 128, 65536), (16, 16, 4096), (16, 128, 4096), (64, 128, 4096), (128, 16, 8192),
-          (128, 64, 4096), (128, 128, 8192))  # fmt: skip
+POINTS = ((1, 128, 65536), (1, 16, 65536), (1, 128, 16384), (1, 128, 8192), (1, 16, 8192), (16, 128, 4096), (64, 128, 4096),
+          (128, 16, 8192), (128, 64, 4096), (128, 128, 8192))  # fmt: skip
 WIDTH, VALUES, PAGE = 576, 512, 64
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "heads", "keys", "us", "low_us", "high_us", "tflops", "tbs", "host_us",
           "flashmla_us", "flashmla_low_us", "flashmla_high_us", "speedup", "largest_difference", "sm_clock_mhz")  # fmt: skip

@@ -10,7 +10,7 @@ sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_mla", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=mla-hopper,kv_stages=2,split_keys=1024,split_keys_of_many=1024,many_heads=65,whole_keys=1024,most_splits=8,planned=32",
+    "variant": "family=mla-hopper,kv_stages=2,split_keys=1024,split_keys_of_many=1024,many_heads=65,whole_keys=1024,most_splits=32,merged=8,planned=32",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 1, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 576, "head_dim_v": 512, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -43,8 +43,11 @@ SPLIT, SPLIT_OF_MANY = 1024, 1024  # keys of a split or chunk; of many heads; mo
 MANY_HEADS = 65
 SPLIT_QUERIES = gl.constexpr(4)  # queries up to which a sequence is split; more are work enough
 WHOLE = gl.constexpr(1024)  # keys up to which a sequence is not split
-MOST_SPLITS = gl.constexpr(8)  # of a sequence; a power of two
-MERGED, MERGED_ROWS = gl.constexpr(8), gl.constexpr(4)  # splits and rows that are merged at a time,
+MOST_SPLITS = gl.constexpr(32)  # of a sequence; a power of two
+MERGED, MERGED_ROWS = (
+    gl.constexpr(8),
+    gl.constexpr(4),
+)  # splits, then groups of them, and rows that are merged at a time,
 MERGED_COLUMNS = gl.constexpr(256)  # and columns
 FEW_PLANNED, MANY_PLANNED = 32, 32  # sequences that a program looks at together to find its work
 FEW_ROWS = 16  # rows of Q that are loaded where no sequence has more
@@ -473,7 +476,7 @@ def chunk_of(batch, item, chunks, first, blocks, number):
     each = 1 << batch.split_log2 - 6
     begin, end = number * each, gl.minimum((number + 1) * each, blocks)
     if chunks == MOST_SPLITS:
-        begin, end = number * blocks >> 3, (number + 1) * blocks >> 3
+        begin, end = number * blocks >> 5, (number + 1) * blocks >> 5
     begin, end = gl.maximum(item.begin, first + begin * TILE_N), gl.minimum(item.end, first + end * TILE_N)
     if chunks == 1:
         begin, end = item.begin, item.end
@@ -501,9 +504,22 @@ def weights(before, after):
 
 
 @gluon.jit
-def parked(scratch, SIDE: gl.constexpr):
+def joins(number, chunks, level):
+    """Whether what a chunk has joins, at level 0, that of the chunks of its group before it, and then, at level 1, of groups before."""
+    ends = (number % MERGED == MERGED - 1) | (number + 1 == chunks)
+    return gl.where(level == 0, number % MERGED > 0, ends & (number >= MERGED))
+
+
+@gluon.jit
+def level_of(number):
+    """Where it waits for the next chunk: with its group, or, if that ends here, with all groups so far."""
+    return (number % MERGED + 1) // MERGED
+
+
+@gluon.jit
+def parked(scratch, level, SIDE: gl.constexpr):
     """Where this program leaves half of O between chunks."""
-    return scratch.partials + (gl.program_id(0) * 2 + SIDE) * (TILE_M * HALF)
+    return scratch.partials + ((level * gl.num_programs(0) + gl.program_id(0)) * 2 + SIDE) * (TILE_M * HALF)
 
 
 @gluon.jit
@@ -767,8 +783,8 @@ def merge_role(items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.const
 
 
 @gluon.jit
-def merge_rows(scratch, slot, item, row, count, batch, rows, ONE: gl.constexpr):
-    """Merge the splits of MERGED_ROWS rows in their order, as the chunks of an item are, and write them."""
+def merge_rows(scratch, slot, members, kept, item, row, count, batch, rows, ONE: gl.constexpr):
+    """Merge ``members`` slots of MERGED_ROWS rows in their order, as the chunks of an item are: to slot ``kept``, or, at -1, as results."""
     # .cg: other programs wrote these, and the L1 cache knows nothing of it.
     mine = row + gl.arange(0, MERGED_ROWS, layout=MERGING_ROWS)
     there = mine < count
@@ -777,7 +793,7 @@ def merge_rows(scratch, slot, item, row, count, batch, rows, ONE: gl.constexpr):
     stats = ()
     for i in gl.static_range(MERGED):
         sums = sums_of(scratch, slot + i) + mine
-        known = there & (i < item.splits)
+        known = there & (i < members)
         row_max = gl.load(sums, mask=known, other=LOWEST, cache_modifier=".cg")
         stats = stats + ((row_max, gl.load(sums + scratch.slot_rows, mask=known, other=0.0, cache_modifier=".cg")),)
     at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS) + mine[:, None] * (V_PIECES * COLUMNS)
@@ -787,7 +803,7 @@ def merge_rows(scratch, slot, item, row, count, batch, rows, ONE: gl.constexpr):
         columns = part * MERGED_COLUMNS + gl.arange(0, MERGED_COLUMNS, layout=gl.SliceLayout(0, MERGING))
         parts = ()
         for i in gl.static_range(MERGED):
-            known = (there & (i < item.splits))[:, None]
+            known = (there & (i < members))[:, None]
             parts = parts + (gl.load(at + i * step + columns[None, :], mask=known, other=0.0, cache_modifier=".cg"),)
         total_max, total_sum = stats[0]
         o = parts[0]
@@ -797,7 +813,21 @@ def merge_rows(scratch, slot, item, row, count, batch, rows, ONE: gl.constexpr):
             total_max, before, after = weights(total_max, split_max)
             total_sum = blend(total_sum, before, split_sum, after)
             o = blend(o, before[:, None], parts[i], after[:, None])
-        finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows)
+        if kept < 0:
+            finish_part(total_max, total_sum, o, part, query, head, there, item, batch, rows)
+        else:
+            keep_part(scratch, kept, total_max, total_sum, o, part, mine, there)
+
+
+@gluon.jit
+def keep_part(scratch, slot, row_max, row_sum, o, part: gl.constexpr, row, there):
+    """Leave some columns of rows in a slot, and with the first of them their maxima and sums."""
+    if part == 0:
+        sums = sums_of(scratch, slot)
+        gl.store(sums + row, row_max, mask=there)
+        gl.store(sums + (scratch.slot_rows + row), row_sum, mask=there)
+    at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
+    store_rows(at, part * (MERGED_COLUMNS // COLUMNS), o, row * (V_PIECES * COLUMNS), there)
 
 
 @gluon.jit
@@ -822,12 +852,24 @@ def finish_part(row_max, row_sum, o, part: gl.constexpr, query, head, there, ite
 
 @gluon.jit
 def merge(scratch, item, batch, rows, ONE: gl.constexpr):
-    """The last program of a tile's splits merges them."""
+    """The last program of MERGED splits of a tile merges them, and the last of those the groups: always in the order of the keys."""
     count = gl.minimum(item.q_len * batch.group - item.tile * TILE_M, TILE_M)
-    if arrived_last(scratch, tile_of(scratch, item, batch) * 2, item.splits):
-        slot = first_slot(scratch, item, batch)
-        for row in range(0, count, MERGED_ROWS):
-            merge_rows(scratch, slot, item, row, count, batch, rows, ONE)
+    group, groups = item.split // MERGED, (item.splits + MERGED - 1) // MERGED
+    bound = (scratch.split_bound + MERGED - 1) // MERGED
+    counter = tile_of(scratch, item, batch) * (bound + 1)
+    slot, counted = first_slot(scratch, item, batch), counter + 1 + group
+    first, members = slot + group * MERGED, gl.minimum(item.splits - group * MERGED, MERGED)
+    level = gl.where(groups > 1, 0, 1)
+    while level < 2:
+        if arrived_last(scratch, counted, members):
+            kept = gl.where(level == 0, slot + scratch.split_bound + group, -1)
+            for row in range(0, count, MERGED_ROWS):
+                merge_rows(scratch, first, members, kept, item, row, count, batch, rows, ONE)
+            meet()  # all threads have stored before one of them says so
+            level += 1
+        else:
+            level = 2
+        first, members, counted = slot + scratch.split_bound, groups, counter
 
 
 # -- softmax role
@@ -849,8 +891,9 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
     whole_begin = item.high + diagonal - batch.left
     whole_end = gl.minimum(item.low + diagonal + batch.right + 1, item.k_len)
 
-    total_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)  # in base 2
-    total_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
+    row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)  # in base 2
+    row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
+    group_max, group_sum, total_max, total_sum = row_max, row_sum, row_max, row_sum
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
     chunks, first, blocks = chunks_of(batch, item)
     count = item.q_len * batch.group - item.tile * TILE_M
@@ -887,22 +930,34 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), SCORE_ROWS)
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
-        if number > 0:
-            row_max, before, after = weights(total_max, row_max)
-            tell(link, m, before)
-            tell(link, m + 1, after)
-            m += 2
-            row_sum = blend(total_sum, before, row_sum, after)
-            before, after = gl.convert_layout(before, ROWS_OF_O)[:, None], gl.convert_layout(after, ROWS_OF_O)[:, None]
-            o = blend(unpark(parked(scratch, 0), count), before, o, after)
-        total_max, total_sum, total = row_max, row_sum, o
+        for level in range(2):
+            if joins(number, chunks, level):
+                known_max, known_sum = (
+                    gl.where(level == 0, group_max, total_max),
+                    gl.where(level == 0, group_sum, total_sum),
+                )
+                row_max, before, after = weights(known_max, row_max)
+                tell(link, m, before)
+                tell(link, m + 1, after)
+                m += 2
+                row_sum = blend(known_sum, before, row_sum, after)
+                before, after = (
+                    gl.convert_layout(before, ROWS_OF_O)[:, None],
+                    gl.convert_layout(after, ROWS_OF_O)[:, None],
+                )
+                o = blend(unpark(parked(scratch, level, 0), count), before, o, after)
+        total = o
+        if level_of(number) == 0:
+            group_max, group_sum = row_max, row_sum
+        else:
+            total_max, total_sum = row_max, row_sum
         if number + 1 < chunks:
-            park(o, parked(scratch, 0), count)
+            park(o, parked(scratch, level_of(number), 0), count)
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
-    factor, _ = normal(total_max, total_sum, head, there, rows)
+    factor, _ = normal(row_max, row_sum, head, there, rows)
     tell(link, m, factor)
-    state = (total_max, total_sum, (total,))
+    state = (row_max, row_sum, (total,))
     if item.splits == 1:
         finish(state, row, there, item, batch, rows, ONE)
     else:
@@ -954,13 +1009,14 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
             m += 1
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
-        if number > 0:
-            before, after = told(link, m)[:, None], told(link, m + 1)[:, None]
-            m += 2
-            o = blend(unpark(parked(scratch, 1), count), before, o, after)
+        for level in range(2):
+            if joins(number, chunks, level):
+                before, after = told(link, m)[:, None], told(link, m + 1)[:, None]
+                m += 2
+                o = blend(unpark(parked(scratch, level, 1), count), before, o, after)
         total = o
         if number + 1 < chunks:
-            park(o, parked(scratch, 1), count)
+            park(o, parked(scratch, level_of(number), 1), count)
     factor = told(link, m)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
@@ -1179,8 +1235,11 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     The counters must be 0 before the first launch; every launch leaves them so.
     """
     heads_kv, group = _parts(batch, heads_kv, group, seqlen_k, sms)
-    if _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
-        return sms * TILE_M.value * 512, 1
+    if _chained(
+        batch, heads_kv, group, seqlen_q, seqlen_k, sms
+    ):  # what waits between chunks, and between groups of them
+        levels = 1 + (_split_bound(seqlen_k, heads_kv * group) > MERGED.value)
+        return sms * levels * TILE_M.value * 512, 1
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
     # Splits, and groups of them that are merged first; a counter for each group, and one for all.
     splits = _split_bound(seqlen_k, heads_kv * group)

@@ -38,7 +38,9 @@ class HopperMlaVariant:
     many_heads: int = 65
     #: Keys up to which a sequence stays whole, and most splits of a sequence.
     whole_keys: int = 1024
-    most_splits: int = 8
+    most_splits: int = 32
+    #: Splits that are merged at a time; of more, groups are merged first.
+    merged: int = 8
     #: Sequences that a program looks at together to find its work.
     planned: int = 32
 
@@ -78,8 +80,13 @@ def writable(variant: HopperMlaVariant, workload: Workload, machine: Machine) ->
         if keys % KEYS or keys & (keys - 1):
             return Verdict(f"{name} must be a power of two of at least {KEYS}, got {keys}", "use 1024")
     most = variant.most_splits
-    if most & (most - 1) or not 2 <= most <= 16:
-        return Verdict(f"most_splits must be 2, 4, 8 or 16, got {most}", "use 8")
+    if variant.merged not in (4, 8):
+        return Verdict(f"merged must be 4 or 8, got {variant.merged}", "use 8")
+    if most & (most - 1) or not 2 <= most <= variant.merged**2:
+        return Verdict(
+            f"most_splits must be a power of two from 2 to {variant.merged**2}, merged times merged, got {most}",
+            "use 32",
+        )
     if variant.planned not in (32, 64, 128, 256):
         return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 32")
     return LEGAL
@@ -87,7 +94,7 @@ def writable(variant: HopperMlaVariant, workload: Workload, machine: Machine) ->
 
 def space(workload: Workload, machine: Machine) -> Iterator[HopperMlaVariant]:
     """Every combination of knobs worth telling apart that the machine can run."""
-    for (keys, of_many), most in product(((1024, 1024), (1024, 2048), (512, 1024), (2048, 4096)), (8, 16, 4)):
+    for (keys, of_many), most in product(((1024, 1024), (1024, 2048), (512, 1024), (2048, 4096)), (32, 64, 16, 8)):
         found = HopperMlaVariant(split_keys=keys, split_keys_of_many=of_many, most_splits=most)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
