@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.interpreter import INTERPRETED, quicken
 
 # A loaded machine is slow, not wrong: no deadline for examples.  The same examples in every run, so that a failure is the
 # change's and not luck's; `make fuzz` draws fresh ones.
@@ -30,8 +31,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "interpreted: runs in Triton's interpreter, in a process that run_interpreted starts"
+    )
     if config.getoption("--fresh"):
         settings.load_profile("fresh")
+    if INTERPRETED:
+        quicken()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs Triton's interpreter runs where it is on, and nothing else does."""
+    marked = [item for item in items if item.get_closest_marker("interpreted")]
+    if not INTERPRETED:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="runs in the process that run_interpreted starts"))
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item not in marked])
+    items[:] = marked
 
 
 @pytest.fixture

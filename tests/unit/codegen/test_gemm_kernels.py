@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support.interpreter import environment, quicken
+from support.paths import ROOT
 
 import tilecast
 from tilecast.codegen.gemm import generate_gemm
@@ -206,6 +207,7 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
 
 
 def interpreted() -> None:
+    quicken()
     spec = importlib.util.spec_from_file_location(
         "gemm", path_of(next(k for k in SHIPPED if k.family == "gemm_triton"))
     )
@@ -222,11 +224,9 @@ def interpreted() -> None:
 def test_the_portable_kernel_computes_it_in_the_interpreter() -> None:
     torch_or_skip()
     pytest.importorskip("triton")
-    root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, __file__], cwd=root, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
-             "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])},
+        [sys.executable, __file__], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split("\n")[:-1] == list(CASES)

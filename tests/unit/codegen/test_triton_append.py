@@ -8,15 +8,11 @@ this file again.
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
+from support.interpreter import run_interpreted
 
 from tilecast.codegen.append import generate_append
 from tilecast.codegen.ship import KERNELS, read_append_list
@@ -30,8 +26,6 @@ from tilecast.model.machine.machine import load_machine
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_numerics starts")
 PAGE, HEADS, NAN = 16, 3, float("nan")
 
 
@@ -114,7 +108,7 @@ def launch(batch: Batch, module: str = "triton_append", **options) -> torch.Tens
     return lengths
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("layout", "packed", "dims"),
     [("paged", True, (64, 64)), ("paged", False, (192, 128)), ("slots", True, (96, 96)), ("slots", False, (64, 64)), ("cache", True, (192, 128)), ("cache", False, (96, 96))],
@@ -128,7 +122,7 @@ def test_every_row_lands_in_its_place_and_nowhere_else(layout: str, packed: bool
         assert torch.equal(bits(got), bits(wanted))
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("layout", ["paged", "cache"])
 def test_what_has_no_room_is_not_written(layout: str) -> None:
     batch = make(layout, True, used=(62, -2, 60))
@@ -140,7 +134,7 @@ def test_what_has_no_room_is_not_written(layout: str) -> None:
     assert torch.equal(bits(batch.v_cache), bits(want[1]))
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_more_sequences_than_a_program_looks_at_together() -> None:
     """Of 260 sequences every second has a new key."""
     batch = make("cache", False, used=tuple(n % 60 for n in range(260)))
@@ -152,7 +146,7 @@ def test_more_sequences_than_a_program_looks_at_together() -> None:
     assert torch.equal(bits(batch.k_cache), bits(want[0]))
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_every_half_precision_number_becomes_the_nearest_byte() -> None:
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).view(1, 64, 8, 128)
     numbers = torch.where(numbers.isnan(), 1.0, numbers)
@@ -181,7 +175,7 @@ def tables(half: int, kind: torch.dtype = torch.float16) -> tuple[torch.Tensor, 
     return angles.cos().to(kind), angles.sin().to(kind)
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("dims", "half"), [((64, 64), 32), ((96, 96), 16), ((192, 128), 96)])
 def test_keys_and_queries_turn(dims: tuple[int, int], half: int, interleaved: bool) -> None:
@@ -209,7 +203,7 @@ def test_keys_and_queries_turn(dims: tuple[int, int], half: int, interleaved: bo
 # --- attention_kvcache with k and v ---------------------------------------------------------------------------------
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("packed", "narrow", "rotary"),
     [(False, False, False), (True, False, True), (False, True, True), (True, True, False)],
@@ -276,7 +270,7 @@ def test_attention_sees_what_was_appended(monkeypatch, packed: bool, narrow: boo
         assert batch.used.tolist() == [0, 5, 31 - turn_of]
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_nothing_is_written_where_attention_refuses() -> None:
     from tilecast.kernels.errors import UnsupportedError
     from tilecast.kernels.serving.calls import attention_kvcache
@@ -291,24 +285,14 @@ def test_nothing_is_written_where_attention_refuses() -> None:
     assert torch.equal(bits(batch.k_cache), bits(before))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
 def test_numerics(tmp_path) -> None:
-    root, report = Path(__file__).parents[3], tmp_path / "report.xml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-k", "not test_numerics",
-         f"--junitxml={report}", str(Path(__file__).resolve())],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, cwd=root, capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    ran = [case.get("name", "") for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None]
+    ran = run_interpreted(__file__, tmp_path)
     assert sum(name.startswith("test_attention_sees") for name in ran) == 4, "all run in the interpreter"
 
 
 # --- what can be written ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("release", ["newest", "3.6"])
 def test_what_ships_compiles_without_spilling(release: str) -> None:
     from tests.support.shipped_compile import OLD, Case, Compiler
@@ -361,7 +345,7 @@ def test_generate_writes_one(tmp_path, capsys) -> None:
     assert without_header(file.read_text(encoding="utf-8")) == without_header(shipped)  # one file for every shape
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_compiled_code_appends_too(monkeypatch) -> None:
     """The operator that writes survives functionalisation, and tells the truth about what it writes and returns."""
     from tilecast.kernels.serving import append, operator

@@ -1,6 +1,6 @@
 """The `triton_bwd` family: gradients in Triton's interpreter against float64, and what the compiler makes of its files.
 
-TRITON_INTERPRET counts when triton is imported, so the numerics run in processes of their own: this file as a script.  They
+TRITON_INTERPRET counts when triton is imported, so the numerics run in a process of their own: this file as a script.  They
 use fp16: the interpreter's bf16 tl.dot gives wrong numbers.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.interpreter import environment, quicken
 
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
@@ -244,23 +244,24 @@ def isolation(mask: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(folder: Path, part: int, parts: int) -> None:
-    """Run every `parts`-th case from `part` on and write what came out as JSON."""
+def main(folder: Path) -> None:
+    """Run every case and write what came out as JSON."""
+    quicken()
     todo: dict[str, Callable[[], dict[str, Any]]] = {case.name: partial(numbers, case, folder) for case in cases()}
     for mask in ("none", "causal", "window"):
         todo[f"isolation-{mask}"] = partial(isolation, mask, folder)
     results: dict[str, Any] = {}
-    for name in list(todo)[part::parts]:
+    for name, run_case in todo.items():
         try:
-            results[name] = todo[name]()
+            results[name] = run_case()
         except Exception:
             results[name] = {"exception": traceback.format_exc()}
-    (folder / f"results{part}.json").write_text(json.dumps(results))
+    (folder / "results.json").write_text(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every case gave, from two interpreters side by side."""
+    """What every case gave in the interpreter."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("generated")
@@ -268,11 +269,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         path = folder / case.file
         if not path.exists():
             path.write_text(source(case.dims, case.mask, case.loads, case.apart))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
-    running = [subprocess.Popen([*command, str(part), "2"], env=environment) for part in range(2)]
-    assert [process.wait() for process in running] == [0, 0]
-    return {k: v for part in range(2) for k, v in json.loads((folder / f"results{part}.json").read_text()).items()}
+    subprocess.run([sys.executable, "-W", "ignore", __file__, str(folder)], env=environment(), check=True)
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
@@ -541,4 +539,4 @@ def test_a_file_of_several_kernels_is_not_read_as_one(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]))

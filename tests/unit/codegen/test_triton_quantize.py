@@ -6,13 +6,8 @@ this file again.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from xml.etree import ElementTree
-
 import pytest
+from support.interpreter import run_interpreted
 
 from tilecast.codegen.quantize import generate_quantize
 from tilecast.model.kernel.verdict import VariantError
@@ -25,9 +20,6 @@ pytest.importorskip("triton")
 from tilecast.kernels import quantize  # noqa: E402
 from tilecast.kernels.generated import triton_quantize as kernel  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_numerics starts")
-
 
 def drawn(dims: tuple[int, int], heads: tuple[int, int], rows: tuple[int, int]) -> list[torch.Tensor]:
     torch.manual_seed(sum(dims))
@@ -35,7 +27,7 @@ def drawn(dims: tuple[int, int], heads: tuple[int, int], rows: tuple[int, int]) 
     return [torch.randn(2, *shape).half() for shape in shapes]
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("dims", "heads", "rows", "rotate"),
     [
@@ -59,7 +51,7 @@ def test_bytes_and_factors_are_those_of_pytorch(dims, heads, rows, rotate) -> No
         torch.testing.assert_close(got.view(torch.float8_e4m3fn).float(), want.float(), rtol=2**-3, atol=2**-9)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_a_head_of_zeros_and_no_queries() -> None:
     q, k, v = drawn((64, 64), (2, 1), (3, 5))
     k[1] = 0
@@ -72,15 +64,7 @@ def test_a_head_of_zeros_and_no_queries() -> None:
 
 
 def test_numerics(tmp_path) -> None:
-    root, report = Path(__file__).parents[3], tmp_path / "report.xml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-k", "not test_numerics",
-         f"--junitxml={report}", str(Path(__file__).resolve())],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, cwd=root, capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    ran = [case.get("name", "") for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None]
+    ran = run_interpreted(__file__, tmp_path)
     assert sum(name.startswith("test_bytes") for name in ran) == 3, "all run in the interpreter"
 
 

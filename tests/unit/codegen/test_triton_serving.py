@@ -7,16 +7,12 @@ this file again.  They use fp16: the interpreter's bf16 tl.dot gives wrong numbe
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.interpreter import run_interpreted
 
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
@@ -31,8 +27,6 @@ pytest.importorskip("triton")
 
 from support.serving import Made, Problem, error_of, make, outputs, parted  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_numerics starts")
 #: Small tiles and splits, so that small problems have many.
 DECODE = ServingVariant(tile_n=16, split_keys=32, whole_keys=32, most_splits=4)
 APART = ServingVariant(tile_n=64, apart=1, split_keys=64, whole_keys=64, most_splits=4)
@@ -104,14 +98,14 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("variant", "problem"), PROBLEMS, ids=lambda value: "")
 def test_is_attention(variant, problem, kernel) -> None:
     made, out, lse = launch(kernel(variant, problem.dims), problem)
     assert error_of(problem, made, out, lse) <= 1.0
 
 
-@interpreted
+@pytest.mark.interpreted
 @settings(max_examples=8)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200)), min_size=2, max_size=5),
@@ -141,7 +135,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(kernel, lengths, lay
     assert torch.equal(lse_alone.view(torch.int32), sums.contiguous().view(torch.int32))
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_counters_are_left_at_zero_and_lengths_beyond_the_bound_count_as_the_bound(kernel) -> None:
     module, problem = kernel(DECODE), Problem(((1, 130), (2, 100)))
     made = make(problem)
@@ -161,7 +155,7 @@ def test_counters_are_left_at_zero_and_lengths_beyond_the_bound_count_as_the_bou
     assert torch.equal(*results)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_the_calls_run_what_ships(monkeypatch) -> None:
     """`attention_kvcache` and `attention_varlen` on the shipped kernels: decode and prefill share a batch."""
     from tilecast.kernels.serving import operator
@@ -207,7 +201,7 @@ def test_the_calls_run_what_ships(monkeypatch) -> None:
     )  # fmt: skip
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_latent_attention_runs_what_ships(monkeypatch) -> None:
     from tilecast.kernels import registry
     from tilecast.kernels.errors import AttentionError
@@ -230,17 +224,8 @@ def test_latent_attention_runs_what_ships(monkeypatch) -> None:
     assert issubclass(AttentionError, ValueError)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is that process")
 def test_numerics(tmp_path) -> None:
-    root, report = Path(__file__).parents[3], tmp_path / "report.xml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-k", "not test_numerics",
-         f"--junitxml={report}", str(Path(__file__).resolve())],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, cwd=root, capture_output=True, text=True,
-        timeout=1200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    ran = [case.get("name", "") for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None]
+    ran = run_interpreted(__file__, tmp_path)
     assert sum(name.startswith("test_is_attention") for name in ran) == len(PROBLEMS), (
         "every problem runs in the interpreter"
     )
