@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from tilecast.model.kernel.workload import Workload
 
 _NAME = "TILECAST"
 _FIRST_LINE = ("tilecast", "family", "machine", "targets")
+#: A header as `header_text` writes it: found so, a file of a thousand lines need not be parsed.
+_WRITTEN = re.compile(rf"^{_NAME} = (\{{\n(?:    .*\n)*\}})  # fmt: skip\n", re.MULTILINE)
 
 
 class HeaderError(ValueError):
@@ -47,10 +50,11 @@ def _literal(value: Any) -> str:
 
 def read_header(text: str, path: object) -> dict[str, Any]:
     """The header of a kernel's source; HeaderError, naming ``path``, where it has none."""
-    node = _assignment(text)
+    written = _WRITTEN.search(text)
+    node = _assignment(text) if written is None else None
     try:
-        found = ast.literal_eval(node.value) if node is not None else None
-    except (ValueError, RecursionError):
+        found = ast.literal_eval(written[1] if written else node.value) if written or node else None
+    except (SyntaxError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise HeaderError(f"{path}: expected a file written by 'tilecast generate', found no {_NAME} header")
@@ -59,6 +63,8 @@ def read_header(text: str, path: object) -> dict[str, Any]:
 
 def without_header(text: str) -> str:
     """The source without its header: the same for all workloads that one kernel serves."""
+    if written := _WRITTEN.search(text):
+        return text[: written.start()] + text[written.end() :]
     node = _assignment(text)
     if node is None or node.end_lineno is None:
         return text
