@@ -30,11 +30,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-# What tests and checks need on top: torch and triton compile and interpret kernels without a GPU.
+# What tests and checks need on top, the two Tritons side by side: torch and triton compile and interpret kernels without a GPU.
 $(TOOLS): $(STAMP) constraints-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt -e '.[dev]'
-	@if [ "$$(uname -s)" = Linux ]; then \
-		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-3.6 triton==$(OLDEST_TRITON); fi
+	@old=""; if [ "$$(uname -s)" = Linux ]; then \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-3.6 triton==$(OLDEST_TRITON) & old=$$!; fi; \
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt -e '.[dev]' && { [ -z "$$old" ] || wait $$old; }
 	@touch $@
 
 # The accuracy that the README claims, computed again from the recorded tables.

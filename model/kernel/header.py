@@ -51,9 +51,10 @@ def _literal(value: Any) -> str:
 def read_header(text: str, path: object) -> dict[str, Any]:
     """The header of a kernel's source; HeaderError, naming ``path``, where it has none."""
     written = _WRITTEN.search(text)
-    node = _assignment(text) if written is None else None
+    node = None if written else _assignment(text)
+    literal = written[1] if written else node and node.value
     try:
-        found = ast.literal_eval(written[1] if written else node.value) if written or node else None
+        found = ast.literal_eval(literal) if literal else None
     except (SyntaxError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
