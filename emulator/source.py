@@ -48,8 +48,9 @@ class _File:
         #: Lines of the conditions that a line stands under.
         self.under: dict[int, list[int]] = {}
         tree = self.tree = _parsed(text, path)
+        nodes = list(ast.walk(tree))
         #: Whether it takes columns of memory apart.
-        self.slices_columns = any(_slices_columns(node) for node in ast.walk(tree))
+        self.slices_columns = any(_slices_columns(node) for node in nodes)
         #: Fields of named tuples; statements that make one, or several values, by line: what is made gets names of those.
         self._fields = {
             node.targets[0].id: fields_of(node.value)
@@ -59,7 +60,7 @@ class _File:
         self._makers: dict[int, ast.Assign | ast.Return] = {}
         #: Of functions that end with several values, which of them a line assigns.
         self._places: dict[int, int] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, (ast.Call, ast.Tuple)):
                 self._makers.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node))
             if isinstance(node, ast.If):
@@ -68,7 +69,7 @@ class _File:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self.targets[line] = node.targets[0].id
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
             last = function.body[-1]
             if isinstance(last, ast.Return) and isinstance(last.value, ast.Name):
                 lines = range(function.lineno, last.lineno)
@@ -103,6 +104,15 @@ class _File:
         return name, place
 
 
+#: A kernel is run many times, on other inputs and in another order; a file is read the same each time.
+_file = functools.lru_cache(maxsize=16)(_File)
+
+
+@functools.lru_cache(maxsize=16)
+def _code(path: str, text: str) -> types.CodeType:
+    return compile(text, path, "exec")
+
+
 def _running(frame: types.FrameType, expressions: Sequence[ast.expr]) -> int | None:
     """Which of some expressions of the running statement is being evaluated."""
     position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
@@ -129,7 +139,7 @@ class Source:
     def __init__(self, path: Path | str, text: str | None = None) -> None:
         self.path = str(path)
         self.text = read_text(self.path, "the kernel", RequestError) if text is None else text
-        self._files = [_File(self.path, self.text)]
+        self._files = [_file(self.path, self.text)]
         self._numbers = {self.path: 0}
 
     @property
@@ -254,7 +264,7 @@ class Source:
         """The text of another file, whose lines are known from now on."""
         text = read_text(path, "an imported file", RequestError)
         self._numbers[path] = len(self._files)
-        self._files.append(_File(path, text))
+        self._files.append(_file(path, text))
         return text
 
 
@@ -276,7 +286,8 @@ class _Loader:
         module.__dict__.update(self._replaced)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
         self._loaded[path] = module
-        exec(compile(change(_parsed(text, path)) if change else text, path, "exec"), module.__dict__)
+        code = compile(change(_parsed(text, path)), path, "exec") if change else _code(path, text)
+        exec(code, module.__dict__)
         return module
 
     def _beside(self, name: str) -> types.ModuleType | None:
