@@ -72,7 +72,7 @@ class Dataflow:
         self._passed: dict[int, None] = {}
         self._seen: set[Any] = set()
         self._right: Container[str] = ()
-        self._products, self._prefer = False, ""
+        self._products, self._prefer, self._layouts = False, "", False
         #: Lines of statements that the run in question did not execute: nothing came from them.
         self.left_out: frozenset[int] = frozenset()
         self._ifs: dict[str, list[ast.If]] = {}
@@ -118,13 +118,15 @@ class Dataflow:
         right: Container[str] = (),
         products: bool = False,
         prefer: str = "",
+        layouts: bool = False,
     ) -> list[int]:
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
         ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs; ``right``: memories whose values are not followed further; ``products``: whether the
-        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first.
+        accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first; ``layouts``: what makes
+        layouts is, too.
         """
-        self._right, self._products, self._prefer = right, products, prefer
+        self._right, self._products, self._prefer, self._layouts = right, products, prefer, layouts
         frame = self._frame(chain)
         if frame is None:
             return []
@@ -214,7 +216,7 @@ class Dataflow:
             return
         if name in self._functions:
             callee = self._functions[name]
-            if _hides(callee) or _is_layout(callee):
+            if _hides(callee) or (_is_layout(callee) and not self._layouts):
                 return
             helper = len(self._calls.get(name, ())) >= _HELPER_CALLS
             inner = _Frame(callee, node, frame)

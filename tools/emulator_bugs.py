@@ -1,10 +1,11 @@
 """Planted bugs against the default battery: how many it finds, what its messages quote, and false alarms.
 
-python tools/emulator_bugs.py [--only TEXT] [--set planted|later|none|families|harmless]
+python tools/emulator_bugs.py [--only TEXT] [--set planted|later|none|families|harmless | --drawn COUNT --seed NUMBER]
 
 Puts every change of tests/support/planted.py and planted_families.py to `tilecast emulate FILE`'s battery, those that only the
 compiler can refuse to the compiler too, and prints a table.  A message points at the bug when it quotes a changed line, or
-names a barrier or buffer concerned.  Takes 15 minutes on one core.
+names a barrier or buffer concerned.  Takes 15 minutes on one core.  ``--drawn``: changes that a rule draws (tests/support/drawn.py)
+instead, of which some change nothing that counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from support.drawn import drawn
 from support.planted import BENIGN, LATER, PLANTED, Planted
 from support.planted_families import FAMILIES, HARMLESS
 
@@ -29,6 +31,12 @@ from tilecast.codegen.compiler.complaints import NOT_ASKED, checked_by_compiler
 from tilecast.emulator.battery.runner import Battery, run_battery
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.source import Source
+
+#: One kernel of each family, so that a draw of some dozens takes minutes.
+_DRAWN_FROM = (
+    "hopper_ws_d64_causal", "hopper_serve_d64", "gemm_hopper_short", "hopper_bwd_d64_full", "hopper_fp8_d64_full",
+    "blackwell_ws_d64_causal", "gemm_blackwell", "blackwell_fp8_d64_full",
+)  # fmt: skip
 
 
 def put(planted: Planted) -> tuple[Battery | str, set[int]]:
@@ -56,7 +64,8 @@ def points(message: str, planted: Planted, lines: set[int]) -> str:
     """How a message points at a bug: "line", "name" or ""."""
     if {int(found) for found in re.findall(r"line (\d+):", message)} & lines:
         return "line"
-    named = any(re.search(rf"\b{re.escape(name)}\d?[.\[ ,]|\.{re.escape(name)}\b", message) for name in planted.names)
+    names = [re.escape(name) for name in planted.names]
+    named = any(re.search(rf"\b{name}\d?[.\[]|\.{name}\b|(memory|of) {name}\b", message) for name in names)
     return "name" if named else ""
 
 
@@ -70,11 +79,16 @@ def main() -> None:
         choices=sets,
         help="only these: bugs, bugs written later, changes that are no bugs; the same of other families",
     )
+    parser.add_argument("--drawn", type=int, help="so many changes drawn by a rule instead")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
     chosen = parser.parse_args()
+    listed = sets[chosen.set] if chosen.set else (*PLANTED, *LATER, *FAMILIES, *BENIGN, *HARMLESS)
+    if chosen.drawn:
+        listed = drawn(_DRAWN_FROM, chosen.drawn, chosen.seed)
     caught: Counter[str] = Counter()
     every: Counter[str] = Counter()
     pointed: Counter[str] = Counter()
-    for planted in sets[chosen.set] if chosen.set else (*PLANTED, *LATER, *FAMILIES, *BENIGN, *HARMLESS):
+    for planted in listed:
         if chosen.only not in f"{planted.name} {planted.kernel}":
             continue
         began = time.perf_counter()

@@ -119,7 +119,9 @@ def _behind(source: Source, error: EmulationError) -> str:
     if not twice and not isinstance(error, BoundsError):
         return ""
     frames = source.frames_of(error)
-    lines = list(dict.fromkeys([*frames[1:3], *source.values(frames, _BEHIND)[1:]]))
+    # The address, of a copy its second argument, and which elements are asked for.
+    behind = by_turns([source.values(frames, _BEHIND, argument)[1:] for argument in (0, 1, "mask")])
+    lines = list(dict.fromkeys([*frames[1:3], *behind]))[:_BEHIND]
     text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
@@ -133,7 +135,11 @@ def _operands(source: Source, error: EmulationError) -> str:
     """Of an operation that cannot take what it is given, where that comes from, as text to append."""
     said = re.search(r"line (\d+): ", str(error))
     chain = source.frames_of(error)[:1] or ([int(said[1])] if said else [])
-    lines = by_turns([source.values(chain, _OPERAND, number)[1:] for number in range(3)] if chain else [])
+    lines = by_turns(
+        [source.values(chain, _OPERAND, number, layouts=isinstance(error, LayoutError))[1:] for number in range(3)]
+        if chain
+        else []
+    )
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:_BEHIND]]
     return "; its operands come from" + "".join(quoted) if quoted else ""
 

@@ -230,7 +230,7 @@ class Shared:
         ``compute``: a numpy ufunc; None: exchange.
         """
         where = self._numbers(indices, int(axis))
-        self.charged_access(False)
+        self.charged_access(False, together=True)
         self.charged_access(True)
         where, given, asked = np.broadcast_arrays(where, np.asarray(raw(values)), True if mask is None else raw(mask))
         given, before = given.astype(self.a.dtype), np.zeros(where.shape, self.a.dtype)
@@ -251,13 +251,13 @@ class Shared:
             )
         return indices.a.astype(np.int64)
 
-    def charged_access(self, writes: bool) -> None:
-        """Note that the running role reads or writes all of it by ordinary instructions."""
+    def charged_access(self, writes: bool, together: bool = False) -> None:
+        """Note that the running role reads or writes all of it by ordinary instructions; ``together``: reads what it writes."""
         program = self.program
         program.step()
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
-        for access, cells in self._reached(writes):
+        for access, cells in self._reached(writes or together):
             if writes:
                 program.smem.write(cells, access, self.dtype.bits)
             else:

@@ -1,0 +1,103 @@
+"""Bugs that nobody chose: changes drawn by a rule from the kernels' own text, a seed says which.
+
+Each changes one line of a function: a statement left out, an integer one more or less, a comparison that is strict or not, plus for minus,
+a factor left out, two arguments the other way round, one parameter for another.  Some change nothing that counts: those no battery finds.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from support.planted import Planted
+from tilecast.emulator.run import kernel_path
+
+_KINDS = ("left out", "by one", "strictness", "sign", "factor", "order", "name")
+_COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
+#: Attributes that name no barrier or buffer.
+_NO_MEMORY = {"type", "layout", "shape", "dtype", "block_type", "nbytes"}
+
+
+def drawn(kernels: Sequence[str], count: int, seed: int) -> list[Planted]:
+    """``count`` changes, kernels and kinds by turns."""
+    rng, found = random.Random(seed), []
+    tried = 0
+    while len(found) < count:
+        kernel, kind = kernels[tried % len(kernels)], _KINDS[rng.randrange(len(_KINDS))]
+        tried += 1
+        text = kernel_path(kernel).read_text(encoding="utf-8")
+        choices = list(_changes(text, kind))
+        if choices:
+            old, new, names, line = rng.choice(choices)
+            before = "".join(text.splitlines(keepends=True)[: line - 1])
+            found.append(Planted(f"{kind}, line {line}", kernel, kind, old, new, before.count(old), names))
+    return found
+
+
+def _changes(text: str, kind: str) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
+    """(line as it is, as it becomes, what a message may name instead, its number) of every change of a kind in functions."""
+    lines = text.splitlines(keepends=True)
+    for function in ast.parse(text).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        parameters = [one.arg for one in function.args.args]
+        for statement in ast.walk(function):
+            if (
+                not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return))
+                or statement.lineno != statement.end_lineno
+            ):
+                continue
+            line = lines[statement.lineno - 1]
+            # Of what is left out nothing can be quoted: the barrier or buffer that it was about.
+            names = tuple(sorted(_about(statement))) if kind == "left out" else ()
+            for start, end, new in _edits(statement, kind, parameters, line):
+                yield line, line[:start] + new + line[end:], names, statement.lineno
+
+
+def _about(statement: ast.stmt) -> set[str]:
+    """Barriers and buffers that the arguments of a call name."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return set()
+    called = {id(node.func) for node in ast.walk(call) if isinstance(node, ast.Call)}
+    own = {node.id for node in call.args[:1] if isinstance(node, ast.Name)}
+    held = [
+        node
+        for one in call.args
+        for node in ast.walk(one)
+        if isinstance(node, ast.Attribute) and id(node) not in called
+    ]
+    return own | {node.attr for node in held if node.attr not in _NO_MEMORY}
+
+
+def _edits(statement: ast.stmt, kind: str, parameters: Sequence[str], line: str) -> Iterator[tuple[int, int, str]]:
+    """(from, to, what stands there instead) in the statement's line."""
+    if kind == "left out":
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            yield statement.col_offset, statement.end_col_offset or 0, "pass"
+        return
+    for node in ast.walk(statement):
+        start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0) or 0
+        if kind == "by one" and isinstance(node, ast.Constant) and type(node.value) is int:
+            yield start, end, str(node.value + 1)
+        elif kind == "strictness" and isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
+            left, right = node.left.end_col_offset or 0, node.comparators[0].col_offset
+            if not set("()") & set(line[left:right]):
+                yield left, right, f" {_COMPARED[type(node.ops[0])]} "
+        elif kind in ("sign", "factor") and isinstance(node, ast.BinOp):
+            left, right = node.left.end_col_offset or 0, node.right.col_offset
+            plain = not set("()[]") & set(line[left:right])
+            if kind == "sign" and plain and isinstance(node.op, (ast.Add, ast.Sub)):
+                yield left, right, " - " if isinstance(node.op, ast.Add) else " + "
+            elif kind == "factor" and plain and isinstance(node.op, ast.Mult):
+                yield left, node.right.end_col_offset or 0, ""
+        elif kind == "order" and isinstance(node, ast.Call):
+            for one, other in itertools.pairwise(node.args):
+                if isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id != other.id:
+                    yield one.col_offset, other.end_col_offset or 0, f"{other.id}, {one.id}"
+        elif kind == "name" and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in parameters:
+            other = parameters[(parameters.index(node.id) + 1) % len(parameters)]
+            if other != node.id:
+                yield start, end, other
