@@ -398,6 +398,11 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
 o = {self.zeros}"""
 
     @property
+    def release_single(self) -> str:
+        """The end of Q where all blocks of a window were one."""
+        return "release(q, q_number)"
+
+    @property
     def softmax_statements(self) -> tuple[str, ...]:
         """The softmax of an iteration, and the end of its P V."""
         fixed = (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.hopper_kernel import HopperKernel, Piece
+from tilecast.codegen.hopper_kernel import WIDE, HopperKernel, Piece
 from tilecast.codegen.hopper_serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.model.kernel.header import dims_text
-from tilecast.model.kernel.variants.hopper.prefill import Q_TILES, HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles
 from tilecast.model.kernel.variants.hopper.serving import PIECE, ROWS
 from tilecast.model.kernel.workload import Workload
 
@@ -25,16 +25,24 @@ _NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES)
 #: (registers of a thread of a consumer, of the load warp, at launch) by consumers: the load warp finds its work as well.
 _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 
+#: The same where O leaves few to a thread.
+_WIDE = (224, 64, 168)
+
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillKernel(HopperKernel):
     """Everything `TEMPLATE` reads except the header, as ``k``."""
 
     planned: int = 128
+    part_keys: int = 1024
     #: Columns of a piece.
     piece: ClassVar[int] = PIECE
     #: What roles tell each other of a tile.
     facts: ClassVar[int] = 7
+    part_facts: ClassVar[int] = 4
+    #: What parts of a sequence's keys are to fill, and most parts of a sequence.
+    sms: ClassVar[int] = SMS
+    most_parts: ClassVar[int] = MOST_PARTS
     #: Programs of an SM, and how many times as many a launch has: each takes tiles until there are none.
     programs: ClassVar[int] = 1
     waves: ClassVar[int] = 1
@@ -42,9 +50,19 @@ class HopperPrefillKernel(HopperKernel):
     beside: ClassVar[bool] = True
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
-    #: Whether K and V come by tensor descriptors, and whether a sequence's keys are never split.
+    #: Whether K and V come by tensor descriptors, and whether programs take tiles of rows until there are none, or parts of them.
     described: ClassVar[bool] = True
     whole: ClassVar[bool] = True
+
+    @property
+    def problem_scales(self) -> str:
+        """The last arguments of a problem: with a soft cap that bends scores, scores are exponents already."""
+        return "1.0 if CAPPED else scale, scale, rows.cap_log2 if CAPPED else None"
+
+    @property
+    def joined(self) -> int:
+        """Columns of O that are merged at a time: as many as there are registers for twice."""
+        return self.head_dim_v if self.head_dim_v <= WIDE else 64
 
     @property
     def several(self) -> bool:
@@ -65,7 +83,7 @@ class HopperPrefillKernel(HopperKernel):
     def rows_fields(self) -> str:
         """What consumers know of their tensors."""
         strides = (name for name in STRIDES if not name.startswith("stride_q"))
-        return " ".join(("out", "lse", "sinks", "k_scales", "v_scales", *strides, *FACTOR_STRIDES, *FACTORS))
+        return " ".join(("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS))
 
     @staticmethod
     def own_fields(name: str, fields: str) -> str:
@@ -80,7 +98,8 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr", "BESIDE: gl.constexpr"]
+        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr", "BESIDE: gl.constexpr",
+            "PARTS: gl.constexpr"]
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
@@ -110,18 +129,23 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def first_softmax(self) -> str:
         """The first step of the softmax, O before it, and the end of V, which the first product of P takes in."""
-        clear = "clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)"
+        clear = "clear_end(g, items, turn, v, n, end * TILE_N - k_len, opens)"
         return f"{HopperKernel.first_softmax.fget(self)}\n{clear}"  # type: ignore[attr-defined]
+
+    @property
+    def release_single(self) -> str:
+        """The end of Q where all blocks were one and no other part follows."""
+        return "if closes:\n        release(q, q_number)"
 
     @property
     def consumer_roles(self) -> tuple[str, ...]:
         """Partitions of the consumers."""
-        return tuple(f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED))," for g in range(self.warpgroups))
+        return tuple(f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED, PARTS))," for g in range(self.warpgroups))
 
 
 def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillKernel:
     """The kernel of a legal variant."""
-    consumer, load, at_launch = _REGISTERS[variant.warpgroups]
+    consumer, load, at_launch = _WIDE if workload.head_dim_v > WIDE else _REGISTERS[variant.warpgroups]
     workers = variant.warpgroups - 1  # the first consumer is the default partition
     return HopperPrefillKernel(
         title=f"Prefill on Hopper for head_dim {dims_text(workload)}: attention to paged, packed or cached keys, many rows to a sequence",
@@ -132,7 +156,7 @@ def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillK
         tile_m=ROWS * variant.warpgroups,
         tile_n=variant.tile_n,
         kv_stages=variant.kv_stages,
-        q_stages=Q_TILES,
+        q_stages=q_tiles(workload),
         head_dim_qk=workload.head_dim_qk,
         head_dim_v=workload.head_dim_v,
         qk_pieces=_pieces(workload.head_dim_qk),
@@ -149,6 +173,7 @@ def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillK
         worker_registers=[consumer] * workers + [load],
         registers_at_launch=at_launch,
         planned=variant.planned,
+        part_keys=variant.part_keys,
     )
 
 
@@ -164,6 +189,7 @@ def _description(variant: HopperPrefillVariant) -> str:
         f"memory, {variant.kv_stages} of K and of V ahead; {variant.warpgroups} consumer warpgroup{'s' * (variant.warpgroups > 1)} of {ROWS} rows, queries of "
         "all heads that share a key head, read them.",
         "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, until a row outgrows it.",
-        "Keys are never split: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
+        "Keys of a sequence whose tiles leave SMs idle are parted, by its own lengths and heads alone; parts are merged in one order, whether "
+        "programs take one each or a program those of a tile: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
     ]
     return textwrap.fill("  ".join(lines), 120)

@@ -397,7 +397,7 @@ def _serving(
         v = _Shape((*pool, work["head_dim_v"]), *kinds, capability, k.stride())
     if narrow:
         lists |= {f"{x}_descale": _Shape((batch, heads_kv), "torch.float32", 4, capability) for x in "kv"}
-    scratch = [_Shape((1,), kind, 4, capability) for kind in ("torch.float32", "torch.int32")]
+    scratch = [_Shape((1 << 30,), kind, 4, capability) for kind in ("torch.float32", "torch.int32")]
     return (q, k, v, out, lse, work["head_dim_qk"] ** -0.5), {
         **lists, "max_seqlen_q": rows, "max_seqlen_k": keys, "work": scratch, "sms": sms,
     }  # fmt: skip

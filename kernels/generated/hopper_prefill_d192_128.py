@@ -3,14 +3,16 @@
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
 the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 3 of K and of V ahead; 2
 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
-maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys are never split: what a
-sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
+maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys of a sequence whose
+tiles leave SMs idle are parted, by its own lengths and heads alone; parts are merged in one order, whether programs
+take one each or a program those of a tile: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
+torch alone.
 """
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_prefill", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=3,planned=128",
+    "variant": "family=prefill-hopper,warpgroups=2,tile_n=64,kv_stages=3,planned=128,part_keys=1024",
     "workload": {"batch": 4, "heads_q": 64, "heads_kv": 16, "seqlen_q": 512, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -43,8 +45,20 @@ Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(3), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
-PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
+PLANNED, FEW_PLANNED = (
+    gl.constexpr(128),
+    gl.constexpr(32),
+)  # sequences that a program looks at together to find its work
+SMS = gl.constexpr(132)  # what the parts of a sequence alone are to fill
+PART_KEYS, MOST_PARTS = gl.constexpr(1024), gl.constexpr(32)  # fewest keys of a part, most parts of a sequence
+PARTED_KEYS = gl.constexpr(4096)  # fewest keys that are parted: of fewer, merging costs what parts gain
+JOINED = gl.constexpr(128)  # columns that are merged at a time
+UNIT = gl.constexpr(
+    ROWS.value * (HEAD_DIM_V.value + 2)
+)  # numbers that a warpgroup leaves of a part: O, references and sums of rows
+MOST_NUMBERS = 1 << 25  # of a launch
 MOST_GROUP = 512  # query heads that share a key head
+FACTS = gl.constexpr(11)  # numbers that roles tell each other of a tile and a part of its keys
 FAR = gl.constexpr(1 << 29)  # more keys than a sequence has, more pages than a pool
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -95,12 +109,15 @@ Batch = namedtuple(
 )
 Rows = namedtuple(
     "Rows",
-    "out lse sinks k_scales v_scales stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
+    "out lse sinks k_scales v_scales partials arrived stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
 Queries = namedtuple("Queries", "q stride_b stride_s stride_h")
 # A tile: its sequence (-1: there is no other tile), key head, how many rows there are from its first one on, of that row the query
 # among all, its position among the keys, and its head in the group; the keys of the sequence.
 Item = namedtuple("Item", "b head_kv rows query position head k_len")
+# Where the keys of a tile are parted: the first block of the first part, blocks of a part, which one this is, and where the tile's first
+# one is kept.
+Part = namedtuple("Part", "origin each number slot")
 # What all rows of an item share: results, keys, what scores are multiplied by and capped at (None: they are not).
 Problem = namedtuple("Problem", "out seqlen_k left right scale_log2 raw_log2 cap_log2")
 # Positions among the keys of the first and the last of a warpgroup's rows, and of each.
@@ -243,11 +260,28 @@ def lengths(batch, b, there):
 
 
 @gluon.jit
-def shares(batch, q_len, k_len):
-    """(row tiles, 1, 0) of a sequence, from its own length alone, as what splits keys says it; no tiles where another kernel takes it."""
+def parts_of(batch, q_len, k_len):
+    """(parts, first block, blocks of a part) of the keys of a sequence: parts that fill the SMs once, or twice where that leaves
+    fewer of them idle, from the sequence's own lengths and heads alone."""
+    first = gl.maximum(k_len - q_len - batch.left, 0) // TILE_N
+    blocks = gl.maximum((k_len + (TILE_N - 1)) // TILE_N - first, 1)
+    tiles = gl.maximum((q_len * batch.group + (TILE_M - 1)) // TILE_M, 1) * batch.heads_kv
+    once, twice = SMS // tiles, 2 * SMS // tiles
+    parts = gl.minimum(gl.minimum(gl.where(twice > 2 * once, twice, once), MOST_PARTS), blocks * TILE_N // PART_KEYS)
+    parts = gl.where(blocks * TILE_N < PARTED_KEYS, 1, gl.maximum(parts, 1))
+    each = (blocks + parts - 1) // parts
+    return (blocks + each - 1) // each, first, each
+
+
+@gluon.jit
+def shares(batch, q_len, k_len, PARTS: gl.constexpr):
+    """(row tiles, parts that are dealt out, 0) of a sequence, from its own lengths alone; no tiles where another kernel takes it."""
     rows = q_len * batch.group
     tiles = gl.where((rows >= batch.rows_min) & (rows <= batch.rows_max), (rows + TILE_M - 1) // TILE_M, 0)
-    return tiles, 1, 0
+    parts = 1
+    if PARTS == 2:
+        parts, _, _ = parts_of(batch, q_len, k_len)
+    return tiles, parts, 0
 
 
 @gluon.jit
@@ -256,29 +290,37 @@ def plus(a, b):
 
 
 @gluon.jit
-def ends_of(batch, first, done, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+def ends_of(batch, first, done, PLANNED: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr):
     """Of each of PLANNED sequences, the number of the item after its last one."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
     b = first + gl.arange(0, PLANNED, layout=layout)
     q_len, k_len = lengths(batch, b, b < batch.count)
-    tiles, splits, _ = shares(batch, q_len, k_len)
+    tiles, splits, _ = shares(batch, q_len, k_len, PARTS)
     return done + gl.associative_scan(tiles * splits * batch.heads_kv, 0, plus)
 
 
 @gluon.jit
-def item_of(batch, first, ends, done, number):
-    """The item of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most, come first."""
+def item_of(batch, first, ends, done, number, PARTS: gl.constexpr):
+    """(item, part of its keys) of a number: heads of a token are neighbours in memory and in the order, and late rows, which see most,
+    come first."""
     b = first + gl.sum((ends <= number).to(gl.int32), 0)
     index = number - gl.max(gl.where(ends <= number, ends, done), 0)
     q_len, k_len = lengths(batch, b, b >= 0)
-    tiles, _, _ = shares(batch, q_len, k_len)
+    tiles, _, _ = shares(batch, q_len, k_len, PARTS)
     head_kv, index = index % batch.heads_kv, index // batch.heads_kv
+    part = Part(number, number, number, number)
+    if PARTS > 0:
+        parts, origin, each = parts_of(batch, q_len, k_len)
+        which = gl.to_tensor(0)
+        if PARTS == 2:
+            which, index = index % parts, index // parts
+        part = Part(origin, each, which, number - which * batch.heads_kv)
     row = (tiles - 1 - index) * TILE_M
     query, start = row // batch.group, 0
     if batch.cu_q is not None:
         start = gl.load(batch.cu_q + b)
     head = row - query * batch.group
-    return Item(b, head_kv, q_len * batch.group - row, start + query, query + k_len - q_len, head, k_len)
+    return Item(b, head_kv, q_len * batch.group - row, start + query, query + k_len - q_len, head, k_len), part
 
 
 @gluon.jit
@@ -309,6 +351,13 @@ def key_blocks(batch, item, low, high):
     end = gl.maximum(gl.minimum(high + own_copy(batch.right) + 1, item.k_len), 1)
     end = (end + (TILE_N - 1)) // TILE_N
     return gl.minimum(gl.maximum(low - own_copy(batch.left), 0) // TILE_N, end - 1), end
+
+
+@gluon.jit
+def blocks_of_part(part, number, first, end):
+    """The first and the one after the last block of part ``number`` of a tile's blocks; none where the first is not before that."""
+    begin = part.origin + number * part.each
+    return gl.maximum(first, begin), gl.minimum(end, begin + part.each)
 
 
 @gluon.jit
@@ -345,14 +394,16 @@ def clear_rows(tiles, count):
 
 
 @gluon.jit
-def clear_end(g: gl.constexpr, items, turn, v, n, missing):
-    """Clear V's rows beyond the keys in block n, the tile's last: only the last warpgroup surely needs that one, so it does it."""
+def clear_end(g: gl.constexpr, items, turn, v, n, missing, opens):
+    """Clear V's rows beyond the keys in block n, the tile's last: only the last warpgroup surely needs that one, so it does it, and
+    says so in every tile, in the part that ``opens`` it."""
     if g == WARPGROUPS - 1:
         if missing > 0:
             wait(v, n)
             clear_rows(tile_at(v, n), TILE_N - missing)
             meet()  # all threads have stored before one of them says so
-        mbarrier.arrive(items.clean.index(turn % items.clean.shape[0]), count=1)
+        if opens:
+            mbarrier.arrive(items.clean.index(turn % items.clean.shape[0]), count=1)
     elif missing > 0:
         mbarrier.wait(items.clean.index(turn % items.clean.shape[0]), turn // items.clean.shape[0] & 1)
 
@@ -451,10 +502,9 @@ def capped(s, problem):
 
 
 @gluon.jit
-def row_results(statistics, row, problem, sinks, heads, there):
+def row_results(reference, row_sum, row, problem, sinks, heads, there):
     """(inverse of the row sum, log-sum-exp) of ROWS rows: one that saw no key gives 0 and -inf, or its sink."""
-    row_sum = gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)
-    log_sum = statistics.reference + gl.log2(row_sum)
+    log_sum = reference + gl.log2(row_sum)
     first, last = keys_seen(problem, row)
     empty = last < first
     inverse, log_sum = gl.where(empty, 0.0, 1.0 / row_sum), gl.where(empty, float("-inf"), log_sum)
@@ -535,31 +585,54 @@ def load_q(q, number, item, row, queries, batch):
 
 
 @gluon.jit
-def tell(items, turn, item):
+def facts_slot(turn, PARTS: gl.constexpr):
+    """Where the facts of a turn are: with parts until its results are written, when the tile after the next may have been told."""
+    slots: gl.constexpr = Q_STAGES * (2 if PARTS > 0 else 1)
+    return turn % slots
+
+
+@gluon.jit
+def tell(items, turn, item, part, PARTS: gl.constexpr):
     """Say what the tile of a turn is."""
-    slot = turn % Q_STAGES
+    slot = facts_slot(turn, PARTS)
     for i in gl.static_range(len(item)):
-        items.facts.index(slot * len(item) + i).store(gl.full([1], item[i], gl.int32, layout=FACT))
+        items.facts.index(slot * FACTS + i).store(gl.full([1], item[i], gl.int32, layout=FACT))
+    if PARTS > 0:
+        for i in gl.static_range(len(part)):
+            items.facts.index(slot * FACTS + (len(item) + i)).store(gl.full([1], part[i], gl.int32, layout=FACT))
     meet()  # all threads have stored before one of them says so
-    mbarrier.arrive(items.full.index(slot), count=1)
+    mbarrier.arrive(items.full.index(turn % Q_STAGES), count=1)
 
 
 @gluon.jit
-def told(items, turn):
-    """What the tile of a turn is."""
-    slot = turn % Q_STAGES
-    mbarrier.wait(items.full.index(slot), turn // Q_STAGES & 1)
+def told(items, turn, PARTS: gl.constexpr):
+    """What the tile of a turn is, and the part of its keys."""
+    mbarrier.wait(items.full.index(turn % Q_STAGES), turn // Q_STAGES & 1)
+    return recalled(items, turn, PARTS)
+
+
+@gluon.jit
+def recalled(items, turn, PARTS: gl.constexpr):
+    """The same, told before: what is read again needs no registers in between."""
+    slot = facts_slot(turn, PARTS)
     facts = ()
-    for i in gl.static_range(7):
-        facts = facts + (gl.sum(items.facts.index(slot * 7 + i).load(FACT_READ), 0),)
-    return Item(facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], facts[6])
+    for i in gl.static_range(FACTS if PARTS > 0 else 7):
+        facts = facts + (gl.sum(items.facts.index(slot * FACTS + i).load(FACT_READ), 0),)
+    part = Part(facts[0], facts[0], facts[0], facts[0])
+    if PARTS > 0:
+        part = Part(facts[7], facts[8], facts[9], facts[10])
+    return Item(facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], facts[6]), part
 
 
 @gluon.jit
-def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE: gl.constexpr):
-    """Copies Q, K and V of a tile, key blocks from the last to the first."""
+def load_item(
+    item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE: gl.constexpr, PARTS: gl.constexpr
+):
+    """Copies Q, K and V of a tile, key blocks from the last to the first; nothing where it has none of a part of the keys."""
     low, high = edges(batch, item, 0, TILE_M)
     begin, end = key_blocks(batch, item, low, high)
+    if PARTS == 2:
+        begin, end = blocks_of_part(part, part.number, begin, end)
     key = (end - 1) * TILE_N
     if PAGE > 0:
         pages, start = find_pages(batch.table + item.b.to(gl.int64) * batch.stride_table, key, item.k_len, PAGE), 0
@@ -575,7 +648,7 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAG
             # After the first K block: the slots of K and V free up before those of Q do.
             for g in gl.static_range(WARPGROUPS):
                 load_q(q, turn * WARPGROUPS + g, item, g * ROWS, queries, batch)
-            tell(items, turn, item)
+            tell(items, turn, item, part, PARTS)
         ahead = pages
         key -= TILE_N
         if PAGE > 0:
@@ -585,11 +658,17 @@ def load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAG
         load_block(v, n, v_desc, pages, item.head_kv, token, V_PIECES)
         pages = ahead
         n += 1
-    return n
+    if PARTS == 2:
+        turn = gl.where(begin < end, turn + 1, turn)
+    else:
+        turn += 1
+    return n, turn
 
 
 @gluon.jit
-def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr, BESIDE: gl.constexpr):
+def load_role(
+    k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr
+):
     """Takes tiles until there are none, and copies Q, K and V of them into shared memory."""
     batch = Batch(
         batch.cu_q,
@@ -611,20 +690,21 @@ def load_role(k_desc, v_desc, q, k, v, items, queries, batch, taken, PAGE: gl.co
     )
     queries = Queries(queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h))
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 1)
+    # Batches whose keys are parted are small: few sequences at a time are found sooner.
+    planned: gl.constexpr = PLANNED if PARTS == 0 else FEW_PLANNED
+    for first in range(0, batch.count, planned):
+        ends = ends_of(batch, first, done, planned, 1, PARTS)
         total = gl.max(ends, 0)
         while number < total:
-            item = item_of(batch, first, ends, done, number)
-            n = load_item(item, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE)
-            turn += 1
+            item, part = item_of(batch, first, ends, done, number, PARTS)
+            n, turn = load_item(item, part, turn, n, k_desc, v_desc, q, k, v, items, queries, batch, PAGE, PARTS)
             # Who is done takes the next: tiles differ in how many keys they see.
             number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
         done = total
     for g in gl.static_range(WARPGROUPS):
         mbarrier.wait(q.empty.index((turn * WARPGROUPS + g) % q.full.shape[0]), turn // Q_STAGES & 1 ^ 1)
     none = gl.to_tensor(-1)
-    tell(items, turn, Item(none, none, none, none, none, none, none))
+    tell(items, turn, Item(none, none, none, none, none, none, none), Part(none, none, none, none), PARTS)
     # The last program sets the counters back for the next launch.
     if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
         gl.atomic_xchg(taken, 0, sem="relaxed")
@@ -698,8 +778,8 @@ def store_lse(rows, lse, item, later, head, there):
 
 
 @gluon.jit
-def store_rows(rows, batch, pieces, factor, item, row):
-    """O times a number per row."""
+def store_rows(rows, batch, pieces, factor, item, row, COLUMN: gl.constexpr):
+    """O times a number per row, columns from ``COLUMN`` on."""
     width: gl.constexpr = pieces[0].shape[1]
     layout: gl.constexpr = store_layout(width)
     each = own_copy(row) + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
@@ -711,33 +791,19 @@ def store_rows(rows, batch, pieces, factor, item, row):
     there = (each < item.rows)[:, None]
     for i in gl.static_range(len(pieces)):
         o = scaled(pieces[i], factor).to(rows.out.dtype.element_ty)
-        gl.store(at + i * width, gl.convert_layout(o, layout), mask=there)
+        gl.store(at + (COLUMN + i * width), gl.convert_layout(o, layout), mask=there)
 
 
 @gluon.jit
-def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
-    """Softmax and both matrix products for ROWS rows of a tile."""
-    dtype: gl.constexpr = rows.out.dtype.element_ty
-    scale_log2 = rows.scale_log2
-    if rows.k_scales is not None:
-        scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb + item.head_kv * rows.stride_kg)
-    if CAPPED:
-        problem = Problem(rows.out, item.k_len, batch.left, batch.right, 1.0, scale_log2, rows.cap_log2)
-    else:
-        problem = Problem(rows.out, item.k_len, batch.left, batch.right, scale_log2, scale_log2, None)
-    low, high = edges(batch, item, 0, TILE_M)
-    cta_first, cta_end = key_blocks(batch, item, low, high)
-    low, high = edges(batch, item, g * ROWS, ROWS)
-    first, end = key_blocks(batch, item, low, high)
-    n = pass_blocks(n, cta_end - end, k, v)
-    later, _ = queries_and_heads(batch, item, g * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS))
-    row = Positions(low, high, item.position + later)
-
+def attend_blocks(
+    g: gl.constexpr, items, turn, n, q, k, v, q_number, row, problem, k_len, first, end, last, opens, closes
+):
+    """Softmax and both matrix products of ROWS rows and blocks ``end`` - 1 to ``first``, the last P V of which runs on: (number of
+    that block, statistics, O).  ``last``: number of the tile's last block; opens, closes: whether the tile's first block and that
+    one are here."""
     # The first block has no P V to go with.
-    q_number = own_copy(turn * WARPGROUPS + g)
-    tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem)
-    wait(q, q_number)
-    fence_async_shared()  # the load warp's copies are not the copy engine's
+    dtype: gl.constexpr = problem.out.dtype.element_ty
+    tile = QueryTile(q, k, v, q_number, row, last, problem)
     wait(k, n)
     s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
     release(k, n)
@@ -750,7 +816,7 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
     statistics = Statistics(row_max, partial_sums(p), reference)
     o = first_o(v)
-    clear_end(g, items, turn, v, n, end * TILE_N - item.k_len)
+    clear_end(g, items, turn, v, n, end * TILE_N - k_len, opens)
 
     # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
     # then the whole ones, then those on its left edge;
@@ -764,35 +830,350 @@ def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAP
     for step in range(inner - first):
         n, p, statistics, o = key_block(tile, n, p, statistics, o, key=(inner - 1 - step) * TILE_N, RESCALE=False)
     if end - 1 == first:
-        release(q, q_number)
+        if closes:
+            release(q, q_number)
     wait(v, n)
     o = issue_pv(p.to(dtype), tile_at(v, n), o)
+    return n, statistics, o
 
-    # Results of the rows while the last P V runs.
+
+@gluon.jit
+def sum_of(statistics):
+    """Sums of ROWS rows."""
+    return gl.convert_layout(gl.sum(statistics.row_sums, 1), SCORE_ROWS)
+
+
+@gluon.jit
+def finish(g: gl.constexpr, reference, row_sum, item, row, problem, batch, rows):
+    """Write the log-sum-exp of ROWS rows; what their O is to be multiplied by."""
     each = own_copy(g * ROWS) + gl.arange(0, ROWS, layout=SCORE_ROWS)
     later, head = queries_and_heads(batch, item, each)
     there = each < item.rows
-    inverse, lse = row_results(statistics, row, problem, rows.sinks, head, there)
+    inverse, lse = row_results(reference, row_sum, row, problem, rows.sinks, head, there)
     if rows.v_scales is not None:
         inverse *= gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
     if rows.lse is not None:
         store_lse(rows, lse, item, later, head, there)
+    return inverse
+
+
+@gluon.jit
+def scale_of(item, rows):
+    """What scores are multiplied by, for exponents of 2."""
+    scale_log2 = rows.scale_log2
+    if rows.k_scales is not None:
+        scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb + item.head_kv * rows.stride_kg)
+    return scale_log2
+
+
+@gluon.jit
+def seen_by(g: gl.constexpr, item, batch):
+    """(positions of a warpgroup's rows, first and end of the key blocks of the tile, of the warpgroup) of an item."""
+    low, high = edges(batch, item, 0, TILE_M)
+    cta_first, cta_end = key_blocks(batch, item, low, high)
+    low, high = edges(batch, item, g * ROWS, ROWS)
+    first, end = key_blocks(batch, item, low, high)
+    later, _ = queries_and_heads(batch, item, g * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS))
+    return Positions(low, high, item.position + later), cta_first, cta_end, first, end
+
+
+@gluon.jit
+def attend_item(g: gl.constexpr, item, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """Softmax and both matrix products for ROWS rows of a tile."""
+    scale = scale_of(item, rows)
+    problem = Problem(
+        rows.out,
+        item.k_len,
+        batch.left,
+        batch.right,
+        1.0 if CAPPED else scale,
+        scale,
+        rows.cap_log2 if CAPPED else None,
+    )
+    row, cta_first, cta_end, first, end = seen_by(g, item, batch)
+    n = pass_blocks(n, cta_end - end, k, v)
+    q_number = own_copy(turn * WARPGROUPS + g)
+    wait(q, q_number)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    last = n + end - 1 - first
+    n, statistics, o = attend_blocks(
+        g, items, turn, n, q, k, v, q_number, row, problem, item.k_len, first, end, last, True, True
+    )
+    # Results of the rows while the last P V runs.
+    inverse = finish(g, statistics.reference, sum_of(statistics), item, row, problem, batch, rows)
     o = finished(o)
     release(v, n)
     n = pass_blocks(n + 1, first - cta_first, k, v)
-    store_rows(rows, batch, o, inverse, item, g * ROWS)
+    store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
+    return n
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def blend(x, a, y, b):
+    """x a + y b, rounded alike wherever it stands."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.rn.f32 t, $3, $4; fma.rn.f32 $0, $1, $2, t; }",
+        "=f,f,f,f,f",
+        [x, a, y, b],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def weights(before, after):
+    """(maximum, weight before, weight after) of rows with these maxima."""
+    row_max = gl.maximum(before, after)
+    return row_max, mufu_exp2(before - row_max), mufu_exp2(after - row_max)
+
+
+@gluon.constexpr_function
+def parked(columns):
+    """Numbers of a warpgroup's accumulator as they are kept, 16 bytes to a thread: rows and columns of a pair, then each 8 columns' 512."""
+    registers = [[1], [2]] + [[512 << bit] for bit in range((columns // 8).bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, [[4], [8], [16], [32], [64]], [[128], [256]], [], [64 * columns])
+
+
+@gluon.jit
+def park(o, at):
+    """Columns of O to memory."""
+    count: gl.constexpr = ROWS * o.shape[1]
+    layout: gl.constexpr = parked(o.shape[1])
+    o = gl.permute(gl.reshape(o, [4, 2, 8, count // 512, 4, 2]), [3, 0, 2, 4, 1, 5])
+    gl.store(at + gl.arange(0, count, layout=layout), gl.convert_layout(gl.reshape(o, [count]), layout))
+
+
+@gluon.jit
+def unpark(at, COLUMNS: gl.constexpr):
+    """Columns of O back from memory."""
+    # .cg: other programs may have written these, and the L1 cache knows nothing of it.
+    count: gl.constexpr = ROWS * COLUMNS
+    o = gl.load(at + gl.arange(0, count, layout=parked(COLUMNS)), cache_modifier=".cg")
+    o = gl.permute(gl.reshape(o, [count // 512, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(gl.reshape(o, [ROWS, COLUMNS]), accumulator(COLUMNS))
+
+
+@gluon.jit
+def kept(rows, slot, g: gl.constexpr):
+    """Where a warpgroup leaves what it has of a part."""
+    return rows.partials + (slot * WARPGROUPS + g).to(gl.int64) * UNIT
+
+
+@gluon.jit
+def keep_sums(at, reference, row_sum):
+    """Leave references and sums of ROWS rows."""
+    sums = at + ROWS * HEAD_DIM_V + gl.arange(0, ROWS, layout=SCORE_ROWS)
+    gl.store(sums, reference)
+    gl.store(sums + ROWS, row_sum)
+
+
+@gluon.jit
+def keep(at, reference, row_sum, o):
+    """Leave the state of ROWS rows."""
+    for i in gl.static_range(len(o)):
+        park(o[i], at + i * (ROWS * o[0].shape[1]))
+    keep_sums(at, reference, row_sum)
+
+
+@gluon.jit
+def kept_sums(at):
+    """(reference, sum) of ROWS rows as they were left."""
+    sums = at + ROWS * HEAD_DIM_V + gl.arange(0, ROWS, layout=SCORE_ROWS)
+    return gl.load(sums, cache_modifier=".cg"), gl.load(sums + ROWS, cache_modifier=".cg")
+
+
+@gluon.jit
+def per_row(factor, o):
+    """A number to each row of ``o``."""
+    return gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]
+
+
+@gluon.jit
+def arrived_last(counter, count):
+    """Whether all others of ``count`` have been here before; then the counter is set back for the next launch."""
+    meet()  # all threads have stored before one of them says so
+    last = gl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        gl.atomic_xchg(counter, 0, sem="relaxed")
+    meet()
+    return last
+
+
+@gluon.jit
+def joined(reference, row_sum, o, sums, taken):
+    """(reference, sums, O) of rows with those of the part before."""
+    part_reference, part_sum = sums
+    reference, before, after = weights(reference, part_reference)
+    return reference, blend(row_sum, before, part_sum, after), blend(o, per_row(before, o), taken, per_row(after, o))
+
+
+@gluon.jit
+def merge(g: gl.constexpr, part, lowest, highest, item, row, problem, batch, rows):
+    """Merge what a warpgroup of several programs has left of the parts of a tile, and write it."""
+    first = kept(rows, part.slot + highest * batch.heads_kv, g)
+    step = batch.heads_kv.to(gl.int64) * (0 - WARPGROUPS * UNIT)
+    for columns in gl.static_range(0, HEAD_DIM_V, JOINED):
+        at = first
+        reference, row_sum = kept_sums(at)
+        o = unpark(at + columns * ROWS, JOINED)
+        rest = highest - lowest
+        if rest % 2 == 1:
+            at += step
+            reference, row_sum, o = joined(reference, row_sum, o, kept_sums(at), unpark(at + columns * ROWS, JOINED))
+        for _ in range(rest // 2):
+            # Two on their way at a time.
+            one, two = kept_sums(at + step), kept_sums(at + step * 2)
+            one_o, two_o = unpark(at + step + columns * ROWS, JOINED), unpark(at + step * 2 + columns * ROWS, JOINED)
+            reference, row_sum, o = joined(reference, row_sum, o, one, one_o)
+            reference, row_sum, o = joined(reference, row_sum, o, two, two_o)
+            at += step * 2
+        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
+        store_rows(rows, batch, (o,), inverse, item, g * ROWS, columns)
+
+
+@gluon.jit
+def parts_there(part, cta_first, cta_end):
+    """Numbers of the first and the last part that a tile has."""
+    return (cta_first - part.origin) // part.each, (cta_end - 1 - part.origin) // part.each
+
+
+@gluon.jit
+def attend_part(
+    g: gl.constexpr,
+    turn,
+    n,
+    number,
+    opens,
+    closes,
+    q,
+    k,
+    v,
+    items,
+    batch,
+    rows,
+    CAPPED: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """A warpgroup's share of part ``number`` of a tile, at least one block: (n, reference, sums, O)."""
+    item, part = recalled(items, turn, PARTS)
+    scale = scale_of(item, rows)
+    problem = Problem(
+        rows.out,
+        item.k_len,
+        batch.left,
+        batch.right,
+        1.0 if CAPPED else scale,
+        scale,
+        rows.cap_log2 if CAPPED else None,
+    )
+    row, cta_first, cta_end, first, end = seen_by(g, item, batch)
+    begin, stop = blocks_of_part(part, number, cta_first, cta_end)
+    end = gl.minimum(gl.maximum(end, begin + 1), stop)
+    first = gl.minimum(gl.maximum(first, begin), end - 1)
+    n = pass_blocks(n, stop - end, k, v)
+    last = gl.where(closes, n + end - 1 - first, -1)
+    q_number = own_copy(turn * WARPGROUPS + g)
+    n, statistics, o = attend_blocks(
+        g, items, turn, n, q, k, v, q_number, row, problem, item.k_len, first, end, last, opens, closes
+    )
+    row_sum = sum_of(statistics)
+    o = finished(o)
+    release(v, n)
+    return pass_blocks(n + 1, first - begin, k, v), statistics.reference, row_sum, o
+
+
+@gluon.jit
+def attend_dealt(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """The part of a tile that is this item; the warpgroup that is the last to have done its rows of one merges them all."""
+    _, part = recalled(items, turn, 2)
+    wait(q, turn * WARPGROUPS + g)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    n, reference, row_sum, o = attend_part(g, turn, n, part.number, True, True, q, k, v, items, batch, rows, CAPPED, 2)
+    item, part = recalled(items, turn, 2)
+    scale = scale_of(item, rows)
+    problem = Problem(
+        rows.out,
+        item.k_len,
+        batch.left,
+        batch.right,
+        1.0 if CAPPED else scale,
+        scale,
+        rows.cap_log2 if CAPPED else None,
+    )
+    row, cta_first, cta_end, _, _ = seen_by(g, item, batch)
+    lowest, highest = parts_there(part, cta_first, cta_end)
+    if highest > lowest:
+        keep(kept(rows, part.slot + part.number * batch.heads_kv, g), reference, row_sum, o)
+        if arrived_last(rows.arrived + (2 + part.slot * WARPGROUPS + g), highest - lowest + 1):
+            merge(g, part, lowest, highest, item, row, problem, batch, rows)
+    else:
+        inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
+        store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
     return n
 
 
 @gluon.jit
-def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+def attend_chained(g: gl.constexpr, turn, n, q, k, v, items, batch, rows, CAPPED: gl.constexpr):
+    """All parts of a tile, merged as if programs had done them one by one."""
+    item, part = recalled(items, turn, 1)
+    _, cta_first, cta_end, _, _ = seen_by(g, item, batch)
+    lowest, highest = parts_there(part, cta_first, cta_end)
+    wait(q, turn * WARPGROUPS + g)
+    fence_async_shared()  # the load warp's copies are not the copy engine's
+    for done in range(highest - lowest + 1):
+        closes = done == highest - lowest
+        n, reference, row_sum, o = attend_part(
+            g, turn, n, highest - done, done == 0, closes, q, k, v, items, batch, rows, CAPPED, 1
+        )
+        item, _ = recalled(items, turn, 1)
+        scale = scale_of(item, rows)
+        problem = Problem(
+            rows.out,
+            item.k_len,
+            batch.left,
+            batch.right,
+            1.0 if CAPPED else scale,
+            scale,
+            rows.cap_log2 if CAPPED else None,
+        )
+        row, _, _, _, _ = seen_by(g, item, batch)
+        at = kept(rows, gl.program_id(0), g)
+        if done > 0:
+            meet()  # what this warpgroup left is there for all of its threads
+            total_reference, total_sum = kept_sums(at)
+            reference, before, after = weights(total_reference, reference)
+            row_sum = blend(total_sum, before, row_sum, after)
+            width: gl.constexpr = o[0].shape[1]
+            made = ()
+            for i in gl.static_range(len(o)):
+                total = unpark(at + i * (ROWS * width), width)
+                made = made + (blend(total, per_row(before, total), o[i], per_row(after, total)),)
+            o = made
+            meet()  # all have read before one writes again
+        if closes:
+            inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
+            store_rows(rows, batch, o, inverse, item, g * ROWS, 0)
+        else:
+            keep(at, reference, row_sum, o)
+    return n
+
+
+@gluon.jit
+def consumer_role(g: gl.constexpr, q, k, v, items, batch, rows, CAPPED: gl.constexpr, PARTS: gl.constexpr):
     """Every tile that the load warp takes."""
     n, turn = 0, 0
-    item = told(items, turn)
+    item, part = told(items, turn, PARTS)
     while item.b >= 0:
-        n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
+        if PARTS == 0:
+            n = attend_item(g, item, turn, n, q, k, v, items, batch, rows, CAPPED)
+        elif PARTS == 1:
+            n = attend_chained(g, turn, n, q, k, v, items, batch, rows, CAPPED)
+        else:
+            n = attend_dealt(g, turn, n, q, k, v, items, batch, rows, CAPPED)
         turn += 1
-        item = told(items, turn)
+        item, part = told(items, turn, PARTS)
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -828,7 +1209,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               arrived, stride_qb, stride_qs, stride_qh, stride_ob, stride_os, stride_oh, stride_lb, stride_ls,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, inverse,
               seqlen_q, seqlen_k, left, right, rows_min, rows_max, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED:
-              gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
+              gl.constexpr, BESIDE: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles."""
     batch = Batch(
         cu_q,
@@ -854,6 +1235,8 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         sinks,
         k_scales,
         v_scales,
+        partials,
+        arrived,
         stride_ob,
         stride_os,
         stride_oh,
@@ -872,23 +1255,71 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     q = make_q_ring(k_desc.dtype)
     k = make_ring(k_desc, QK_PIECES)
     v = make_ring(v_desc, V_PIECES)
-    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 7, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    facts = gl.allocate_shared_memory(gl.int32, [Q_STAGES * 2 * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # The last warpgroup is at most Q_STAGES tiles ahead of the others.
     items = Items(facts, barriers(Q_STAGES, 1), barriers(2 * Q_STAGES, 1))
     fence_async_shared()
     gl.warp_specialize([
-        (consumer_role, (0, q, k, v, items, batch, rows, CAPPED)),
-        (consumer_role, (1, q, k, v, items, batch, rows, CAPPED)),
-        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE, BESIDE)),
+        (consumer_role, (0, q, k, v, items, batch, rows, CAPPED, PARTS)),
+        (consumer_role, (1, q, k, v, items, batch, rows, CAPPED, PARTS)),
+        (load_role, (k_desc, v_desc, q, k, v, items, queries, batch, arrived, PAGE, BESIDE, PARTS)),
     ], [4, 1], [216, 80])  # fmt: skip
 
 
-def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
+def parts(seqlen_q, seqlen_k, group, heads_kv, left=-1):
+    """Parts of the keys of a sequence, from its own lengths and heads alone, as programs find them; left: of the window, -1 for none."""
+    first = max(seqlen_k - seqlen_q - left, 0) // TILE_N.value if left >= 0 else 0
+    blocks = max(-(-seqlen_k // TILE_N.value) - first, 1)
+    keys, wanted = blocks * TILE_N.value, _wanted(-(-seqlen_q * group // TILE_M.value) * heads_kv)
+    if keys < PARTED_KEYS.value:
+        return 1
+    each = -(-blocks // min(wanted, keys // PART_KEYS.value))
+    return -(-blocks // each)
+
+
+def _wanted(tiles):
+    """Parts that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them idle."""
+    once, twice = SMS.value // tiles, 2 * SMS.value // tiles
+    return max(1, min(twice if twice > 2 * once else once, MOST_PARTS.value))
+
+
+def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left):
+    """(how parts are taken in, places for what they leave): 0, no sequence has any; 1, a program those of a tile one after the other;
+    2, programs one each.  All give the same bits.
+    """
+    keys = -(-seqlen_k // TILE_N.value) * TILE_N.value
+    if left >= 0:
+        keys = min(keys, seqlen_q + left + 2 * TILE_N.value)
+    tiles = -(-seqlen_q * group // TILE_M.value)
+    wanted = _wanted(tiles * heads_kv)
+    total = batch * tiles
+    if tokens is not None and batch > 1:
+        # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
+        wanted = max(_wanted(count * heads_kv) for count in range(1, min(tiles, SMS.value) + 1))
+        total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
+    most = min(wanted, keys // PART_KEYS.value)
+    if most < 2 or keys < PARTED_KEYS.value:
+        return 0, 0
+    total *= heads_kv
+    slots = total * most
+    if 3 * -(-total // sms) * most <= 4 * -(-slots // sms) or slots * WARPGROUPS.value * UNIT.value > MOST_NUMBERS:
+        return 1, sms
+    return 2, slots
+
+
+def _room(how, slots):
+    """Numbers that parts leave, and counters: what has been taken, who is done, and who has left a part of a tile."""
+    return max(1, slots * WARPGROUPS.value * UNIT.value), 2 + (slots * WARPGROUPS.value if how == 2 else 0)
+
+
+def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=1, left=-1):
     """(float32 of partial outputs with their maxima and sums, int32 of counters) that a launch works in on a device of `sms`.
 
-    The counters must be 0 before the first launch; every launch leaves them so.
+    The counters must be 0 before the first launch; every launch leaves them so.  tokens: of all sequences, where they differ in length; least:
+    rows of a sequence that the launch works on; left: of the window.
     """
-    return 1, 2  # nothing is split; what has been taken, and who is done
+    how, slots = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left)
+    return _room(how, slots)
 
 
 def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
@@ -929,6 +1360,21 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tile_m = TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * tiles
+    how, places = _dealing(
+        batch,
+        heads_kv,
+        group,
+        seqlen_q,
+        seqlen_k,
+        sms,
+        None if cu_q is None else q.shape[0],
+        max(rows[0], 1),
+        window[0],
+    )
+    need, room = _room(how, places), [x.shape[0] for x in work]
+    if room[0] < need[0] or room[1] < need[1]:
+        raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")
+    items = max(items, places) if how == 2 else items
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
     if reason := refusal(k, v):
         raise ValueError(reason)
@@ -946,7 +1392,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         *(n for x in (k_scales, v_scales) for n in ((0, 0) if x is None else x.stride())), batch, heads_kv, group, (1 << 20) // group + 1, seqlen_q, min(seqlen_k, FAR.value), left, right,
         max(rows[0], 1), min(rows[1], FAR.value),
     )  # fmt: skip
-    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside)
+    return (max(1, min(items, PROGRAMS * sms * 1)), 1, 1), arguments, (page, capped, beside, how)
 
 
 def refusal(k, v):
@@ -1005,7 +1451,10 @@ def launch(
     if work is None:
         import torch
 
-        sizes = scratch(batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k, sms)
+        tokens = q.shape[0] if cu_seqlens_q is not None else None
+        sizes = scratch(
+            batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k, sms, tokens, max(rows[0], 1), window[0]
+        )  # fmt: skip
         kinds = (torch.float32, torch.int32)
         work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)

@@ -1,6 +1,7 @@
 """`tilecast.attention` of a few queries over many keys, on the serving kernels: they split the keys, and rows of a group share a tile.
 
-Which kernel runs depends on the lengths of a sequence and its group alone, never on batch or heads: the bits of a result do not either.
+Which kernel runs, and how it splits, depends on the lengths of a sequence and its heads alone, never on the batch: the bits of a
+result do not either.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from tilecast.kernels import registry
 from tilecast.kernels.errors import UnsupportedError
 from tilecast.kernels.serving import operator
 
-#: Most queries, most rows (queries of all heads that share a key head; more are not split) and fewest keys.
+#: Most queries and most rows (queries of all heads that share a key head) that go there whatever becomes of them, and fewest keys.
 QUERIES, ROWS, KEYS = 16, 128, 512
+#: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts.
+PARTED_ROWS, PARTED_KEYS = 192 * 132, 4096
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
 _without: set[Any] = set()
@@ -26,14 +29,17 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
 
     (batch, heads, seqlen, head_dim) tensors whose rows start at 16 bytes; masks as `registry.reduce_mask` gives them.
     """
-    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    if seqlen_q > QUERIES or seqlen_k < KEYS or seqlen_q * (q.shape[1] // k.shape[1]) > ROWS:
+    seqlen_q, seqlen_k, heads = q.shape[2], k.shape[2], q.shape[1]
+    few = seqlen_q <= QUERIES and seqlen_k >= KEYS and seqlen_q * (heads // k.shape[1]) <= ROWS
+    if not few and (seqlen_q * heads > PARTED_ROWS or seqlen_k < PARTED_KEYS):
         return False
     kind = q.get_device(), q.dtype, q.shape[3], v.shape[3]
     if kind in _without or not _wanted():
         return False
     q, k, v, rows = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2)
     try:
+        if not few and not operator.parted(q, k, v, left):
+            return False
         operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))
     except UnsupportedError:
         _without.add(kind)

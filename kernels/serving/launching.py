@@ -95,6 +95,8 @@ class Launcher:
     def __init__(self, module: Any, rows: tuple[int, int], device: Any, counters: Counters) -> None:
         #: Whether a launch can begin beside the one before, and let another begin beside itself.
         self.follows, self.leads = hasattr(module, "BESIDE_OPTIONS"), getattr(module, "LEADS", False)
+        #: How many parts the kernel makes of a sequence's keys, where it makes any: (queries, keys, group, key heads, left).
+        self.parts = getattr(module, "parts", None)
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
         self._plans: dict[Any, Any] = {}
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -167,7 +169,10 @@ class Launcher:
         module, (q, k, v, out, lse, *lists) = self._module, told_apart(tensors)
         batch = q.shape[0] if lists[0] is None else lists[0].shape[0] - 1
         heads_kv = k.shape[-2]
-        sizes = module.scratch(batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms)
+        sizes = module.scratch(
+            batch, heads_kv, q.shape[-2] // heads_kv, seqlen_q, seqlen_k, self._sms,
+            *((None if lists[0] is None else q.shape[0], max(self._rows[0], 1), window[0]) if self.parts is not None else ()),
+        )  # fmt: skip
         kinds = (torch.float32, torch.int32)
         work = tuple(
             torch.empty(size, dtype=kind, device=self._device) for size, kind in zip(sizes, kinds, strict=True)

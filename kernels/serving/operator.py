@@ -140,6 +140,16 @@ def into(
         launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
 
 
+def parted(q: Any, k: Any, v: Any, left: int) -> bool:
+    """Whether the kernel for sequences like these, (batch, seqlen, heads, head_dim), parts their keys so that more SMs have work; left:
+    of the window.  UnsupportedError where there is no kernel."""
+    group, rows = q.shape[2] // k.shape[2], _rows(q, k, None, q.shape[1])[0]
+    for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
+        if first <= rows <= last:
+            return launcher.parts is not None and launcher.parts(q.shape[1], k.shape[1], group, k.shape[2], left) > 1
+    return False
+
+
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     """The kernels of a problem; UnsupportedError where there is none."""
     return _known.get((q.get_device(), q.dtype, k.dtype, dim, dim_v)) or _find(q, k, dim, dim_v)

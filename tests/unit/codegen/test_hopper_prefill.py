@@ -67,7 +67,7 @@ def launch(module, problem: Problem, made: Made | None = None, sms: int = 3, **o
 PROBLEMS = [
     *[(TWO, Problem(CHUNKS, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(variant, Problem(CHUNKS, page=page)) for variant, page in ((TWO, 64), (TWO, 256), (NARROW, 16), (WIDE, 32))],
-    *[(TWO, Problem(CHUNKS[:3], dims=dims, page=32)) for dims in ((128, 128), (192, 128))],
+    *[(TWO, Problem(CHUNKS[:3], dims=dims, page=32)) for dims in ((128, 128), (192, 128), (256, 256))],
     *[(TWO, Problem(((150, 300), (64, 64)), heads=heads, page=64)) for heads in ((2, 2), (3, 1), (14, 2))],
     *[(TWO, Problem(((130, 300), (33, 90)), window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
     (THREE, Problem(((130, 300), (33, 90)), heads=(2, 1), window=(50, 0))),
@@ -136,7 +136,7 @@ def test_a_sequence_gets_the_same_bits_alone_others_rows_stay_and_counters_are_l
         assert torch.equal(rows[number], want)
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
     chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=512, seqlen_k=4096)
     chosen = HOPPER_PREFILL.chosen(workload, chip)
@@ -148,7 +148,7 @@ def test_the_chosen_variant_can_be_written_and_round_trips(dims) -> None:
 @pytest.mark.parametrize(
     ("dims", "machine", "knobs", "said"),
     [
-        ((96, 96), "h200-sxm", "", "head_dim_qk must be 64, 128 or 192, got 96"),
+        ((96, 96), "h200-sxm", "", "head_dim_qk must be 64, 128, 192 or 256, got 96"),
         ((128, 128), "b200", "", "has no wgmma"),
         ((128, 128), "h200-sxm", "kv_stages=5", "shared memory needs"),
         ((128, 128), "h200-sxm", "tile_n=16", "tile_n must be 32, 64 or 128, got 16"),
@@ -172,3 +172,43 @@ def test_refuses_more_heads_to_a_key_head_than_rows_are_dealt_with(kernel) -> No
     problem = Problem(((1, 3),), heads=(513, 1))
     with pytest.raises(ValueError, match="heads of q a multiple of k's, at most 512 times, got"):
         launch(kernel(TWO, problem.dims), problem)
+
+
+PARTED = replace(TWO, part_keys=64)
+#: (queries, keys) whose keys are parted: several tiles with their own last blocks, one with few rows, fewer keys than a part, none.
+LONG = ((40, 700), (4, 420), (20, 90), (5, 0))
+
+
+def room(module, problem: Problem, sms: int):
+    """Memory of a launch, and how parts are taken in there."""
+    tokens = sum(queries for queries, _ in problem.lengths)
+    most = [max(pair[i] for pair in problem.lengths) for i in (0, 1)]
+    given = (len(problem.lengths), problem.heads[1], problem.heads[0] // problem.heads[1], *most, sms, tokens, 1, problem.window[0])
+    sizes = module.scratch(*given)
+    return [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)], module._dealing(*given)[0]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(LONG, page=64),
+        Problem(LONG[:2], heads=(2, 2), layout="packed", window=(300, 0), sinks=True),
+        Problem(((150, 400),), heads=(1, 1), layout="cache", window=(-1, -1), dims=(128, 128)),
+        Problem(((50, 330),), heads=(2, 1), window=(220, 9), page=32, softcap=3.0),
+        Problem(((50, 260),), heads=(2, 1), page=64, dims=(256, 256)),
+    ],
+    ids=["paged", "window", "full", "capped", "wide"],
+)
+def test_keys_are_parted_with_the_same_bits_in_one_program_and_in_several(problem, kernel) -> None:
+    module = kernel(PARTED, problem.dims)
+    made, found = make(problem), {}
+    for sms in (1, 40):
+        memory, how = room(module, problem, sms)
+        memory[0].fill_(float("nan"))
+        _, out, lse = launch(module, problem, made, sms=sms, work=memory)
+        assert error_of(problem, made, out, lse) <= 1.0
+        assert not memory[1].any()
+        found[how] = out, lse
+    assert sorted(found) == [1, 2]
+    assert torch.equal(found[1][0], found[2][0])
+    assert torch.equal(found[1][1], found[2][1])

@@ -17,12 +17,12 @@ from tilecast.model.machine.machine import Machine
 
 #: The family, and the template that writes it.
 NAMES = ("prefill-hopper", "hopper_prefill")
-#: Tiles of Q that are there.
-Q_TILES = 2
+#: SMs that the parts of a sequence's keys are to fill, and most parts of a sequence.
+SMS, MOST_PARTS = 132, 32
 #: Bytes that barriers, what roles are handed and the compiler's own exchanges add: 4484 under Triton 3.6.
 _MARGIN = 4608
 #: Columns of O and of S that a thread has registers for, by warpgroups.
-_MOST_COLUMNS = {1: 384, 2: 256, 3: 128}
+_MOST_COLUMNS = {1: 384, 2: 320, 3: 128}
 #: Blocks in flight that are worth their memory: more only wait.
 _STAGES = 4
 
@@ -39,12 +39,19 @@ class HopperPrefillVariant:
     kv_stages: int = 4
     #: Sequences that a program looks at together to find its work.
     planned: int = 128
+    #: Fewest keys of a part of a sequence that leaves SMs idle.
+    part_keys: int = 1024
+
+
+def q_tiles(workload: Workload) -> int:
+    """Tiles of Q that are there: the next one as well, where there is room for it."""
+    return 2 if workload.head_dim_qk <= 192 else 1
 
 
 def shared_bytes(variant: HopperPrefillVariant, workload: Workload) -> int:
     """Shared memory of the tiles: those of Q, and the rings of K and V."""
     moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    return workload.dtype_bytes * (moving + Q_TILES * variant.warpgroups * ROWS * workload.head_dim_qk)
+    return workload.dtype_bytes * (moving + q_tiles(workload) * variant.warpgroups * ROWS * workload.head_dim_qk)
 
 
 def legality(variant: HopperPrefillVariant, workload: Workload, machine: Machine) -> Verdict:
@@ -66,8 +73,8 @@ def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine
             f"family prefill-hopper is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
         )
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
-        if width % PIECE or width > 192:
-            return Verdict(f"{name} must be 64, 128 or 192, got {width}", "use family serving")
+        if width % PIECE or width > 256:
+            return Verdict(f"{name} must be 64, 128, 192 or 256, got {width}", "use family serving")
     if variant.warpgroups not in _MOST_COLUMNS:
         return Verdict(f"warpgroups must be 1, 2 or 3, got {variant.warpgroups}", "use 2")
     if variant.tile_n not in (32, 64, 128):
@@ -80,6 +87,8 @@ def writable(variant: HopperPrefillVariant, workload: Workload, machine: Machine
         )
     if variant.planned not in (32, 64, 128, 256):
         return Verdict(f"planned must be 32, 64, 128 or 256, got {variant.planned}", "use 128")
+    if variant.part_keys < variant.tile_n or variant.part_keys % variant.tile_n:
+        return Verdict(f"part_keys must be a multiple of tile_n {variant.tile_n}, got {variant.part_keys}", "use 1024")
     return LEGAL
 
 
@@ -95,7 +104,7 @@ def chosen(workload: Workload, machine: Machine) -> HopperPrefillVariant:
     """The variant to start from: two warpgroups (three of heads of 64, which leave registers for them), blocks of 64 keys, four of them
     in flight or as many as there is room for."""
     groups = 3 if max(workload.head_dim_qk, workload.head_dim_v) <= PIECE else 2
-    queries = Q_TILES * groups * ROWS * workload.head_dim_qk * workload.dtype_bytes
+    queries = q_tiles(workload) * groups * ROWS * workload.head_dim_qk * workload.dtype_bytes
     room = int(machine["smem.per_cta_bytes"]) - _MARGIN - queries
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     return HopperPrefillVariant(warpgroups=groups, kv_stages=max(1, min(room // block, _STAGES)))
