@@ -15,6 +15,7 @@ from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
     ROWS,
+    ROWS_E4M3,
     HopperServingE4m3Variant,
     HopperServingVariant,
     piece_e4m3,
@@ -158,13 +159,12 @@ class HopperServingKernel:
 class HopperServingE4m3Kernel(HopperServingKernel):
     """The same for `TEMPLATE_E4M3`, whose caches hold e4m3 bytes."""
 
-    wide_stages: int
-    #: Whether a softmax runs while P V of the block before does.
-    overlapped: bool
+    tile_m: ClassVar[int] = ROWS_E4M3
+    #: Most rows of a sequence whose keys are split: tiles of the same keys are neighbours, so that one brings them and others find them.
+    split_rows: ClassVar[int] = ROWS
     narrow: ClassVar[bool] = True
     beside: ClassVar[bool] = False
     q_dtype: ClassVar[str] = "q_ptr.dtype.element_ty"
-    worker_warps: ClassVar[tuple[int, ...]] = (4, 4, 1)
 
     @property
     def piece(self) -> int:
@@ -172,9 +172,14 @@ class HopperServingE4m3Kernel(HopperServingKernel):
         return piece_e4m3(self.head_dim_qk, self.head_dim_v)
 
     @property
-    def worker_registers(self) -> tuple[int, ...]:
-        """Registers of a thread of the warpgroup that merges, of the one that widens, and of the load warp."""
-        return 152, 96, 88
+    def more_keys(self) -> str:
+        """Bases of the keys beyond eight that a thread of the matrix warps has."""
+        return ", ".join(f"[{n}, 0]" for n in (8, 16) if n < self.tile_n // 4)
+
+    @property
+    def warp_keys(self) -> str:
+        """Bases of the keys that the matrix warps have apart."""
+        return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
 
 
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
@@ -185,9 +190,7 @@ def context(variant: HopperServingVariant, workload: Workload) -> HopperServingK
 def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> HopperServingE4m3Kernel:
     """The kernel of a legal variant for caches of e4m3."""
     title, description = _title(workload, "e4m3 caches, "), _description_e4m3(variant)
-    return HopperServingE4m3Kernel(
-        title, description, **_knobs(variant, workload), wide_stages=variant.wide_stages, overlapped=variant.overlapped == 1
-    )  # fmt: skip
+    return HopperServingE4m3Kernel(title, description, **_knobs(variant, workload))
 
 
 def _knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
@@ -213,9 +216,9 @@ def _title(workload: Workload, caches: str = "") -> str:
 
 def _description_e4m3(variant: HopperServingE4m3Variant) -> str:
     loading = (
-        f"A load warp copies blocks of {variant.tile_n} keys, bytes of e4m3, into rings in shared memory, {variant.kv_stages} of K and of V ahead; a "
-        f"warpgroup makes tiles of 16-bit numbers of them, which hold the same values; another one owns {ROWS} rows, the query heads of one "
-        "key head for consecutive queries, and multiplies; another one merges."
+        f"A load warp copies blocks of {variant.tile_n} keys, bytes of e4m3, into rings in shared memory, {variant.kv_stages} of K and of V ahead; "
+        f"four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take a fourth of a block's keys each, which "
+        "they make float16, as Q is, in registers; another warpgroup merges.  Q in bfloat16 is scaled by a power of two for each row, so that it fits."
     )
     return _described(loading)
 

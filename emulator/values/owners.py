@@ -12,6 +12,7 @@ import numpy as np
 from tilecast.emulator.values.layouts import (
     BlockedLayout,
     DistributedLinearLayout,
+    DotOperandLayout,
     NvmmaDistributedLayout,
     SliceLayout,
     TmemRegisterLayout,
@@ -43,8 +44,11 @@ def _warps_of(layout: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(layout, BlockedLayout):
         per_warp = tuple(s * t for s, t in zip(layout.size_per_thread, layout.threads_per_warp, strict=True))
         return _tiled(shape, per_warp, layout.warps_per_cta, layout.order)
-    if isinstance(layout, NvmmaDistributedLayout) and layout.version[0] == 3 and len(shape) == 2:
-        return _tiled(shape, (_WGMMA_ROWS, layout.instr_shape[1]), layout.warps_per_cta, (0, 1))
+    if isinstance(layout, NvmmaDistributedLayout) and len(shape) == _rank(layout):
+        order = range(len(shape))
+        return _tiled(shape, _warp_tile(layout), layout.warps_per_cta, order if layout.version[0] == 3 else order[::-1])
+    if isinstance(layout, DotOperandLayout) and _mma_sync(layout.parent, shape):
+        return _operand(layout, shape)
     if isinstance(layout, TmemRegisterLayout) and layout.variant == "32x32b" and shape == layout.shape:
         return _tiled(shape, (_LANES, shape[1]), (4, 1), (0, 1)) if (layout.num_warps, shape[0]) == (4, 128) else None
     if isinstance(layout, DistributedLinearLayout) and layout.shape == shape and not any(map(any, layout.block)):
@@ -57,7 +61,29 @@ def _rank(layout: Any) -> int:
         return len(layout.order)
     if isinstance(layout, SliceLayout):
         return _rank(layout.parent) - 1
+    if isinstance(layout, NvmmaDistributedLayout):
+        return len(layout.warps_per_cta)
     return len(layout.shape) if isinstance(layout, (DistributedLinearLayout, TmemRegisterLayout)) else 2
+
+
+def _warp_tile(layout: NvmmaDistributedLayout) -> tuple[int, ...]:
+    """What one instruction makes of a warp's accumulator: of wgmma a quarter of its rows, of mma.sync all."""
+    return (_WGMMA_ROWS, layout.instr_shape[1]) if layout.version[0] == 3 else layout.instr_shape
+
+
+def _mma_sync(layout: Any, shape: tuple[int, ...]) -> bool:
+    """Whether accumulators of this layout and rank are those of mma.sync."""
+    return isinstance(layout, NvmmaDistributedLayout) and layout.version[0] == 2 and _rank(layout) == len(shape)
+
+
+def _operand(layout: DotOperandLayout, shape: tuple[int, ...]) -> Any:
+    """Warps of an operand of mma.sync: those along the dimension that it does not have hold the same."""
+    parent = layout.parent
+    gone = len(shape) - 1 - layout.operand_index
+    if parent.warps_per_cta[gone] > 1:
+        return np.full(shape, SEVERAL, np.int8)
+    tile = [shape[d] if d == gone else n for d, n in enumerate(parent.instr_shape)]
+    return _tiled(shape, tile, parent.warps_per_cta, range(len(shape))[::-1])
 
 
 def _period(layout: Any, dim: int) -> int | None:
@@ -65,7 +91,7 @@ def _period(layout: Any, dim: int) -> int | None:
     if isinstance(layout, BlockedLayout):
         return layout.size_per_thread[dim] * layout.threads_per_warp[dim] * layout.warps_per_cta[dim]
     if isinstance(layout, NvmmaDistributedLayout):
-        return (_WGMMA_ROWS, layout.instr_shape[1])[dim] * layout.warps_per_cta[dim]
+        return _warp_tile(layout)[dim] * layout.warps_per_cta[dim]
     if isinstance(layout, (DistributedLinearLayout, TmemRegisterLayout)):
         return layout.shape[dim]
     if isinstance(layout, SliceLayout):

@@ -1,17 +1,17 @@
 """Decoding on Hopper for e4m3 caches, head_dim 64: attention to paged, packed or cached keys, split over keys.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp copies blocks
-of 64 keys, bytes of e4m3, into rings in shared memory, 12 of K and of V ahead; a warpgroup makes tiles of 16-bit
-numbers of them, which hold the same values; another one owns 64 rows, the query heads of one key head for consecutive
-queries, and multiplies; another one merges.  Sequences of up to 64 rows are split, whatever else is in the batch, and
-the program that finishes a tile last merges its splits in their order: what a sequence gets depends on it alone.  Runs
-on sm_90a with triton and torch alone.
+of 128 keys, bytes of e4m3, into rings in shared memory, 6 of K and of V ahead; four warps own 16 rows, the query heads
+of one key head for consecutive queries, and take a fourth of a block's keys each, which they make float16, as Q is, in
+registers; another warpgroup merges.  Q in bfloat16 is scaled by a power of two for each row, so that it fits.
+Sequences of up to 64 rows are split, whatever else is in the batch, and the program that finishes a tile last merges
+its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_e4m3", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-e4m3,tile_n=64,kv_stages=12,split_keys=512,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,cache_bits=8,wide_stages=2,overlapped=0",
+    "variant": "family=serving-hopper-e4m3,tile_n=128,kv_stages=6,split_keys=512,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,cache_bits=8",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -20,9 +20,8 @@ from collections import namedtuple
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # its name in Triton 3.6
@@ -32,9 +31,10 @@ copy_rows = (
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
 REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 
-TILE_M = gl.constexpr(64)  # rows of a tile: the query heads that share a key head, for each query; the M of wgmma
-TILE_N = gl.constexpr(64)  # keys of a block
-SLOTS = gl.constexpr(12)  # blocks of K and V that are in flight
+TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key head, for each query; the M of mma.sync
+SPLIT_ROWS = gl.constexpr(64)  # most rows of a sequence whose keys are split
+TILE_N = gl.constexpr(128)  # keys of a block
+SLOTS = gl.constexpr(6)  # blocks of K and V that are in flight
 Q_SLOTS, LEFT_SLOTS = gl.constexpr(2), gl.constexpr(4)  # tiles of Q that are there, items that wait to be merged
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(1), gl.constexpr(1)
@@ -51,14 +51,52 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 128}
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 168}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
 
-# A row of an accumulator lives in the four lanes of a quad.
-ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
-SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES))
+# Keys of a block are dealt to the WARPS of a warpgroup, which multiply them apart (mma.sync): warp, row, key or column.
+WARPS, WARP_KEYS = gl.constexpr(4), gl.constexpr(32)
+SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1, 1], instr_shape=[1, 16, 8]))
+LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=SCORES, k_width=2))
+RIGHT = gl.constexpr(gl.DotOperandLayout(operand_index=1, parent=SCORES, k_width=2))
+WARP_ROWS = gl.constexpr(gl.SliceLayout(2, SCORES))
+SCORE_ROWS = gl.constexpr(gl.SliceLayout(0, WARP_ROWS))
+# A product sums over columns in any order that both its sides have, and sums stand in any order: each thread reads 16 or 8 bytes of a key at
+# a time from where they lie, and they are what mma.sync wants of it, once the columns (of Q and K) and the keys are renumbered.
+K_BYTES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], [16, 0]],
+        [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
+        [[32, 0], [64, 0]],
+        [],
+        [TILE_N, COLUMNS],
+    )
+)
+V_BYTES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [1, 0], [8, 0], [16, 0]],
+        [[2, 0], [4, 0], [0, 8], [0, 16], [0, 32]],
+        [[32, 0], [64, 0]],
+        [],
+        [TILE_N, COLUMNS],
+    )
+)
+Q_READ = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]],
+        [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
+        [[0, 0], [0, 0]],
+        [],
+        [TILE_M, COLUMNS],
+    )
+)
+Q_READ_ROWS = gl.constexpr(gl.SliceLayout(1, Q_READ))
+V_BYTES_ROWS = gl.constexpr(gl.SliceLayout(1, V_BYTES))
+# Warps, rows, columns of what the warps have made: a thread has all warps' parts of its elements.
+PARTS = gl.constexpr(gl.BlockedLayout([4, 1, 4], [1, 2, 16], [1, 4, 1], [2, 1, 0]))
+PARTS_ROWS = gl.constexpr(gl.SliceLayout(2, PARTS))
+# 16 bytes to a thread: rows of Q that the load warp copies.
 # 16 bytes to a thread: rows of Q that the load warp copies, and the block of V whose end must be cleared.
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -80,16 +118,9 @@ Rows = namedtuple(
     "q out lse sinks k_scales v_scales stride_qb stride_qs stride_qh stride_ob stride_os stride_oh stride_lb stride_ls stride_lh stride_kb stride_kg stride_vb stride_vg scale_log2 cap_log2",
 )
 Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
-WIDE_SLOTS = gl.constexpr(2)  # blocks of K and V as 16-bit numbers
-# Bytes to a thread of the role that widens, and the 16-bit numbers it makes of them: no two threads meet in a bank.
-WIDENED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-WIDENED_ROWS = gl.constexpr(gl.SliceLayout(1, WIDENED))
-
 # Blocks of bytes on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same
-# memory as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied.
-Bytes = namedtuple("Bytes", "k k_boxes v v_boxes k_full v_full empty")
-# The same blocks as 16-bit numbers, which are multiplied: number n lies in slot n % WIDE_SLOTS.
-Ring = namedtuple("Ring", "k v k_full v_full k_empty v_empty")
+# memory as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made.
+Ring = namedtuple("Ring", "k k_boxes v v_boxes k_full v_full empty parts")
 # Items on their way from role to role: Q, and what a split has left.
 Items = namedtuple("Items", "q q_full q_empty left left_empty")
 # A split of the keys for one tile of rows of one key head of sequence `b`.
@@ -167,11 +198,11 @@ def lengths(batch, b, there):
 def shares(batch, q_len, k_len):
     """(row tiles, splits, first key) of a sequence, from its own lengths alone; no tiles where another kernel takes it."""
     rows = q_len * batch.group
-    tiles = gl.where((rows >= batch.rows_min) & (rows <= batch.rows_max), rows + TILE_M - 1 >> 6, 0)
+    tiles = gl.where((rows >= batch.rows_min) & (rows <= batch.rows_max), rows + TILE_M - 1 >> 4, 0)
     first = gl.maximum(k_len - q_len - batch.left, 0) & -TILE_N
     span = gl.maximum(k_len - first, 0)
     splits = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, 1 << batch.split_bits)
-    return tiles, gl.where((rows <= TILE_M) & (span > WHOLE), splits, 1), first
+    return tiles, gl.where((rows <= SPLIT_ROWS) & (span > WHOLE), splits, 1), first
 
 
 @gluon.jit
@@ -200,12 +231,12 @@ def item_of(batch, first, ends, done, number, ONE: gl.constexpr):
     if ONE:
         split, tile, low, high = index, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     else:
-        split, tile = index % splits, tiles - 1 - index // splits
+        split, tile = index // tiles, tiles - 1 - index % tiles  # tiles that read the same keys are neighbours
         low = tile * TILE_M // batch.group
         high = gl.minimum((tile * TILE_M + TILE_M - 1) // batch.group, q_len - 1)
     # Blocks of the split: as many as each other's, but for the last, or, where splits are as many as there may be, even shares.
-    blocks = gl.maximum(k_len - first_key, 0) + TILE_N - 1 >> 6
-    each = 1 << batch.split_log2 - 6
+    blocks = gl.maximum(k_len - first_key, 0) + TILE_N - 1 >> 7
+    each = 1 << batch.split_log2 - 7
     begin, end = split * each, gl.minimum((split + 1) * each, blocks)
     if splits >> batch.split_bits == 1:
         begin, end = split * blocks >> batch.split_bits, (split + 1) * blocks >> batch.split_bits
@@ -388,124 +419,101 @@ def load_role(
         done = total
 
 
-# -- from bytes to 16-bit numbers
+# -- columns and keys as mma.sync numbers them
 @gluon.jit
-def widened(x, dtype: gl.constexpr):
-    """e4m3 bytes as ``dtype``, which holds each of their values exactly; one instruction makes two of them float16."""
-    y = x.to(gl.float8e4nv, bitcast=True).to(gl.float16)
-    if dtype != gl.float16:
-        y = y.to(gl.float32).to(dtype)
-    return y
+def query_columns(q):
+    """Rows of Q with the columns in the order in which a thread multiplies them."""
+    q = gl.reshape(q, [TILE_M, 4, 4, 2, 2])  # by 16, 4, 2, 1
+    return gl.reshape(gl.permute(q, (0, 2, 3, 1, 4)), [TILE_M, COLUMNS])
 
 
 @gluon.jit
-def clear_rows(tiles, n, count, PIECES: gl.constexpr):
-    """Zeros for the rows of tile number n from ``count`` on, which hold anything: 0 times NaN is NaN."""
-    rows = gl.arange(0, TILE_N, layout=WIDENED_ROWS)
-    for piece in gl.static_range(PIECES):
-        tile = tiles.index(n % SLOTS * PIECES + piece)
-        values = tile.load(WIDENED)
-        tile.store(gl.where((rows < count)[:, None], values, gl.zeros_like(values)))
-    fence_async_shared()
+def keys_of_warps(x):
+    """Tile of K as (warp, column, key): columns as `query_columns` has them."""
+    x = gl.reshape(x, [WARPS, WARP_KEYS, 4, 4, 2, 2])
+    x = gl.permute(x, (0, 3, 4, 2, 5, 1))
+    return gl.convert_layout(gl.reshape(x, [WARPS, COLUMNS, WARP_KEYS]), RIGHT)
 
 
 @gluon.jit
-def widen(tiles, full, wide, wide_full, wide_empty, n, count, PIECES: gl.constexpr):
-    """Tile number n of K or V, ``count`` keys of it or all, in 16 bits."""
-    wait(full, n)
-    if count < TILE_N:
-        clear_rows(tiles, n, count, PIECES)
-    wait_empty(wide_empty, n)
-    for piece in gl.static_range(PIECES):
-        x = tiles.index(n % SLOTS * PIECES + piece).load(WIDENED)
-        wide.index(n % WIDE_SLOTS * PIECES + piece).store(widened(x, wide.dtype))
-    fence_async_shared()
-    meet()  # all threads have stored before one of them says so
-    arrive(wide_full, n)
+def values_of_warps(x):
+    """Tile of V as (warp, key, column): keys in their order, columns as `output_columns` takes them."""
+    x = gl.reshape(x, [WARPS, WARP_KEYS, 8, 8])  # columns by 8, 1
+    x = gl.permute(x, (0, 1, 3, 2))
+    return gl.convert_layout(gl.reshape(x, [WARPS, WARP_KEYS, COLUMNS]), RIGHT)
 
 
 @gluon.jit
-def widen_role(source, ring, batch, ONE: gl.constexpr, PLANNED: gl.constexpr):
-    """Makes 16-bit tiles, which wgmma multiplies, of the bytes of every item of this program."""
-    batch = Batch(
-        batch.cu_q,
-        batch.cu_k,
-        batch.used_k,
-        batch.table,
-        batch.slots,
-        own_copy(batch.stride_table),
-        own_copy(batch.count),
-        own_copy(batch.heads_kv),
-        own_copy(batch.group),
-        own_copy(batch.seqlen_q),
-        own_copy(batch.seqlen_k),
-        own_copy(batch.split_bits),
-        own_copy(batch.split_log2),
-        own_copy(batch.left),
-        own_copy(batch.right),
-        own_copy(batch.rows_min),
-        own_copy(batch.rows_max),
-    )
-    n, done, number = 0, 0, own_copy(gl.program_id(0))
-    for first in range(0, batch.count, PLANNED):
-        ends = ends_of(batch, first, done, PLANNED, 4)
-        total = gl.max(ends, 0)
-        while number < total:
-            item = item_of(batch, first, ends, done, number, ONE)
-            for key in range(item.begin, item.end, TILE_N):
-                widen(source.k, source.k_full, ring.k, ring.k_full, ring.k_empty, n, item.k_len - key, QK_PIECES)
-                widen(source.v, source.v_full, ring.v, ring.v_full, ring.v_empty, n, item.k_len - key, V_PIECES)
-                arrive(source.empty, n)
-                n += 1
-            number += gl.num_programs(0)
-        done = total
+def output_columns(o):
+    """(warp, row, column) with the columns in their own order."""
+    o = gl.permute(gl.reshape(o, [WARPS, TILE_M, 8, 8]), (0, 1, 3, 2))
+    return gl.reshape(o, [WARPS, TILE_M, COLUMNS])
+
+
+@gluon.jit
+def key_numbers(layout: gl.constexpr):
+    """Of the keys of a warp, which one of its own keys each is."""
+    key = gl.arange(0, WARP_KEYS, layout=layout)
+    return key
 
 
 # -- blocks
 @gluon.jit
-def partial_sums(p):
-    """Sums over the columns that one thread holds."""
-    return gl.sum(gl.sum(gl.reshape(p, [TILE_M, TILE_N // 8, 4, 2]), axis=3), axis=1)
+def widened(x):
+    """e4m3 bytes as float16, which holds each of their values exactly; one instruction makes two."""
+    return x.to(gl.float8e4nv, bitcast=True).to(gl.float16)
 
 
 @gluon.jit
-def issue_scores(q, turn, ring, n):
-    """S = Q K^T of block n, on its way."""
-    wait(ring.k_full, n)
-    s = gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES)
+def clear_rows(v, n, count):
+    """Zeros for the rows of V from ``count`` on, which hold anything: 0 times NaN is NaN."""
+    rows = gl.arange(0, TILE_N, layout=V_BYTES_ROWS)
+    for piece in gl.static_range(V_PIECES):
+        tile = v.index(n % SLOTS * V_PIECES + piece)
+        values = tile.load(V_BYTES)
+        tile.store(gl.where((rows < count)[:, None], values, gl.zeros_like(values)))
+    fence_async_shared()
+    meet()
+
+
+@gluon.jit
+def queries(q, turn):
+    """(pieces of Q in float16 for each warp, what their rows were divided by, a power of two)."""
+    largest = gl.zeros([TILE_M], gl.float32, layout=Q_READ_ROWS)
+    read = ()
     for i in gl.static_range(QK_PIECES):
-        tile = ring.k.index(n % WIDE_SLOTS * QK_PIECES + i).permute((1, 0))
-        s = warpgroup_mma(q.index(turn % Q_SLOTS * QK_PIECES + i), tile, s, use_acc=i > 0, is_async=True)
-    return s
-
-
-@gluon.jit
-def issue_values(p, ring, n, o):
-    """O += P V of block n, on its way."""
-    wait(ring.v_full, n)
+        read = read + (q.index(turn % Q_SLOTS * QK_PIECES + i).load(Q_READ),)
+        largest = gl.maximum(largest, gl.max(gl.abs(read[i].to(gl.float32)), 1))
+    # The largest of a row to between 2^14 and 2^15, by exponent bits: nothing overflows, and no digit is lost that counts.
+    bits = gl.minimum(gl.maximum(268 - (largest.to(gl.int32, bitcast=True) >> 23), 1), 253)
+    factor = (bits << 23).to(gl.float32, bitcast=True)[:, None]
     made = ()
-    for i in gl.static_range(V_PIECES):
-        made = made + (warpgroup_mma(p, ring.v.index(n % WIDE_SLOTS * V_PIECES + i), o[i], is_async=True),)
-    return made
+    for i in gl.static_range(QK_PIECES):
+        x = read[i]
+        if x.dtype != gl.float16:
+            x = (x.to(gl.float32) * factor).to(gl.float16)
+        x = gl.expand_dims(gl.convert_layout(query_columns(x), gl.SliceLayout(0, LEFT)), 0)
+        made = made + (gl.broadcast(x, gl.zeros([WARPS, TILE_M, COLUMNS], gl.float16, layout=LEFT))[0],)
+    divisor = (254 - bits << 23).to(gl.float32, bitcast=True)
+    if q.dtype == gl.float16:
+        divisor = gl.full_like(divisor, 1.0)
+    return made, gl.convert_layout(divisor, SCORE_ROWS)
 
 
 @gluon.jit
-def scaled(o, correction):
-    """O times a number per row."""
-    scaling = gl.convert_layout(correction, gl.SliceLayout(1, ACCUMULATOR))[:, None]
-    made = ()
-    for i in gl.static_range(V_PIECES):
-        made = made + (o[i] * scaling,)
-    return made
+def partial_sums(p):
+    """Sums over the keys that one thread holds."""
+    return gl.sum(gl.sum(gl.reshape(p, [WARPS, TILE_M, WARP_KEYS // 8, 4, 2]), axis=4), axis=2)
 
 
 @gluon.jit
-def softmax(
-    s,
+def attend(
+    q,
     ring,
+    n,
     key,
-    row_max,
-    row_sums,
+    item,
+    state,
     first_key,
     last_key,
     whole_begin,
@@ -515,26 +523,59 @@ def softmax(
     CAPPED: gl.constexpr,
     ONE: gl.constexpr,
 ):
-    """(P, the correction of O, maxima and sums of rows) of the keys of a block: online softmax in base 2."""
+    """Take in the keys of one block, each warp its own: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
+    row_max, row_sums, o = state
+    wait(ring.k_full, n)
+    wait(ring.v_full, n)
+    if key + TILE_N > item.k_len:
+        clear_rows(ring.v, n, item.k_len - key)
+    s = gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES)
+    for i in gl.static_range(QK_PIECES):
+        x = ring.k.index(n % SLOTS * QK_PIECES + i).load(K_BYTES)
+        s = mma_v2(q[i], keys_of_warps(widened(x)), s)
+    values = ()
+    for i in gl.static_range(V_PIECES):
+        values = values + (ring.v.index(n % SLOTS * V_PIECES + i).load(V_BYTES),)
     if CAPPED:
-        s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2) + 1.0)  # cap * tanh(score / cap)
-        factor = 1.0
+        s = cap_log2 - 2.0 * cap_log2 / (gl.exp2(s * scale_log2[None, :, None]) + 1.0)  # cap * tanh(score / cap)
+        factor = gl.full_like(scale_log2, 1.0)
     else:
         factor = scale_log2
     if (key < whole_begin) | (key + TILE_N > whole_end):
-        keys = key + gl.arange(0, TILE_N, layout=gl.SliceLayout(0, SCORES))
+        keys = key + gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, SCORES)))[:, None, None] * WARP_KEYS
+        keys += key_numbers(gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
         if ONE:
-            s = gl.where(((keys >= first_key) & (keys <= last_key))[None, :], s, float("-inf"))
+            s = gl.where((keys >= first_key) & (keys <= last_key), s, float("-inf"))
         else:
-            s = gl.where((keys[None, :] >= first_key[:, None]) & (keys[None, :] <= last_key[:, None]), s, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(s, 1) * factor)
-    p = mufu_exp2(s * factor - new_max[:, None])
+            s = gl.where((keys >= first_key[None, :, None]) & (keys <= last_key[None, :, None]), s, float("-inf"))
+    new_max = gl.maximum(row_max, gl.max(s, 2) * factor[None, :])
+    p = mufu_exp2(s * factor[None, :, None] - new_max[:, :, None])
     correction = mufu_exp2(row_max - new_max)
     sums = partial_sums(p)
-    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(1, row_sums.type.layout))[:, None] + sums
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACCUMULATOR, k_width=2)
-    p = gl.convert_layout(p.to(ring.v.dtype), operand)
-    return p, correction, new_max, row_sums
+    row_sums = row_sums * gl.convert_layout(correction, gl.SliceLayout(2, row_sums.type.layout))[:, :, None] + sums
+    p = gl.convert_layout(p.to(gl.float16), LEFT)
+    fence_async_shared()
+    meet()  # all threads have read before one of them says so
+    arrive(ring.empty, n)
+    made = ()
+    for i in gl.static_range(V_PIECES):
+        made = made + (mma_v2(p, values_of_warps(widened(values[i])), o[i] * correction[:, :, None]),)
+    return new_max, row_sums, made
+
+
+@gluon.jit
+def together(state, parts):
+    """The state of a tile from those of its warps, always in their order."""
+    row_max, row_sums, o = state
+    new_max = gl.max(row_max, 0)
+    weight = mufu_exp2(row_max - new_max[None, :])
+    row_sum = gl.sum(gl.convert_layout(gl.sum(row_sums, 2), WARP_ROWS) * weight, 0)
+    made = ()
+    for i in gl.static_range(V_PIECES):
+        parts.index(i).store(output_columns(o[i] * weight[:, :, None]))
+    for i in gl.static_range(V_PIECES):
+        made = made + (gl.sum(parts.index(i).load(PARTS), 0),)
+    return gl.convert_layout(new_max, SCORE_ROWS), gl.convert_layout(row_sum, SCORE_ROWS), made
 
 
 @gluon.jit
@@ -770,23 +811,27 @@ def attend_item(item, turn, n, ring, items, batch, rows, scratch, CAPPED: gl.con
     whole_begin = item.high + diagonal - batch.left
     whole_end = gl.minimum(item.low + diagonal + batch.right + 1, item.k_len)
 
-    row_max = gl.full([TILE_M], LOWEST, gl.float32, layout=SCORE_ROWS)  # in base 2
-    row_sums = partial_sums(gl.zeros([TILE_M, TILE_N], gl.float32, layout=SCORES))
+    row_max = gl.full([WARPS, TILE_M], LOWEST, gl.float32, layout=WARP_ROWS)  # in base 2, of the keys of each warp
+    row_sums = partial_sums(gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES))
     o = ()
     for _ in gl.static_range(V_PIECES):
-        o = o + (gl.zeros([TILE_M, COLUMNS], gl.float32, layout=ACCUMULATOR),)
+        o = o + (gl.zeros([WARPS, TILE_M, COLUMNS], gl.float32, layout=SCORES),)
+    state = (row_max, row_sums, o)
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
-    if item.begin < item.end:
-        # S of a block and P V of the one before are multiplied together.
-        s = warpgroup_mma_wait(0, deps=[issue_scores(items.q, turn, ring, n)])
-        arrive(ring.k_empty, n)
-        p, correction, row_max, row_sums = softmax(
-            s,
+    q, divisor = queries(items.q, turn)
+    meet()  # all threads have read before one of them says so
+    arrive(items.q_empty, turn)
+    # Above 0, for -inf times 0 is NaN.
+    scale_log2 = gl.maximum(divisor * scale_log2, 1e-37)
+    for key in range(item.begin, item.end, TILE_N):
+        state = attend(
+            q,
             ring,
-            item.begin,
-            row_max,
-            row_sums,
+            n,
+            key,
+            item,
+            state,
             first_key,
             last_key,
             whole_begin,
@@ -796,36 +841,8 @@ def attend_item(item, turn, n, ring, items, batch, rows, scratch, CAPPED: gl.con
             CAPPED,
             ONE,
         )
-        for key in range(item.begin + TILE_N, item.end, TILE_N):
-            s = issue_scores(items.q, turn, ring, n + 1)
-            made = issue_values(p, ring, n, o)
-            s = warpgroup_mma_wait(V_PIECES, deps=[s])
-            arrive(ring.k_empty, n + 1)
-            p, correction, row_max, row_sums = softmax(
-                s,
-                ring,
-                key,
-                row_max,
-                row_sums,
-                first_key,
-                last_key,
-                whole_begin,
-                whole_end,
-                scale_log2,
-                rows.cap_log2,
-                CAPPED,
-                ONE,
-            )
-            o = (warpgroup_mma_wait(0, deps=made),)
-            arrive(ring.v_empty, n)
-            o = scaled(o, correction)
-            n += 1
-        made = issue_values(p, ring, n, o)
-        o = (warpgroup_mma_wait(0, deps=made),)
-        arrive(ring.v_empty, n)
         n += 1
-    arrive(items.q_empty, turn)
-    row_sum = gl.convert_layout(gl.sum(row_sums, 1), SCORE_ROWS)
+    row_max, row_sum, o = together(state, ring.parts)
     if rows.v_scales is not None:
         v_scale = gl.load(rows.v_scales + item.b * rows.stride_vb + item.head_kv * rows.stride_vg)
         made = ()
@@ -961,20 +978,17 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     items = Items(q, barriers(Q_SLOTS, 32), barriers(Q_SLOTS), barriers(LEFT_SLOTS), barriers(LEFT_SLOTS))
     k, k_boxes = allocate_blocks(k_desc, QK_PIECES)
     v, v_boxes = allocate_blocks(v_desc, V_PIECES)
-    source = Bytes(k, k_boxes, v, v_boxes, barriers(SLOTS), barriers(SLOTS), barriers(SLOTS))
-    wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    wide_k = gl.allocate_shared_memory(q_ptr.dtype.element_ty, [WIDE_SLOTS * QK_PIECES, TILE_N, COLUMNS], wide)
-    wide_v = gl.allocate_shared_memory(
-        gl.float16, [WIDE_SLOTS * V_PIECES, TILE_N, COLUMNS], wide
-    )  # P is float16 as well
-    ring = Ring(wide_k, wide_v, barriers(WIDE_SLOTS), barriers(WIDE_SLOTS), barriers(WIDE_SLOTS), barriers(WIDE_SLOTS))
+    # Rows of 16-byte units that rows of a tile turn, so that threads of a warp write to different banks.
+    parts = gl.allocate_shared_memory(
+        gl.float32, [V_PIECES, WARPS, TILE_M, COLUMNS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
+    )
+    ring = Ring(k, k_boxes, v, v_boxes, barriers(SLOTS), barriers(SLOTS), barriers(SLOTS), parts)
     fence_async_shared()
     gl.warp_specialize([
         (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, PLANNED, Q_ROWS)),
         (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-        (widen_role, (source, ring, batch, ONE, PLANNED)),
-        (load_role, (k_desc, v_desc, source, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
-    ], [4, 4, 1], [152, 96, 88])  # fmt: skip
+        (load_role, (k_desc, v_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+    ], [4, 1], [168, 104])  # fmt: skip
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
@@ -1002,7 +1016,7 @@ def _split_keys(heads_kv):
 
 def _split_tiles(seqlen_q, group):
     """Tiles of a sequence and key head that may be split."""
-    return 1
+    return -(-min(seqlen_q * group, SPLIT_ROWS.value) // TILE_M.value)
 
 
 def _split_bound(seqlen_k, heads_kv):
@@ -1041,7 +1055,7 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     left, right = (FAR.value if limit < 0 else min(limit, FAR.value) for limit in window)
     splits, tile_m = _split_bound(seqlen_k, heads_kv), TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
-    items = heads_kv * max(tiles, batch * splits)
+    items = heads_kv * max(tiles, batch * splits * _split_tiles(seqlen_q, group))
     q_strides, out_strides = ([0, *x.stride()[:-1]][-3:] for x in (q, out))
     if reason := refusal(k, v):
         raise ValueError(reason)

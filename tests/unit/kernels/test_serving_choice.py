@@ -47,7 +47,6 @@ def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_s
         cache(0, 16, 1, 128),
         cache(4, 16, 1, 128).expand(4, 16, 2, 128),
         cache(0, 16, 1, 128, dtype=torch.uint8),
-        cache(4, 16, 4, 128, dtype=torch.uint8),
     ],
 )
 def test_other_caches_go_to_the_portable_kernels(found, k) -> None:

@@ -16,11 +16,13 @@ from tilecast.model.machine.machine import Machine
 
 #: The family, and the template that writes it.
 NAMES = ("serving-hopper", "hopper_serving")
-#: The same for caches of e4m3, in which a warpgroup of its own, between the load warp and the matrix warpgroup, makes 16-bit tiles
-#: of the bytes: wgmma multiplies 16-bit queries with nothing else.
+#: The same for caches of e4m3, whose bytes go from shared memory to registers and are widened there: by mma.sync, for wgmma reads
+#: 16-bit keys from shared memory alone, where widened ones would have to go back to.
 NAMES_E4M3 = ("serving-hopper-e4m3", "hopper_serving_e4m3")
 #: Rows of a tile: the M of wgmma.
 ROWS = 64
+#: The same of the kernel for e4m3 caches: the M of mma.sync.
+ROWS_E4M3 = 16
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.
@@ -137,16 +139,13 @@ def chosen(workload: Workload, machine: Machine) -> HopperServingVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperServingE4m3Variant(HopperServingVariant):
-    """Blocks of bytes in flight (``kv_stages``), blocks of 16-bit tiles, and how keys are split."""
+    """Blocks of bytes in flight (``kv_stages``), whose keys the four matrix warps deal among them, and how keys are split."""
 
     family: str = "serving-hopper-e4m3"
-    kv_stages: int = 6
+    tile_n: int = 128
+    kv_stages: int = 3
     #: Bits of an element of K and V: 8, and nothing else.
     cache_bits: int = 8
-    #: Blocks of 16-bit tiles, of K and of V.
-    wide_stages: int = 2
-    #: 1: a softmax runs while P V of the block before does, Q in registers; emulated and compiled, not run on a GPU yet.
-    overlapped: int = 0
 
 
 def piece_e4m3(head_dim_qk: int, head_dim_v: int) -> int:
@@ -155,10 +154,9 @@ def piece_e4m3(head_dim_qk: int, head_dim_v: int) -> int:
 
 
 def shared_bytes_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> int:
-    """Shared memory of the tiles: two of Q, and the rings of K and V as bytes and in 16 bits."""
-    moving = variant.kv_stages + workload.dtype_bytes * variant.wide_stages
-    columns = workload.head_dim_qk + workload.head_dim_v
-    return moving * variant.tile_n * columns + workload.dtype_bytes * _Q_TILES * ROWS * workload.head_dim_qk
+    """Shared memory of the tiles: two of Q, the rings of K and V as bytes, and what four warps have made of O in float32."""
+    moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    return moving + ROWS_E4M3 * (workload.dtype_bytes * _Q_TILES * workload.head_dim_qk + 16 * workload.head_dim_v)
 
 
 def legality_e4m3(variant: HopperServingE4m3Variant, workload: Workload, machine: Machine) -> Verdict:
@@ -173,36 +171,28 @@ def writable_e4m3(variant: HopperServingE4m3Variant, workload: Workload, machine
         return verdict
     if workload.head_dim_v > _MOST_COLUMNS_E4M3:
         return over_limit("head_dim_v", workload.head_dim_v, _MOST_COLUMNS_E4M3, "columns", "use family serving")
+    if variant.tile_n == 32:
+        return Verdict(
+            f"tile_n must be 64 or 128 for family {variant.family}, got 32: each of four warps multiplies 16 keys at a time", "use 128"
+        )  # fmt: skip
     if variant.cache_bits != 8:
         return Verdict(f"cache_bits must be 8, got {variant.cache_bits}", "use family serving-hopper")
-    if variant.overlapped not in (0, 1):
-        return Verdict(f"overlapped must be 0 or 1, got {variant.overlapped}", "use 0")
-    if variant.overlapped and workload.head_dim_qk > _MOST_COLUMNS_E4M3:
-        return over_limit(
-            "head_dim_qk with overlapped=1", workload.head_dim_qk, _MOST_COLUMNS_E4M3, "columns: Q is in registers", "use overlapped=0"
-        )  # fmt: skip
-    if variant.wide_stages < 2:
-        return Verdict(
-            f"wide_stages must be 2 or more, got {variant.wide_stages}: a block is multiplied while another is widened", "use 2"
-        )  # fmt: skip
     return LEGAL
 
 
 def space_e4m3(workload: Workload, machine: Machine) -> Iterator[HopperServingE4m3Variant]:
     """Every combination of knobs worth telling apart that the machine can run."""
-    for (n, stages), wide, split, many in product(
-        ((64, 6), (64, 4), (64, 8), (32, 8), (32, 12), (128, 2)), (2, 3), (512, 256, 1024), (1024, 512, 2048)
+    for (n, stages), split, many in product(
+        ((128, 3), (128, 4), (128, 6), (64, 6), (64, 8)), (512, 256, 1024), (1024, 512, 2048)
     ):
-        found = HopperServingE4m3Variant(
-            tile_n=n, kv_stages=stages, wide_stages=wide, split_keys=split, split_keys_of_many=many
-        )
+        found = HopperServingE4m3Variant(tile_n=n, kv_stages=stages, split_keys=split, split_keys_of_many=many)
         if legality_e4m3(found, workload, machine).legal and writable_e4m3(found, workload, machine).legal:
             yield found
 
 
 def chosen_e4m3(workload: Workload, machine: Machine) -> HopperServingE4m3Variant:
-    """The variant to start from: as many bytes of K and V in flight as the kernel for 16-bit caches has, where there is room."""
-    block = 64 * (workload.head_dim_qk + workload.head_dim_v)
+    """The variant to start from: as many bytes of K and V in flight as the kernel for 16-bit caches has."""
+    block = 128 * (workload.head_dim_qk + workload.head_dim_v)
     other = shared_bytes_e4m3(HopperServingE4m3Variant(kv_stages=0), workload) + _MARGIN
     stages = max(1, min((int(machine["smem.per_cta_bytes"]) - other) // block, -(-_IN_FLIGHT // block)))
     return HopperServingE4m3Variant(kv_stages=stages)
