@@ -145,7 +145,7 @@ class ServingBench(LaunchBench):
         yield replace(
             base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1)
         )
-        yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 1088)), heads=(2, 1), slope=3.0)
+        yield replace(base, name="groups of splits", lengths=((1, 1500), (1, 17 * max(64, n))), heads=(2, 1), slope=3.0)
         for seed in (1, 2, 3):
             yield replace(base, name="schedules", mode="random", seed=seed, lengths=many)
             yield replace(base, name="schedules", mode="random", seed=seed, sms=1, dtype="bf16", page=32)
@@ -169,6 +169,7 @@ class ServingBench(LaunchBench):
         for name, value in _SMALL.items() if problem.small else ():
             if hasattr(module, name):
                 saved[name] = getattr(module, name)
+                value = max(value, self.number("TILE_N", 64)) if name == "SPLIT" else value
                 setattr(module, name, constexpr(value) if hasattr(saved[name], "value") else value)
         try:
             self._run(problem)

@@ -1,7 +1,7 @@
 """Decoding on Hopper for e4m3 caches, head_dim 64: attention to paged, packed or cached keys, split over keys.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp copies blocks
-of 128 keys, bytes of e4m3, into rings in shared memory, 6 of K and of V ahead; four warps own 16 rows, the query heads
+of 128 keys, bytes of e4m3, into rings in shared memory, 8 of K and of V ahead; four warps own 16 rows, the query heads
 of one key head for consecutive queries, and take a fourth of a block's keys each, which they make float16, as Q is, in
 registers; another warpgroup merges.  Q in bfloat16 is scaled by a power of two for each row, so that it fits.
 Sequences of up to 64 rows are split, whatever else is in the batch, and the program that finishes a tile last merges
@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_e4m3", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-e4m3,tile_n=128,kv_stages=6,split_keys=512,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,cache_bits=8",
+    "variant": "family=serving-hopper-e4m3,tile_n=128,kv_stages=8,split_keys=512,split_keys_of_many=1024,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,cache_bits=8",
     "workload": {"batch": 2, "heads_q": 128, "heads_kv": 32, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -34,7 +34,7 @@ REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reint
 TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key head, for each query; the M of mma.sync
 SPLIT_ROWS = gl.constexpr(64)  # most rows of a sequence whose keys are split
 TILE_N = gl.constexpr(128)  # keys of a block
-SLOTS = gl.constexpr(6)  # blocks of K and V that are in flight
+SLOTS = gl.constexpr(8)  # blocks of K and V that are in flight
 Q_SLOTS, LEFT_SLOTS = gl.constexpr(2), gl.constexpr(4)  # tiles of Q that are there, items that wait to be merged
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(1), gl.constexpr(1)
