@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import hopper_backward, triton_backward, triton_portable
+from tilecast.codegen import hopper_backward, hopper_backward_apart, triton_backward, triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.backward import TRITON_BACKWARD, BackwardVariant, family_of, writable
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -56,6 +57,8 @@ def generate_backward(
     }
     if isinstance(made, Fa2BackwardVariant):
         source = _render(triton_backward.TEMPLATE, triton_backward.context(made, workload), header)
+    elif isinstance(made, Fa3BackwardApartVariant):
+        source = _render(hopper_backward_apart.TEMPLATE, hopper_backward_apart.context(made, workload), header)
     else:
         source = _render(hopper_backward.TEMPLATE, hopper_backward.context(made, workload), header)
     return GeneratedBackward(source, header, made)

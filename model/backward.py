@@ -12,14 +12,15 @@ from typing import TypeVar
 
 from tilecast.model.kernel.knobs import family_named, parse_knobs
 from tilecast.model.kernel.variant import BOOLEANS
-from tilecast.model.kernel.variants import fa2_backward, fa3_backward
+from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant
+BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant
 V = TypeVar("V", bound=BackwardVariant)
 
 
@@ -47,8 +48,12 @@ HOPPER_BACKWARD = BackwardFamily(
     *fa3_backward.NAMES, "Gluon for Hopper, dQ summed in a fixed order", Fa3BackwardVariant,
     fa3_backward.legality, fa3_backward.writable, fa3_backward.space, fa3_backward.chosen,
 )  # fmt: skip
+HOPPER_BACKWARD_APART = BackwardFamily(
+    *fa3_backward_apart.NAMES, "Gluon for Hopper, two kernels, head_dim 256", Fa3BackwardApartVariant,
+    fa3_backward_apart.legality, fa3_backward_apart.writable, fa3_backward_apart.space, fa3_backward_apart.chosen,
+)  # fmt: skip
 #: The first is what `--pass bwd` takes where no family is named.
-BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD)
+BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART)
 
 
 def family_of(variant: BackwardVariant) -> BackwardFamily:
@@ -84,7 +89,7 @@ def named_in(text: str) -> BackwardFamily | None:
 
 def find_backward(name: str) -> BackwardFamily:
     """The family of backward passes of a name, or the one of a forward family's kind; VariantError where there is none."""
-    for family, also in zip(BACKWARD_FAMILIES, (("fa2", "triton"), ("fa3", "hopper_ws")), strict=True):
+    for family, also in zip(BACKWARD_FAMILIES, (("fa2", "triton"), ("fa3", "hopper_ws"), ()), strict=True):
         if name in (family.name, family.template, *also):
             return family
     known = ", ".join(f"{family.name} or {family.template}" for family in BACKWARD_FAMILIES)

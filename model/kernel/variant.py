@@ -9,6 +9,7 @@ from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
@@ -25,6 +26,7 @@ def variant_text(
     variant: Variant
     | Fa2BackwardVariant
     | Fa3BackwardVariant
+    | Fa3BackwardApartVariant
     | ServingVariant
     | HopperServingVariant
     | HopperPrefillVariant

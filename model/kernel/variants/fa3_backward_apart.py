@@ -1,0 +1,89 @@
+"""A Hopper backward of two kernels for head dimensions of 256: knobs, legality, what the template writes, first choices.
+
+Seven matrix products and no sum over programs.  dK and dV of 64 keys fill the registers of two warpgroups, one each; dQ of
+128 queries those of two.  With five products dQ would leave in float32 for every 64 keys, more bytes than an SM can add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: The family, and the template that writes it.
+NAMES = ("fa3_bwd_apart", "hopper_bwd_apart")
+#: Rows of a warpgroup and of every tile: the M of wgmma.
+TILE = 64
+#: Tiles of Q, dO and P in the kernel of the keys, of K in that of the queries, which has one of V.
+STAGES = 2
+#: Registers a thread of a warpgroup that multiplies may have.
+REGISTERS = 240
+#: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
+_MARGIN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Fa3BackwardApartVariant:
+    """Heads whose blocks programs take by turns."""
+
+    family: str = "fa3_bwd_apart"
+    heads_abreast: int = 4
+
+
+def shared_bytes(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
+    """Shared memory of the tiles of the larger kernel, that of the keys: K, V, stages of Q and dO, of P in
+    float32, and of two terms a row."""
+    tile = TILE * workload.head_dim_qk
+    return workload.dtype_bytes * (2 + 2 * STAGES) * tile + STAGES * (4 * TILE * TILE + 8 * TILE)
+
+
+def registers(variant: Fa3BackwardApartVariant, workload: Workload) -> int:
+    """Registers a thread that tiles of the kernel of the queries take at least: dQ, P and dP in float32, dS for the product."""
+    return TILE * (workload.head_dim_qk + 2 * TILE + TILE // 2) // 128
+
+
+def legality(variant: Fa3BackwardApartVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``."""
+    if machine.tensor_kind != "wgmma":
+        return Verdict(
+            f"family fa3_bwd_apart multiplies with wgmma, which {machine.name} has not", "use family fa2_bwd"
+        )
+    need, limit = shared_bytes(variant, workload), machine["smem.per_cta_bytes"] - _MARGIN
+    if need > limit:
+        return over_limit("shared memory", need, limit, "bytes", "use family fa2_bwd")
+    if (need := registers(variant, workload)) > REGISTERS:
+        return over_limit("a thread that multiplies", need, REGISTERS, "registers", "use family fa2_bwd")
+    return LEGAL
+
+
+def writable(variant: Fa3BackwardApartVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant``."""
+    if workload.dtype not in ("bf16", "fp16"):
+        return Verdict(
+            f"family fa3_bwd_apart is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16"
+        )
+    dims = workload.head_dim_qk, workload.head_dim_v
+    if dims != (256, 256):
+        return Verdict(
+            f"family fa3_bwd_apart is written for head_dim 256, got {dims[0]}/{dims[1]}",
+            "use family fa3_bwd or fa2_bwd",
+        )
+    if workload.mask == "window":
+        return Verdict("family fa3_bwd_apart is not written for windows", "use family fa2_bwd")
+    return LEGAL
+
+
+def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardApartVariant]:
+    """Every combination of knobs worth telling apart that can be written and run."""
+    for abreast in (1, 2, 4, 8, 16, 32):
+        found = Fa3BackwardApartVariant(NAMES[0], abreast)
+        if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
+            yield found
+
+
+def chosen(workload: Workload, machine: Machine) -> Fa3BackwardApartVariant:
+    """The variant to start from for a shape."""
+    return Fa3BackwardApartVariant()
