@@ -83,7 +83,9 @@ class HopperPrefillKernel(HopperKernel):
     def rows_fields(self) -> str:
         """What consumers know of their tensors."""
         strides = (name for name in STRIDES if not name.startswith("stride_q"))
-        return " ".join(("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS))
+        return " ".join(
+            ("out", "lse", "sinks", "k_scales", "v_scales", "partials", "arrived", *strides, *FACTOR_STRIDES, *FACTORS)
+        )
 
     @staticmethod
     def own_fields(name: str, fields: str) -> str:
@@ -98,8 +100,15 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr", "BESIDE: gl.constexpr",
-            "PARTS: gl.constexpr"]
+        names = [
+            *POINTERS,
+            *_NUMBERS,
+            *FACTORS,
+            "PAGE: gl.constexpr",
+            "CAPPED: gl.constexpr",
+            "BESIDE: gl.constexpr",
+            "PARTS: gl.constexpr",
+        ]
         return in_lines(", ".join(names), "def attention(", "):")
 
     @property
@@ -140,7 +149,9 @@ class HopperPrefillKernel(HopperKernel):
     @property
     def consumer_roles(self) -> tuple[str, ...]:
         """Partitions of the consumers."""
-        return tuple(f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED, PARTS))," for g in range(self.warpgroups))
+        return tuple(
+            f"(consumer_role, ({g}, q, k, v, items, batch, rows, CAPPED, PARTS))," for g in range(self.warpgroups)
+        )
 
 
 def context(variant: HopperPrefillVariant, workload: Workload) -> HopperPrefillKernel:

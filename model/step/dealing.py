@@ -133,7 +133,7 @@ def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _
 
 def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
     like = Fa3Variant(
-        warpgroups=v.warpgroups, tile_n=v.tile_n, kv_stages=v.kv_stages, q_stages=hopper_prefill.Q_TILES, overlap=True,
+        warpgroups=v.warpgroups, tile_n=v.tile_n, kv_stages=v.kv_stages, q_stages=hopper_prefill.q_tiles(w), overlap=True,
         ping_pong=False, rescale="anchored",
     )  # fmt: skip
     return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")

@@ -183,9 +183,20 @@ def room(module, problem: Problem, sms: int):
     """Memory of a launch, and how parts are taken in there."""
     tokens = sum(queries for queries, _ in problem.lengths)
     most = [max(pair[i] for pair in problem.lengths) for i in (0, 1)]
-    given = (len(problem.lengths), problem.heads[1], problem.heads[0] // problem.heads[1], *most, sms, tokens, 1, problem.window[0])
+    given = (
+        len(problem.lengths),
+        problem.heads[1],
+        problem.heads[0] // problem.heads[1],
+        *most,
+        sms,
+        tokens,
+        1,
+        problem.window[0],
+    )
     sizes = module.scratch(*given)
-    return [torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)], module._dealing(*given)[0]
+    return [
+        torch.zeros(n, dtype=kind) for n, kind in zip(sizes, (torch.float32, torch.int32), strict=True)
+    ], module._dealing(*given)[0]
 
 
 @pytest.mark.parametrize(
