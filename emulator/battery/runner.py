@@ -119,8 +119,10 @@ def _behind(source: Source, error: EmulationError) -> str:
     if not twice and not isinstance(error, BoundsError):
         return ""
     frames = source.frames_of(error)
-    # The address, of a copy its second argument, and which elements are asked for.
-    behind = by_turns([source.values(frames, _BEHIND, argument)[1:] for argument in (0, 1, "mask")])
+    # The address; of what lies outside also a copy's, its second argument, and which elements are asked for.
+    behind = by_turns(
+        [source.values(frames, _BEHIND, argument)[1:] for argument in ((0,) if twice else (0, 1, "mask"))]
+    )
     lines = list(dict.fromkeys([*frames[1:3], *behind]))[:_BEHIND]
     text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""

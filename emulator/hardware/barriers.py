@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from tilecast.emulator.errors import BarrierError, BoundsError, RaceError
@@ -221,25 +221,32 @@ class Outside:
 class BarrierArray:
     """Barriers as kernels hold them: [count, 1] or [1] of int64 in shared memory."""
 
-    def __init__(self, barriers: list[Barrier], program: Context, name: str) -> None:
-        self._barriers, self._program, self.name = barriers, program, name
+    def __init__(self, count: int, make: Callable[[int], Barrier], program: Context, name: str) -> None:
+        self._count, self._make, self._program, self.name = count, make, program, name
+        #: Those that somebody asked for: kernels also take memory of this kind to fill an SM.
+        self._barriers: dict[int, Barrier] = {}
 
     @property
     def shape(self) -> list[int]:
         """Extents."""
-        return [len(self._barriers), 1]
+        return [self._count, 1]
 
     @property
     def layout(self) -> MBarrierLayout:
         """Which CTAs have barriers of their own."""
-        return self._barriers[0].layout
+        return self._at(0).layout
 
     def _keep_alive(self) -> None:
         """Where the compiler may not reuse the memory before: here it never does."""
 
     def index(self, i: Any) -> Barrier:
         """One barrier; outside the array, one that raises BoundsError when it is used."""
-        if not 0 <= int(i) < len(self._barriers):
-            fault = f"{self._program.here()}: barrier {self.name}[{int(i)}] of {len(self._barriers)}"
+        if not 0 <= int(i) < self._count:
+            fault = f"{self._program.here()}: barrier {self.name}[{int(i)}] of {self._count}"
             return cast(Barrier, Outside(fault))
-        return self._barriers[int(i)]
+        return self._at(int(i))
+
+    def _at(self, i: int) -> Barrier:
+        if i not in self._barriers:
+            self._barriers[i] = self._make(i)
+        return self._barriers[i]

@@ -149,6 +149,10 @@ def issue_copy(
         raise LayoutError(
             f"{program.here()}: a copy of {desc.dtype} {extents} into {target.name}, {target.dtype} {target.shape}"
         )
+    if program.ctas > 1 and not all(target.cells_of(cta).size for cta in range(program.ctas)):
+        raise UnsupportedError(
+            f"{program.here()}: a copy into a view of {target.name} that lies in some CTAs only: loads and stores of it are emulated"
+        )
     complaint = legal.wrong_copy(desc.layout, target.layout)
     if complaint:
         raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")

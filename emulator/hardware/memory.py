@@ -381,12 +381,11 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     extents, name = [int(n) for n in shape], program.target()
     if dtype is dtypes.INT64 and (layout is None or isinstance(layout, MBarrierLayout)):
         homes = _homes(layout, shared, program.ctas)
-        barriers = [
-            program.new_barrier(f"{name}[{i}]" if len(extents) > 1 else name, homes)
-            for i in range(extents[0] if len(extents) > 1 else 1)
-        ]
-        program.reserve_smem(_BARRIER_BYTES * len(barriers), name, lasting=True)
-        return BarrierArray(barriers, program, name) if len(extents) > 1 else barriers[0]
+        many = len(extents) > 1
+        program.reserve_smem(_BARRIER_BYTES * (extents[0] if many else 1), name, lasting=True)
+        if not many:
+            return program.new_barrier(name, homes)
+        return BarrierArray(extents[0], lambda i: program.new_barrier(f"{name}[{i}]", homes), program, name)
     division = layout if isinstance(layout, SharedLayout) and program.ctas > 1 else None
     if program.ctas > 1 and (division is None or 1 << len(division.cga) != program.ctas):
         raise UnsupportedError(f"{program.here()}: {name} is not divided between the CTAs of the cluster (cga_layout)")
