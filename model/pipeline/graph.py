@@ -159,6 +159,8 @@ class Pipeline:
     query_ahead: bool = True
     #: Whether its products run on mma.sync, below the rate of a machine that has wgmma or tcgen05.
     legacy_matrix_path: bool = False
+    #: Where several CTAs share an SM, one of them while all others do the same at the same time; None where that is not asked.
+    in_step: Pipeline | None = None
     #: Numbers a report wants to show: ("exp2 on FMA", 0.1875) and so on.
     notes: tuple[tuple[str, float | str], ...] = ()
     _index: dict[str, Op] = field(init=False, compare=False, repr=False)

@@ -141,8 +141,14 @@ def _loop_of(pipeline: Pipeline) -> _Loop:
 
 @lru_cache(maxsize=1 << 15)
 def steady_state(pipeline: Pipeline, masked_iterations: int = 0) -> SmTrace:
-    """Simulate until the loop repeats; the trace then answers for any number of blocks."""
+    """Simulate until the loop repeats; the trace then answers for any number of blocks.
+
+    CTAs that share an SM (`Pipeline.in_step`) neither stay apart, as the simulation finds them, nor in step: half-way between.
+    """
     trace = _steady_loop(_loop_of(pipeline), masked_iterations)
+    if pipeline.in_step is not None:
+        together = _steady_loop(_loop_of(pipeline.in_step), masked_iterations)
+        trace = trace.longer(max(0.0, together.ii_cycles - trace.ii_cycles) / 2)
     return trace if trace.pipeline is pipeline else replace(trace, pipeline=pipeline)
 
 

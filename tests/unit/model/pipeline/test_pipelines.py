@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tilecast.model.compiled.code import KernelCode
+from tilecast.model.compiled.forecast import ctas_per_sm
 from tilecast.model.families import (
     FAMILIES,
     build_pipeline,
@@ -95,6 +98,72 @@ def test_a_step_holds_its_warpgroup_as_its_machine_code_does(code: KernelCode) -
     # V is polled under QK where products overlap.
     rest = held - barriers * barrier - (polls - variant.overlap) * H200["sync.wait_done_cycles"]
     assert rest == pytest.approx(55 if variant.overlap else 70)
+
+
+PORTABLE_LOOPS = [
+    code
+    for table in (CODES, CODES.with_name("h200_tuner_code.txt"))
+    for code in read_profiles(table).values()
+    if code.family == "triton" and code.stack_bytes == 0
+]
+
+
+@pytest.mark.parametrize("code", PORTABLE_LOOPS[::4], ids=lambda code: f"{code.variant} {code.mask} {code.head_dim_qk}")
+def test_a_step_of_the_portable_kernel_is_as_its_machine_code_is(code: KernelCode) -> None:
+    """CTAs that fit an SM, barriers and polls, cycles around the products, and instructions on every pipe."""
+    variant = parse_variant(code.variant)
+    work = Workload(
+        head_dim_qk=code.head_dim_qk, head_dim_v=code.head_dim_v, mask=code.mask if code.mask == "causal" else "none"
+    )
+    loop = next(stretch.instructions for stretch in code.consumers[0] if stretch.role == "main")
+    pipeline = build_pipeline(work, variant, H200)
+    assert pipeline.ctas_per_sm == ctas_per_sm(code, H200)
+    held = {op.name: op.min_cycles for op in pipeline.ops if op.kind == "barrier" and op.tile == 0}
+    kinds = [one.kind for one in loop]
+    barriers = kinds.count("barrier") - (code.head_dim_qk == 192)  # a third tile to ask for
+    assert barriers == (3 if variant.kv_stages > 1 else 10)
+    barrier, poll = H200["sync.barrier_cycles"] + H200["sync.barrier_spread_cycles"] / 2, H200["sync.wait_done_cycles"]
+    again = (code.head_dim_qk == 192) * (H200["tensor.mma_latency_cycles"] + poll)
+    assert sum(held.values()) == pytest.approx(47 + 50 + barriers * barrier + 2 * poll + again)
+    if variant.kv_stages > 1:
+        ahead = sum(one.stall for one in loop[: kinds.index("mma")] if one.kind not in ("barrier", "wait"))
+        assert 40 <= ahead <= 90
+    asked = {
+        pipe: sum(dict(op.instructions).get(pipe, 0) for op in pipeline.ops if op.tile == 0)
+        for pipe in ("mufu", "fma", "alu")
+    }
+    for pipe, count in asked.items():
+        if pipe == "alu" and code.head_dim_qk == 192:
+            continue  # addresses of a third tile are on it
+        assert sum(one.pipe == pipe for one in loop) == pytest.approx(count, rel=0.1, abs=22), pipe
+
+
+def test_eight_warps_of_a_tile_of_64_each_have_all_of_s() -> None:
+    work = Workload()
+    four, eight = (Fa2Variant(tile_m=64, tile_n=32, warps=warps, kv_stages=2) for warps in (4, 8))
+    one, two = (build_pipeline(work, v, H200) for v in (four, eight))
+    assert two.demand()["mufu"] / two.ctas_per_sm == 2 * one.demand()["mufu"] / one.ctas_per_sm
+
+
+def test_streams_of_a_cta_go_in_step_and_those_of_others_take_turns() -> None:
+    """Two streams of one CTA leave the tensor core idle under their softmax; two CTAs of one stream need not."""
+    work = Workload()
+    together = build_pipeline(work, Fa2Variant(tile_m=128, tile_n=64, warps=8, kv_stages=3), H200)
+    apart = build_pipeline(work, Fa2Variant(tile_m=64, tile_n=64, warps=4, kv_stages=3), H200)
+    assert (together.ctas_per_sm, apart.ctas_per_sm) == (1, 2)
+    assert together.in_step is None and apart.in_step is not None
+    free = steady_state(replace(apart, in_step=None)).ii_cycles
+    locked = steady_state(apart.in_step).ii_cycles
+    assert free < 0.9 * steady_state(together).ii_cycles
+    assert steady_state(apart).ii_cycles == pytest.approx((free + locked) / 2) and free < locked
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_shallow_ring_waits_for_its_tiles(stages: int) -> None:
+    work = Workload()
+    deeper, shallow = (Fa2Variant(tile_m=128, tile_n=64, warps=8, kv_stages=n) for n in (stages + 1, stages))
+    periods = [steady_state(build_pipeline(work, v, H200)).ii_cycles for v in (deeper, shallow)]
+    assert periods[1] > periods[0] + 100
 
 
 def test_hopper_demand() -> None:
