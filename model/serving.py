@@ -63,7 +63,7 @@ HOPPER_PREFILL = ServingFamily(
     hopper_prefill.legality, hopper_prefill.writable, hopper_prefill.space, hopper_prefill.chosen,
 )  # fmt: skip
 HOPPER_SERVING_E4M3 = ServingFamily(
-    *hopper_serving.NAMES_E4M3, "the same for caches of e4m3, which a warpgroup widens to 16 bits", HopperServingE4m3Variant,
+    *hopper_serving.NAMES_E4M3, "the same for caches of e4m3, which warps widen to 16 bits in registers", HopperServingE4m3Variant,
     hopper_serving.legality_e4m3, hopper_serving.writable_e4m3, hopper_serving.space_e4m3, hopper_serving.chosen_e4m3,
 )  # fmt: skip
 HOPPER_MLA = ServingFamily(

@@ -193,7 +193,7 @@ def space_e4m3(workload: Workload, machine: Machine) -> Iterator[HopperServingE4
 def chosen_e4m3(workload: Workload, machine: Machine) -> HopperServingE4m3Variant:
     """The variant to start from: four blocks of 128 keys of 128 columns in flight, or as many bytes of other heads.
 
-    Three were up to 2 % slower, blocks of 64 keys up to 22 %, on an H200 (data/measured/h200_decode_e4m3_hopper.csv).
+    Three took 6 % less to 2 % more time, blocks of 64 keys up to 27 % more, on an H200 (data/measured/h200_decode_e4m3_hopper.csv).
     """
     block = 128 * (workload.head_dim_qk + workload.head_dim_v)
     other = shared_bytes_e4m3(HopperServingE4m3Variant(kv_stages=0), workload) + _MARGIN
