@@ -119,7 +119,7 @@ def check(outcome: Outcome, case: Case) -> None:
         # Where references move, at tiles of 128 keys: none in the steady loop.
         most = 64 if case.module == "hopper_ws_d128_full" else 0
         if case.module.startswith(("hopper_fp8_d64", "hopper_prefill")) and case.release == NEWEST:
-            most = 72  # 3.6, with which they were measured and chosen, spills nothing
+            most = 80  # 3.6, with which they were measured and chosen, spills nothing
         assert outcome.stack_bytes <= most
     if not serves and case.module.startswith("blackwell_") and case.release == NEWEST:
         check_softmax(outcome, case)
