@@ -82,7 +82,7 @@ class HopperBackward(RowTerms):
     @property
     def registers(self) -> str:
         """Registers a thread of the second warpgroup that multiplies, and of the roles that move data."""
-        return f"[{fa3_backward.REGISTERS}, {_MOVERS}, {_MOVERS}]"
+        return f"[{', '.join(map(str, [fa3_backward.REGISTERS, *[_MOVERS] * (1 + self.variant.adders)]))}]"
 
     @property
     def sizes(self) -> str:

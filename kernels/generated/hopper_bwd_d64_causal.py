@@ -11,7 +11,7 @@ goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -44,6 +44,7 @@ TILE_M = gl.constexpr(128)  # query rows of a step
 TILE_N = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of a warpgroup: the M of wgmma
 STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
+ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
 HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
 ROWS = gl.constexpr(64)  # rows of programs of row_terms and round_dq
@@ -159,7 +160,7 @@ def load_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
             n += 1
 
 
-# -- the warp that adds up dQ ------------------------------------------------------------------------------------------
+# -- the warps that add up dQ -----------------------------------------------------------------------------------------
 @gluon.jit
 def wait_for_turn(counter, turn):
     """Until as many programs have added to a block of dQ as go before this one."""
@@ -200,26 +201,30 @@ def pass_turn(counter):
 
 
 @gluon.jit
-def add_role(sums_desc, shared, problem):
-    """Adds tiles of dQ to their sums in global memory; a block's first program writes them."""
+def add_role(w: gl.constexpr, sums_desc, shared, problem):
+    """Adds every ADDERS-th tile of dQ to its sum in global memory; a block's first program writes it."""
     batch, head_kv, block = work_item(problem)
     first, _, end = query_blocks(problem, block)
     # What is there after the first step is no dQ yet.
-    wait_for_ds(shared, 0)
-    mbarrier.arrive(shared.dq_empty.index(0), count=1)
+    if w == 0:
+        wait_for_ds(shared, 0)
+        mbarrier.arrive(shared.dq_empty.index(0), count=1)
     n = 1
     for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
         counters = problem.counters + (batch * problem.heads_q + head).to(gl.int64) * (problem.padded // TILE_M)
         for step in range(end - first):
             m = end - 1 - step
-            wait_for_ds(shared, n)
-            wait_for_turn(counters + m, block)
-            if block == 0:
-                store_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
-            else:
-                add_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
-            pass_turn(counters + m)
-            mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
+            if n % ADDERS == w:
+                wait_for_ds(shared, n)
+                wait_for_turn(counters + m, block)
+                if block == 0:
+                    store_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+                else:
+                    add_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+                # Read, the tile may be overwritten; the next program must wait until it is added.
+                tma.store_wait(0)
+                mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
+                pass_turn(counters + m)
             n += 1
 
 
@@ -421,8 +426,9 @@ def gradients(q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, te
         (product_role, (0, dk_desc, dv_desc, shared, problem)),
         (product_role, (1, dk_desc, dv_desc, shared, problem)),
         (load_role, (q_desc, dout_desc, k_desc, v_desc, shared, problem)),
-        (add_role, (sums_desc, shared, problem)),
-    ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+        (add_role, (0, sums_desc, shared, problem)),
+        (add_role, (1, sums_desc, shared, problem)),
+    ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
 
 
 @triton.jit(do_not_specialize=range(3, 9))

@@ -28,14 +28,17 @@ _MARGIN = 512
 
 @dataclass(frozen=True, slots=True)
 class Fa3BackwardVariant:
-    """Query rows of a step, tiles of dQ on their way out, heads whose keys programs take by turns, order of the last two."""
+    """Query rows of a step, tiles of dQ on their way out, heads whose keys programs take by turns, order of the last two
+    products, warps that add."""
 
     family: str = "fa3_bwd"
     tile_m: int = 64
     dq_slots: int = 2
-    heads_abreast: int = 4
+    heads_abreast: int = 16
     #: Whether dK is issued before dQ, which waits for the other warpgroup.
     dk_first: bool = False
+    #: Warps that add up dQ, tiles by turns: a tile is added for longer than a step takes.
+    adders: int = 2
 
 
 def shared_bytes(variant: Fa3BackwardVariant, workload: Workload) -> int:
@@ -83,13 +86,15 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
                        f"use tile_m={TILE_N * KEYS // dims[0]}")  # fmt: skip
     if variant.dq_slots not in (1, 2):
         return Verdict(f"dq_slots must be 1 or 2, got {variant.dq_slots}", "use dq_slots=2")
+    if variant.adders not in (1, 2):
+        return Verdict(f"adders must be 1 or 2, got {variant.adders}", "use adders=2")
     return LEGAL
 
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """Every combination of knobs worth telling apart that can be written and run."""
-    for tile_m, slots, abreast, first in product((64, 128), (1, 2), (1, 2, 4, 8, 16, 32), (False, True)):
-        found = Fa3BackwardVariant(NAMES[0], tile_m, slots, abreast, first)
+    for knobs in product((64, 128), (1, 2), (1, 2, 4, 8, 16, 32), (False, True), (1, 2)):
+        found = Fa3BackwardVariant(NAMES[0], *knobs)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
@@ -97,9 +102,7 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
 def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
     """The variant to start from for a shape: what ran fastest on an H200 (data/measured/h200_backward_kernels.csv).
 
-    With a mask later keys have less to do, so programs of one head catch up with each other and wait for their turn: more
-    heads abreast help; without one, fewer share more of Q and dO in L2.
+    The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    abreast = (4, 8) if workload.mask == "none" else (32, 16)
-    return Fa3BackwardVariant(tile_m=64 if wide else 128, heads_abreast=abreast[wide])
+    return Fa3BackwardVariant(tile_m=64 if wide else 128, heads_abreast=16 if wide else 32)

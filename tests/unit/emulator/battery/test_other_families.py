@@ -29,7 +29,7 @@ def put(kernel: str, case: str, text: str | None = None) -> Battery:
         ("blackwell_serve_d64", "sinks: 5"), ("blackwell_serve_d64", "rise far"),
         ("hopper_serve_d64_e4m3", "groups of splits"),
         (GEMM, "several tiles"), (GEMM, "layouts"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
-        (BACKWARD, "several tiles"), (BACKWARD, "one query"), ("hopper_bwd_d64_causal", "second launch"),
+        (BACKWARD, "several tiles"), (BACKWARD, "one query"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
         (EIGHT, "several tiles"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
     ],
 )  # fmt: skip

@@ -1,0 +1,520 @@
+"""Causal attention backward on Hopper for head_dim 256: two kernels, seven products, no sum of several programs.
+
+Query i sees keys up to i + seqlen_k - seqlen_q; only tiles on that diagonal are masked. Programs of key_gradients have
+64 keys of one head and walk over 64 queries at a time, from the last to the first: one warpgroup computes S^T and P^T
+and adds to dV, the other computes dP^T, takes P^T from shared memory, makes dS^T and adds to dK; neither sum would fit
+beside the other in the registers of one.  Programs of query_gradients have 128 queries, half of them in each warpgroup,
+and walk over 64 keys at a time.  Load warps copy tiles.  row_terms goes before.  Runs on sm_90a with triton and torch
+alone.
+"""
+
+TILECAST = {
+    "tilecast": "0.1.0", "family": "hopper_bwd_apart", "machine": "h200-sxm", "targets": ["sm_90a"],
+    "pass": "bwd",
+    "variant": "family=fa3_bwd_apart,heads_abreast=8",
+    "workload": {"batch": 4, "heads_q": 8, "heads_kv": 8, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 256, "head_dim_v": 256, "mask": "causal", "window": None, "dtype": "bf16"},
+}  # fmt: skip
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+# Names in Triton 3.6.
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+HEAD_DIM = gl.constexpr(256)
+TILE = gl.constexpr(64)  # rows of a warpgroup, and of every tile: the M of wgmma
+STAGES = gl.constexpr(2)  # tiles of Q and dO, or of K
+HEADS_ABREAST = gl.constexpr(8)  # heads whose blocks programs take by turns
+ROWS = gl.constexpr(16)  # rows of programs of row_terms
+PADDED = gl.constexpr(128)  # terms of a head are there for a multiple of so many rows
+LOG2E = gl.constexpr(1.4426950408889634)
+DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
+OPTIONS = (  # of the kernels, in the order of their launches
+    {"num_warps": 4, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True},
+    {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True},
+)
+
+
+@gluon.jit
+def own_copy(x):
+    """``x``, opaque to the compiler: what roles compute alike, it would compute once before they part, and spill."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """wgmma accumulator of TILE x columns: a row lives in the four lanes of a quad."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that complete a phase with every ``ARRIVALS`` arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+# One launch, and what of it lies in shared memory: tiles, and barriers that tell that they are there or may be overwritten.
+Problem = namedtuple(
+    "Problem", "terms seqlen_q seqlen_k heads_q group key_blocks query_blocks heads padded scale_log2 scale"
+)
+ForKeys = namedtuple(
+    "ForKeys", "q dout k v p lse2 delta k_full v_full q_full q_empty dout_full dout_empty p_full p_empty"
+)
+ForQueries = namedtuple("ForQueries", "q dout k v rows_full k_full k_empty v_full v_empty")
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def work_item(blocks, heads):
+    """(head, block) of this program: heads take turns, HEADS_ABREAST of them at a time."""
+    pid = gl.program_id(0)
+    blocks = own_copy(blocks)
+    first_head = pid // (HEADS_ABREAST * blocks) * HEADS_ABREAST
+    abreast = gl.minimum(HEADS_ABREAST, heads - first_head)
+    place = pid - first_head * blocks
+    return first_head + place % abreast, place // abreast
+
+
+@gluon.jit
+def key_work(problem):
+    """(batch, key/value head, block of keys) of a program of key_gradients: with a mask, those with the most queries first."""
+    heads_kv = problem.heads_q // problem.group
+    head, block = work_item(problem.key_blocks, problem.heads // problem.group)
+    return head // heads_kv, head % heads_kv, block
+
+
+@gluon.jit
+def query_work(problem):
+    """(batch, query head, first row) of a program of query_gradients: with a mask, those with the most keys first."""
+    head, block = work_item(problem.query_blocks, problem.heads)
+    row = (own_copy(problem.query_blocks) - 1 - block) * (2 * TILE)
+    return head // problem.heads_q, head % problem.heads_q, row
+
+
+@gluon.jit
+def tiles_of_queries(problem, block):
+    """Tiles of queries that see keys of a block: the first, the first from which on no key must be hidden, the end."""
+    seqlen_q = own_copy(problem.seqlen_q)
+    seqlen_k = own_copy(problem.seqlen_k)
+    end = gl.cdiv(seqlen_q, TILE)
+    # Keys past the end: their P would not be 0, and might be infinite.
+    partial = (block + 1) * TILE > seqlen_k
+    diagonal = seqlen_k - seqlen_q
+    first = gl.maximum(block * TILE - diagonal, 0) // TILE
+    whole = gl.cdiv(gl.maximum(block * TILE + TILE - 1 - diagonal, 0), TILE)
+    return gl.minimum(first, end), gl.where(partial, end, gl.minimum(whole, end)), end
+
+
+@gluon.jit
+def tiles_of_keys(problem, row):
+    """Tiles of keys that rows from ``row`` on see: how many in which no key must be hidden, and how many; at least one."""
+    seqlen_k = own_copy(problem.seqlen_k)
+    last = row + seqlen_k - own_copy(problem.seqlen_q)  # key of the first row
+    whole = gl.minimum(gl.maximum(last + 1, 0), seqlen_k) // TILE
+    end = gl.minimum(gl.maximum(last + 2 * TILE, 1), seqlen_k)
+    return whole, gl.cdiv(end, TILE)
+
+
+@gluon.jit
+def hide_keys(problem, p, keys, rows):
+    """P with zeros where a query does not see a key; positions of both as the shape of P has them."""
+    last_key = problem.seqlen_k - 1
+    keys = gl.where(keys <= last_key, keys, 2**30)
+    return gl.where(keys <= rows + (problem.seqlen_k - problem.seqlen_q), p, 0.0)
+
+
+@gluon.jit
+def issue_scores(left, right):
+    """A tile of left right^T, asynchronous."""
+    zero = gl.zeros([TILE, TILE], gl.float32, layout=accumulator(TILE))
+    return warpgroup_mma(left, right.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def issue_sum(scores, rows, total):
+    """total += scores rows, asynchronous: the same elements in the same threads as in the accumulator."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(HEAD_DIM), k_width=2)
+    return warpgroup_mma(gl.convert_layout(scores, operand), rows, total, is_async=True)
+
+
+@gluon.jit
+def matrix(shared):
+    """A tile as a matrix."""
+    return shared.reshape([TILE, HEAD_DIM])
+
+
+@gluon.jit
+def store_sum(desc, tile, total, batch, head, row):
+    """A gradient, by way of a tile that nobody reads any more."""
+    matrix(tile).store(total.to(desc.dtype))
+    fence_async_shared()
+    store_tile(desc, [batch, head, row, 0], tile)
+    tma.store_wait(0)
+
+
+# -- dK and dV of TILE keys: one warpgroup has S, P and dV, the other dP, dS and dK ----------------------------------------
+@gluon.jit
+def load_rows_role(desc, still_desc, still, still_full, full, empty, tiles, numbers, offset, problem):
+    """Copies K or V once, then Q with its LSE, or dO with its D, tiles of queries from the last to the first."""
+    batch, head_kv, block = key_work(problem)
+    first, _, end = tiles_of_queries(problem, block)
+    mbarrier.expect(still_full, still_desc.block_type.nbytes)
+    copy_tile(still_desc, [batch, head_kv, block * TILE, 0], still_full, still)
+    rows = gl.arange(0, TILE, layout=gl.BlockedLayout([TILE // 32], [32], [1], [0]))
+    n = 0
+    for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
+        terms = problem.terms + ((batch * problem.heads_q + head).to(gl.int64) * 2 + offset) * problem.padded
+        for step in range(end - first):
+            row = (end - 1 - step) * TILE
+            slot = n % STAGES
+            mbarrier.wait(empty.index(slot), n // STAGES & 1 ^ 1)
+            mbarrier.expect(full.index(slot), desc.block_type.nbytes)
+            copy_tile(desc, [batch, head, row, 0], full.index(slot), tiles.index(slot))
+            # The bulk copy engine would want a descriptor for these few numbers.
+            numbers.index(slot).store(gl.load(terms + row + rows))
+            mbarrier.arrive(full.index(slot), count=1)
+            n += 1
+
+
+@gluon.jit
+def probabilities(problem, s, lse2, keys, rows, masked):
+    """P^T of TILE keys and TILE queries, or P."""
+    p = gl.exp2(s * problem.scale_log2 - lse2)
+    if masked:
+        p = hide_keys(problem, p, keys, rows)
+    return p
+
+
+@gluon.jit
+def next_weights(problem, shared, s, BEHIND: gl.constexpr, n, block, m, whole):
+    """P^T of step n, of which ``s`` are the scores, with BEHIND products issued since; also into shared memory, for dS."""
+    layout: gl.constexpr = accumulator(TILE)
+    slot = n % STAGES
+    lse2 = shared.lse2.index(slot).load(gl.SliceLayout(0, layout))
+    s = warpgroup_mma_wait(BEHIND, deps=[s])
+    mbarrier.arrive(shared.q_empty.index(slot), count=1)
+    keys = block * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    rows = m * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    p = probabilities(problem, s, lse2[None, :], keys[:, None], rows[None, :], m < whole)
+    mbarrier.wait(shared.p_empty.index(slot), n // STAGES & 1 ^ 1)
+    shared.p.index(slot).store(p)
+    mbarrier.arrive(shared.p_full.index(slot), count=1)
+    return p.to(shared.k.dtype)
+
+
+@gluon.jit
+def value_role(dv_desc, shared, problem):
+    """dV of TILE keys: S^T = K Q^T of a step runs beside dV += P^T dO of the step before, and exponentials under the latter."""
+    batch, head_kv, block = key_work(problem)
+    first, whole, end = tiles_of_queries(problem, block)
+    dv = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    steps = problem.group * (end - first)
+    gl.assume(steps > 0)
+    m = end - 1
+    k = matrix(shared.k)
+    mbarrier.wait(shared.k_full, 0)
+    mbarrier.wait(shared.q_full.index(0), 0)
+    p = next_weights(problem, shared, issue_scores(k, matrix(shared.q.index(0))), 0, 0, block, m, whole)
+    for n in range(1, steps):
+        m = gl.where(m == first, end - 1, m - 1)
+        slot, before = n % STAGES, (n - 1) % STAGES
+        mbarrier.wait(shared.q_full.index(slot), n // STAGES & 1)
+        s = issue_scores(k, matrix(shared.q.index(slot)))
+        mbarrier.wait(shared.dout_full.index(before), (n - 1) // STAGES & 1)
+        dv = issue_sum(p, matrix(shared.dout.index(before)), dv)
+        p = next_weights(problem, shared, s, 1, n, block, m, whole)
+        dv = warpgroup_mma_wait(0, deps=[dv])
+        mbarrier.arrive(shared.dout_empty.index(before), count=1)
+    last = steps - 1
+    mbarrier.wait(shared.dout_full.index(last % STAGES), last // STAGES & 1)
+    dv = issue_sum(p, matrix(shared.dout.index(last % STAGES)), dv)
+    dv = warpgroup_mma_wait(0, deps=[dv])
+    store_sum(dv_desc, shared.k, dv, batch, head_kv, block * TILE)
+
+
+@gluon.jit
+def next_differences(shared, dp, BEHIND: gl.constexpr, n):
+    """dS^T of step n, of which ``dp`` is given, with BEHIND products issued since."""
+    layout: gl.constexpr = accumulator(TILE)
+    slot, phase = n % STAGES, n // STAGES & 1
+    delta = shared.delta.index(slot).load(gl.SliceLayout(0, layout))
+    dp = warpgroup_mma_wait(BEHIND, deps=[dp])
+    mbarrier.arrive(shared.dout_empty.index(slot), count=1)
+    mbarrier.wait(shared.p_full.index(slot), phase)
+    p = shared.p.index(slot).load(layout)
+    mbarrier.arrive(shared.p_empty.index(slot), count=1)
+    return (p * (dp - delta[None, :])).to(shared.k.dtype)
+
+
+@gluon.jit
+def key_role(dk_desc, shared, problem):
+    """dK of TILE keys: dP^T = V dO^T of a step runs beside dK += dS^T Q of the step before."""
+    batch, head_kv, block = key_work(problem)
+    first, _, end = tiles_of_queries(problem, block)
+    dk = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    steps = problem.group * (end - first)
+    gl.assume(steps > 0)
+    v = matrix(shared.v)
+    mbarrier.wait(shared.v_full, 0)
+    mbarrier.wait(shared.dout_full.index(0), 0)
+    ds = next_differences(shared, issue_scores(v, matrix(shared.dout.index(0))), 0, 0)
+    for n in range(1, steps):
+        slot, before = n % STAGES, (n - 1) % STAGES
+        mbarrier.wait(shared.dout_full.index(slot), n // STAGES & 1)
+        dp = issue_scores(v, matrix(shared.dout.index(slot)))
+        mbarrier.wait(shared.q_full.index(before), (n - 1) // STAGES & 1)
+        dk = issue_sum(ds, matrix(shared.q.index(before)), dk)
+        ds = next_differences(shared, dp, 1, n)
+        dk = warpgroup_mma_wait(0, deps=[dk])
+        mbarrier.arrive(shared.q_empty.index(before), count=1)
+    last = steps - 1
+    mbarrier.wait(shared.q_full.index(last % STAGES), last // STAGES & 1)
+    dk = issue_sum(ds, matrix(shared.q.index(last % STAGES)), dk)
+    dk = warpgroup_mma_wait(0, deps=[dk])
+    store_sum(dk_desc, shared.v, dk * problem.scale, batch, head_kv, block * TILE)
+
+
+# -- dQ of 2 TILE queries: each warpgroup has its rows ---------------------------------------------------------------------
+@gluon.jit
+def load_keys_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
+    """Copies Q and dO once, then tiles of K and V, first to last."""
+    batch, head, row = query_work(problem)
+    _, end = tiles_of_keys(problem, row)
+    head_kv = head // problem.group
+    mbarrier.expect(shared.rows_full, 2 * (q_desc.block_type.nbytes + dout_desc.block_type.nbytes))
+    for g in gl.static_range(2):
+        copy_tile(q_desc, [batch, head, row + g * TILE, 0], shared.rows_full, shared.q.index(g))
+        copy_tile(dout_desc, [batch, head, row + g * TILE, 0], shared.rows_full, shared.dout.index(g))
+    for n in range(end):
+        slot = n % STAGES
+        mbarrier.wait(shared.k_empty.index(slot), n // STAGES & 1 ^ 1)
+        mbarrier.expect(shared.k_full.index(slot), k_desc.block_type.nbytes)
+        copy_tile(k_desc, [batch, head_kv, n * TILE, 0], shared.k_full.index(slot), shared.k.index(slot))
+        mbarrier.wait(shared.v_empty, n & 1 ^ 1)
+        mbarrier.expect(shared.v_full, v_desc.block_type.nbytes)
+        copy_tile(v_desc, [batch, head_kv, n * TILE, 0], shared.v_full, shared.v.index(0))
+
+
+@gluon.jit
+def weights_of_rows(problem, s, lse2, n, row, masked):
+    """P of TILE queries and tile n of keys."""
+    layout: gl.constexpr = accumulator(TILE)
+    keys = n * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    rows = row + gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    return probabilities(problem, s, lse2[:, None], keys[None, :], rows[:, None], masked)
+
+
+@gluon.jit
+def query_role(g: gl.constexpr, dq_desc, shared, problem):
+    """dQ of TILE queries: S = Q K^T of a tile runs beside dQ += dS K of the tile before, and exponentials under the latter."""
+    layout: gl.constexpr = accumulator(TILE)
+    dtype: gl.constexpr = shared.k.dtype
+    batch, head, row = query_work(problem)
+    whole, end = tiles_of_keys(problem, row)
+    gl.assume(end > 0)
+    row += g * TILE
+    terms = problem.terms + (batch * problem.heads_q + head).to(gl.int64) * 2 * problem.padded
+    rows = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    lse2 = gl.load(terms + row + rows)
+    delta = gl.load(terms + problem.padded + row + rows)
+    dq = gl.zeros([TILE, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
+    mbarrier.wait(shared.rows_full, 0)
+    mbarrier.wait(shared.k_full.index(0), 0)
+    s_0 = issue_scores(matrix(shared.q.index(g)), matrix(shared.k.index(0)))
+    mbarrier.wait(shared.v_full, 0)
+    dp_0 = issue_scores(matrix(shared.dout.index(g)), matrix(shared.v.index(0)))
+    s_0 = warpgroup_mma_wait(1, deps=[s_0])
+    p_0 = weights_of_rows(problem, s_0, lse2, 0, row, 0 >= whole)
+    dp_0 = warpgroup_mma_wait(0, deps=[dp_0])
+    mbarrier.arrive(shared.v_empty, count=1)
+    ds = (p_0 * (dp_0 - delta[:, None])).to(dtype)
+    for n in range(1, end):
+        slot, before = n % STAGES, (n - 1) % STAGES
+        # Tiles that stay, by a number that might change: else their addresses would stay in registers too, and spill.
+        still = own_copy(0)
+        q, dout = matrix(shared.q.index(g + still)), matrix(shared.dout.index(g + still))
+        v = matrix(shared.v.index(still))
+        mbarrier.wait(shared.k_full.index(slot), n // STAGES & 1)
+        s = issue_scores(q, matrix(shared.k.index(slot)))
+        dq = issue_sum(ds, matrix(shared.k.index(before)), dq)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = weights_of_rows(problem, s, lse2, n, row, n >= whole)
+        mbarrier.wait(shared.v_full, n & 1)
+        dp = issue_scores(dout, v)
+        dq = warpgroup_mma_wait(1, deps=[dq])
+        mbarrier.arrive(shared.k_empty.index(before), count=1)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        mbarrier.arrive(shared.v_empty, count=1)
+        ds = (p * (dp - delta[:, None])).to(dtype)
+    dq = issue_sum(ds, matrix(shared.k.index((end - 1) % STAGES)), dq)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    store_sum(dq_desc, shared.q.index(g), dq * problem.scale, batch, head, row)
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
+    """ROWS x COLUMNS of a matrix with rows 8 `stride` apart at `ptr`; if CHECKED, rows from `valid` on read as zero."""
+    rows = tl.arange(0, ROWS)[:, None]
+    pointers = ptr + rows * (stride * 8) + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
+
+
+# Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
+# elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
+@triton.jit(do_not_specialize=range(5, 15))
+def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, stride_ob, stride_oh, stride_os, stride_db, stride_dh,
+              stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
+    """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
+
+    Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
+    """
+    blocks = padded // ROWS
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    row = tl.program_id(0) % blocks * ROWS
+    rows = row + tl.arange(0, ROWS)
+    batch, head = batch_head // heads_q, batch_head % heads_q
+    out_ptr += (batch * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os) * 8
+    dout_ptr += (batch * stride_db + head * stride_dh + row.to(tl.int64) * stride_ds) * 8
+    delta = tl.zeros([ROWS], tl.float32)
+    out = load_rows(out_ptr, stride_os, seqlen_q - row, ROWS, 256, True).to(tl.float32)
+    dout = load_rows(dout_ptr, stride_ds, seqlen_q - row, ROWS, 256, True).to(tl.float32)
+    delta += tl.sum(out * dout, 1)
+    lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
+    delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
+    empty = lse == float("-inf")
+    terms_ptr += batch_head * 2 * padded
+    tl.store(terms_ptr + rows, tl.where(empty, float("inf"), lse * LOG2E))
+    tl.store(terms_ptr + padded + rows, tl.where(empty, 0.0, delta))
+
+
+@gluon.jit(do_not_specialize=range(7, 15))
+def key_gradients(q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, terms, seqlen_q, seqlen_k, heads_q, group,
+                  key_blocks, query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
+    """Allocate, set up the barriers, and start the roles: dK and dV of TILE keys."""
+    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, key_blocks, query_blocks, heads, padded, scale_log2,
+                  scale)  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    box: gl.constexpr = q_desc.block_type.shape
+    q = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
+    k = gl.allocate_shared_memory(dtype, box, q_desc.layout)
+    v = gl.allocate_shared_memory(dtype, box, q_desc.layout)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, TILE], gl.float32)
+    p = gl.allocate_shared_memory(gl.float32, [STAGES, TILE, TILE], p_layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    lse2 = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
+    delta = gl.allocate_shared_memory(gl.float32, [STAGES, TILE], plain)
+    k_full, v_full = barriers(1, 1).index(0), barriers(1, 1).index(0)
+    q_full, q_empty = barriers(STAGES, 2), barriers(STAGES, 2)
+    dout_full, dout_empty = barriers(STAGES, 2), barriers(STAGES, 2)
+    p_full, p_empty = barriers(STAGES, 1), barriers(STAGES, 1)
+    shared = ForKeys(
+        q, dout, k, v, p, lse2, delta, k_full, v_full, q_full, q_empty, dout_full, dout_empty, p_full, p_empty
+    )
+    fence_async_shared()
+    gl.warp_specialize([
+        (value_role, (dv_desc, shared, problem)),
+        (key_role, (dk_desc, shared, problem)),
+        (load_rows_role, (q_desc, k_desc, k, k_full, q_full, q_empty, q, lse2, 0, problem)),
+        (load_rows_role, (dout_desc, v_desc, v, v_full, dout_full, dout_empty, dout, delta, 1, problem)),
+    ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=range(6, 14))
+def query_gradients(q_desc, dout_desc, k_desc, v_desc, dq_desc, terms, seqlen_q, seqlen_k, heads_q, group, key_blocks,
+                    query_blocks, heads, padded, scale_log2, scale):  # fmt: skip
+    """Allocate, set up the barriers, and start the roles: dQ of 2 TILE queries."""
+    problem = Problem(terms, seqlen_q, seqlen_k, heads_q, group, key_blocks, query_blocks, heads, padded, scale_log2,
+                  scale)  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    box: gl.constexpr = q_desc.block_type.shape
+    q = gl.allocate_shared_memory(dtype, [2] + box, q_desc.layout)
+    dout = gl.allocate_shared_memory(dtype, [2] + box, q_desc.layout)
+    k = gl.allocate_shared_memory(dtype, [STAGES] + box, q_desc.layout)
+    v = gl.allocate_shared_memory(dtype, [1] + box, q_desc.layout)
+    rows_full, v_full, v_empty = barriers(1, 1).index(0), barriers(1, 1).index(0), barriers(1, 2).index(0)
+    k_full, k_empty = barriers(STAGES, 1), barriers(STAGES, 2)
+    shared = ForQueries(q, dout, k, v, rows_full, k_full, k_empty, v_full, v_empty)
+    fence_async_shared()
+    gl.warp_specialize([
+        # As the first role, a warpgroup that multiplies would keep addresses of tiles in registers, and spill.
+        (load_keys_role, (q_desc, dout_desc, k_desc, v_desc, shared, problem)),
+        (query_role, (0, dq_desc, shared, problem)),
+        (query_role, (1, dq_desc, shared, problem)),
+    ], [4, 4], [240, 240])  # fmt: skip
+
+
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right):
+    """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
+    if (window_left, window_right) not in ((-1, -1), (-1, 0)):
+        raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
+    if len(q.shape) != 4 or len(k.shape) != 4 or q.shape[1] != q.shape[1] // max(k.shape[1], 1) * k.shape[1]:
+        raise ValueError(f"q, k: expected 4 extents, heads of q a multiple of k's, got {[*q.shape]}, {[*k.shape]}")
+    (batch, heads_q, seqlen_q, _), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    rows, keys = (batch, heads_q, seqlen_q), (batch, heads_kv, seqlen_k)
+    dtype = str(q.dtype) if str(q.dtype) in DTYPES else "bf16 or fp16"
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    for name, x in tensors.items():
+        extents = keys if name[-1] in "kv" else rows
+        width = 256 if name[-1] in "qk" else 256
+        want = (*extents, width), dtype, q.device, [0, 0, 0], (1,), 0
+        got = tuple(x.shape), str(x.dtype), x.device, [n % 8 for n in x.stride()[:3]], x.stride()[3:], x.data_ptr() % 16
+        if got != want:
+            raise ValueError(f"{name}: expected {want}, got {got}: shape, dtype, device, strides % 8, last, start % 16")
+    padded = triton.cdiv(seqlen_q, PADDED.value) * PADDED.value
+    dlse_or_any = lse if dlse is None else dlse
+    for name, x in (("lse", lse), ("dlse", dlse_or_any), ("terms", terms)):
+        want = (*rows[:2], 2, padded) if name == "terms" else rows
+        if (tuple(x.shape), str(x.dtype), x.device) != (want, "torch.float32", q.device) or not x.is_contiguous():
+            raise ValueError(
+                f"{name}: expected contiguous float32 {want}, got {x.dtype} {tuple(x.shape)} on {x.device}"
+            )
+    if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
+        return ()
+    block = [1, 1, TILE.value, 256]
+    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(q.dtype)])
+    boxes = [TensorDescriptor.from_tensor(x, block, layout) for x in (q, dout, k, v, dk, dv, dq)]
+    for_rows = (out, dout, lse, dlse_or_any, terms, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
+    for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
+    query_blocks, key_blocks = triton.cdiv(seqlen_q, 2 * TILE.value), triton.cdiv(seqlen_k, TILE.value)
+    heads = batch * heads_q
+    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, query_blocks, heads, padded)
+    return (
+        (row_terms, (padded // ROWS.value * heads, 1, 1), for_rows),
+        (key_gradients, (key_blocks * batch * heads_kv, 1, 1), (*boxes[:6], terms, *sizes)),
+        (query_gradients, (query_blocks * heads, 1, 1), (*boxes[:4], boxes[6], terms, *sizes)),
+    )
+
+
+def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+    """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
+
+    q, dq, out, dout: (batch, heads_q, seqlen_q, 256); k, v, dk, dv: (batch, heads_kv, seqlen_k, 256); all bf16 or all fp16, unit
+    last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
+    (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED), float32:
+    written here, allocated where it is None.
+    """
+    if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
+        raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
+    if terms is None:
+        terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, window_left, window_right)
+    for (kernel, grid, arguments), options in zip(launches, OPTIONS):
+        scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
+        kernel[grid](*arguments, *scales, **options)
+    if not launches:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
