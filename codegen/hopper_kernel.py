@@ -381,9 +381,13 @@ class HopperKernel(GluonKernel):
         )
         result, before = ("part", "") if self.promoted else ("o", ", o")
         pv: tuple[str, ...] = ("wait(tile.v, n)", f"{result} = issue_pv(operand, tile_at(tile.v, n){before})")
+        order = self.issue_order
         if not self.overlap:
             qk, pv = (*qk, *self._finish_qk), (*pv, *self._finish_pv)
-        lines = [line for product in self.issue_order for line in (qk if product == "qk" else pv)]
+            if self.promoted:
+                # O takes the product in before S is made: they never need registers at the same time.
+                pv, order = (*pv, "o = scaled(o, statistics.factor) + part"), ("pv", "qk")
+        lines = [line for product in order for line in (qk if product == "qk" else pv)]
         if self.ping_pong:
             lines = ["take_turn(tile.turns, n - tile.tiles)", *lines, "pass_turn(tile.turns)"]
         return (*lines, *(self._finish_qk if self.overlap else ()))
@@ -417,11 +421,12 @@ o = {self.zeros}"""
             "statistics = Statistics(statistics.row_max, statistics.row_sums + sums, statistics.reference)",
         )
         online = "p, statistics, factor = online_softmax(s, statistics, tile.problem)"
+        if self.promoted and not self.overlap:
+            return (online.replace("factor", "_"),)
         if self.promoted:
             # The O there is was last brought to the reference before this block's: one FFMA adds and rescales.
             due = "due = statistics.factor"
-            finish = self._finish_pv if self.overlap else ()
-            return (due, online.replace("factor", "_"), *finish, "o = scaled(o, due) + part")
+            return (due, online.replace("factor", "_"), *self._finish_pv, "o = scaled(o, due) + part")
         rescale = f"o = {self.rescaled_o}"
         finish = self._finish_pv if self.overlap else ()
         if self.both:

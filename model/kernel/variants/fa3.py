@@ -105,7 +105,10 @@ def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
     need = registers(variant, workload) + _COMPILER_REGISTERS
     if workload.dtype == "fp8" and variant.rescale == "always":
         # The product of a block is added to O outside the matrix unit, which keeps too few bits of a long sum.
-        need += workload.head_dim_v // 2
+        product = workload.head_dim_v // 2
+        # Without overlap it is there before S is, beside O and P; of a mask rows and bounds are kept (read off compilations).
+        kept = _SCALAR_REGISTERS + (8 if workload.mask != "none" else 0)
+        need = need + product if variant.overlap else max(need, 2 * product + variant.tile_n // 8 + kept)
     limit = CONSUMER_REGISTERS[variant.warpgroups]
     if need > limit:
         return over_limit("a consumer thread under Triton", need, limit, "registers", "use a smaller tile_n or fewer warpgroups")  # fmt: skip

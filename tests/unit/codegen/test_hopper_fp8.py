@@ -22,6 +22,7 @@ SHIPPED = {kernel.module: kernel for kernel in read_e4m3_list() if kernel.family
 #: Chained and promoted products, whose exponentials are partly polynomials, in turns, without overlap.
 OTHERS = (
     "warpgroups=2,tile_n=128,kv_stages=2,rescale=always,emulated_share=0.125,ping_pong=true,scheduler=grid",
+    "warpgroups=3,tile_n=64,kv_stages=2,rescale=always,overlap=false,ping_pong=false,scheduler=grid",
     "warpgroups=1,tile_n=32,kv_stages=3,rescale=conditional,rescale_threshold=2,overlap=false,ping_pong=false,scheduler=longest-first",
 )
 
@@ -72,5 +73,9 @@ def test_promoted_products_need_registers_that_head_dim_256_does_not_leave() -> 
     work = Workload(head_dim_qk=256, dtype="fp8")
     promoted, chained = Fa3Variant(tile_n=64), Fa3Variant(tile_n=64, rescale="conditional", rescale_threshold=4)
     assert legality(promoted, work, H200).legal and writable(chained, work, H200).legal
+    # Without overlap a product is there before S is; three warpgroups leave 160 registers, which a mask overdraws.
+    three = Fa3Variant(warpgroups=3, tile_n=64, overlap=False)
+    assert writable(three, Workload(head_dim_qk=128, dtype="fp8"), H200).legal
+    assert not writable(three, Workload(head_dim_qk=128, dtype="fp8", mask="causal"), H200).legal
     verdict = writable(promoted, work, H200)
     assert not verdict.legal and "a consumer thread under Triton needs 336 registers" in verdict.sentence()
