@@ -28,6 +28,16 @@ _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 #: The same where O leaves few to a thread.
 _WIDE = (224, 64, 168)
 
+_PARTED_PLACES = (
+    # Parts of pages and of packed keys were emulated, not run on a GPU: those are not parted.
+    "dense = table is None and cu_q is None and cu_k is None",
+    "how, places = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0]) if dense else (0, 0)",
+    "need, room = _room(how, places), [x.shape[0] for x in work]",
+    "if room[0] < need[0] or room[1] < need[1]:",
+    '    raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")',
+    "items = max(items, places) if how == 2 else items",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillKernel(HopperKernel):
@@ -53,6 +63,11 @@ class HopperPrefillKernel(HopperKernel):
     #: Whether K and V come by tensor descriptors, and whether programs take tiles of rows until there are none, or parts of them.
     described: ClassVar[bool] = True
     whole: ClassVar[bool] = True
+
+    @property
+    def parted_places(self) -> str:
+        """Statements of a plan: how parts are taken in, that there is room for what they leave, items with parts dealt out."""
+        return "\n    ".join(("", *_PARTED_PLACES))
 
     @property
     def problem_scales(self) -> str:

@@ -48,7 +48,7 @@ _REGISTRY = (
     "seqlen_q_max",
     "triton_min",
     "cache",
-    "heads_kv_max",
+    "dense_only",
     "dtypes",
 )
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
@@ -205,8 +205,8 @@ def _purpose_of_rows(kernel: Shipped) -> str:
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
     which = f"from {low} rows" if low else f"up to {high} rows" if high else "values in the keys"
-    few = f", up to {kernel.facts['heads_kv_max']} key heads" if "heads_kv_max" in kernel.facts else ""
-    return f"head_dim {dims}, {which}{cache}{few}"
+    dense = ", no pages, nothing packed" if kernel.facts.get("dense_only") else ""
+    return f"head_dim {dims}, {which}{cache}{dense}"
 
 
 def _devices(kernel: Shipped) -> str:
@@ -275,8 +275,8 @@ element of dq, which it sums in float32, but for head_dim 256.  Nothing forecast
 compiled and emulated, never run on a GPU: the portable ones are preferred there until somebody asks with `TILECAST_FAMILY=blackwell_serving`)
 and `triton_serve_*` (pointers, any GPU from Ampere on): `launch(q, k, v, out, lse, scale, cu_seqlens_q, ..., block_table, ...)` is what
 `tilecast.attention_kvcache` and `tilecast.attention_varlen` run ([docs/serving.md](../docs/serving.md)): packed or paged, any
-mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split with
-a fixed length, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.  `triton_append*` writes new keys and
+mask, one launch for all sequences whose rows (queries times query heads to a key head) the file is for.  Keys are split by
+a sequence's own lengths and heads, so the same sequence gives the same bits in every batch.  Nothing forecasts them yet.  `triton_append*` writes new keys and
 values to their places in a cache, rotated where asked, and goes before them.
 
 | file | for | compute capability | variant |

@@ -122,8 +122,8 @@ def attention(
     these same semantics; None (the default) raises.
 
     Rows that see no key give zeros and an lse of -inf.  Output memory follows q: heads innermost where q's are.
-    Bit-for-bit deterministic, gradients too, and what one sequence gets does not depend on the rest of the batch or on the number of
-    heads: kernels are chosen by facts of one sequence and use no atomics.
+    Bit-for-bit deterministic, gradients too, and what one sequence gets does not depend on the rest of the batch: kernels are chosen by
+    facts of one sequence (for few queries on many keys also its heads) and add in a fixed order.
 
     Raises AttentionError (a ValueError) for calls that make no sense, UnsupportedError (also a NotImplementedError) for
     what no shipped kernel does.

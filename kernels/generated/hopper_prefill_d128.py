@@ -45,13 +45,9 @@ Q_STAGES = gl.constexpr(2)  # tiles of Q that are there
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
 Q_ROWS = gl.constexpr(16)  # rows of Q that are copied at a time
-PLANNED, FEW_PLANNED = (
-    gl.constexpr(128),
-    gl.constexpr(32),
-)  # sequences that a program looks at together to find its work
+PLANNED = gl.constexpr(128)  # sequences that a program looks at together to find its work
 SMS = gl.constexpr(132)  # what the parts of a sequence alone are to fill
-PART_KEYS, MOST_PARTS = gl.constexpr(1024), gl.constexpr(32)  # fewest keys of a part, most parts of a sequence
-PARTED_KEYS = gl.constexpr(4096)  # fewest keys that are parted: of fewer, merging costs what parts gain
+PART_KEYS, MOST_PARTS = gl.constexpr(1024), gl.constexpr(32)  # fewest keys of a part, parts of a sequence
 JOINED = gl.constexpr(128)  # columns that are merged at a time
 UNIT = gl.constexpr(
     ROWS.value * (HEAD_DIM_V.value + 2)
@@ -268,8 +264,7 @@ def parts_of(batch, q_len, k_len):
     tiles = gl.maximum((q_len * batch.group + (TILE_M - 1)) // TILE_M, 1) * batch.heads_kv
     once, twice = SMS // tiles, 2 * SMS // tiles
     parts = gl.minimum(gl.minimum(gl.where(twice > 2 * once, twice, once), MOST_PARTS), blocks * TILE_N // PART_KEYS)
-    parts = gl.where(blocks * TILE_N < PARTED_KEYS, 1, gl.maximum(parts, 1))
-    each = (blocks + parts - 1) // parts
+    each = (blocks + gl.maximum(parts, 1) - 1) // gl.maximum(parts, 1)
     return (blocks + each - 1) // each, first, each
 
 
@@ -690,10 +685,8 @@ def load_role(
     )
     queries = Queries(queries.q, own_copy(queries.stride_b), own_copy(queries.stride_s), own_copy(queries.stride_h))
     n, turn, done, number = 0, 0, 0, own_copy(gl.program_id(0))
-    # Batches whose keys are parted are small: few sequences at a time are found sooner.
-    planned: gl.constexpr = PLANNED if PARTS == 0 else FEW_PLANNED
-    for first in range(0, batch.count, planned):
-        ends = ends_of(batch, first, done, planned, 1, PARTS)
+    for first in range(0, batch.count, PLANNED):
+        ends = ends_of(batch, first, done, PLANNED, 1, PARTS)
         total = gl.max(ends, 0)
         while number < total:
             item, part = item_of(batch, first, ends, done, number, PARTS)
@@ -994,19 +987,11 @@ def per_row(factor, o):
 def arrived_last(counter, count):
     """Whether all others of ``count`` have been here before; then the counter is set back for the next launch."""
     meet()  # all threads have stored before one of them says so
-    last = gl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    last = gl.atomic_add(counter, 1, sem="release") == count - 1
     if last:
-        gl.atomic_xchg(counter, 0, sem="relaxed")
+        gl.atomic_xchg(counter, 0, sem="acquire")
     meet()
     return last
-
-
-@gluon.jit
-def joined(reference, row_sum, o, sums, taken):
-    """(reference, sums, O) of rows with those of the part before."""
-    part_reference, part_sum = sums
-    reference, before, after = weights(reference, part_reference)
-    return reference, blend(row_sum, before, part_sum, after), blend(o, per_row(before, o), taken, per_row(after, o))
 
 
 @gluon.jit
@@ -1018,17 +1003,13 @@ def merge(g: gl.constexpr, part, lowest, highest, item, row, problem, batch, row
         at = first
         reference, row_sum = kept_sums(at)
         o = unpark(at + columns * ROWS, JOINED)
-        rest = highest - lowest
-        if rest % 2 == 1:
+        for _ in range(highest - lowest):
             at += step
-            reference, row_sum, o = joined(reference, row_sum, o, kept_sums(at), unpark(at + columns * ROWS, JOINED))
-        for _ in range(rest // 2):
-            # Two on their way at a time.
-            one, two = kept_sums(at + step), kept_sums(at + step * 2)
-            one_o, two_o = unpark(at + step + columns * ROWS, JOINED), unpark(at + step * 2 + columns * ROWS, JOINED)
-            reference, row_sum, o = joined(reference, row_sum, o, one, one_o)
-            reference, row_sum, o = joined(reference, row_sum, o, two, two_o)
-            at += step * 2
+            part_reference, part_sum = kept_sums(at)
+            taken = unpark(at + columns * ROWS, JOINED)
+            reference, before, after = weights(reference, part_reference)
+            row_sum = blend(row_sum, before, part_sum, after)
+            o = blend(o, per_row(before, o), taken, per_row(after, o))
         inverse = finish(g, reference, row_sum, item, row, problem, batch, rows)
         store_rows(rows, batch, (o,), inverse, item, g * ROWS, columns)
 
@@ -1270,10 +1251,12 @@ def parts(seqlen_q, seqlen_k, group, heads_kv, left=-1):
     """Parts of the keys of a sequence, from its own lengths and heads alone, as programs find them; left: of the window, -1 for none."""
     first = max(seqlen_k - seqlen_q - left, 0) // TILE_N.value if left >= 0 else 0
     blocks = max(-(-seqlen_k // TILE_N.value) - first, 1)
-    keys, wanted = blocks * TILE_N.value, _wanted(-(-seqlen_q * group // TILE_M.value) * heads_kv)
-    if keys < PARTED_KEYS.value:
-        return 1
-    each = -(-blocks // min(wanted, keys // PART_KEYS.value))
+    each = -(
+        -blocks
+        // min(
+            _wanted(-(-seqlen_q * group // TILE_M.value) * heads_kv), max(blocks * TILE_N.value // PART_KEYS.value, 1)
+        )
+    )
     return -(-blocks // each)
 
 
@@ -1298,7 +1281,7 @@ def _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, lef
         wanted = max(_wanted(count * heads_kv) for count in range(1, min(tiles, SMS.value) + 1))
         total = min(total, tokens * group // TILE_M.value + batch, tokens * group // least)
     most = min(wanted, keys // PART_KEYS.value)
-    if most < 2 or keys < PARTED_KEYS.value:
+    if most < 2:
         return 0, 0
     total *= heads_kv
     slots = total * most
@@ -1318,8 +1301,7 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens=None, least=
     The counters must be 0 before the first launch; every launch leaves them so.  tokens: of all sequences, where they differ in length; least:
     rows of a sequence that the launch works on; left: of the window.
     """
-    how, slots = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left)
-    return _room(how, slots)
+    return _room(*_dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, tokens, least, left))
 
 
 def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, work, sms, beside=False):
@@ -1360,16 +1342,21 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tile_m = TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * tiles
-    how, places = _dealing(
-        batch,
-        heads_kv,
-        group,
-        seqlen_q,
-        seqlen_k,
-        sms,
-        None if cu_q is None else q.shape[0],
-        max(rows[0], 1),
-        window[0],
+    dense = table is None and cu_q is None and cu_k is None
+    how, places = (
+        _dealing(
+            batch,
+            heads_kv,
+            group,
+            seqlen_q,
+            seqlen_k,
+            sms,
+            None if cu_q is None else q.shape[0],
+            max(rows[0], 1),
+            window[0],
+        )
+        if dense
+        else (0, 0)
     )
     need, room = _room(how, places), [x.shape[0] for x in work]
     if room[0] < need[0] or room[1] < need[1]:
@@ -1451,10 +1438,17 @@ def launch(
     if work is None:
         import torch
 
-        tokens = q.shape[0] if cu_seqlens_q is not None else None
         sizes = scratch(
-            batch, k.shape[-2], q.shape[-2] // k.shape[-2], max_seqlen_q, max_seqlen_k, sms, tokens, max(rows[0], 1), window[0]
-        )  # fmt: skip
+            batch,
+            k.shape[-2],
+            q.shape[-2] // k.shape[-2],
+            max_seqlen_q,
+            max_seqlen_k,
+            sms,
+            None if cu_seqlens_q is None else q.shape[0],
+            max(rows[0], 1),
+            window[0],
+        )
         kinds = (torch.float32, torch.int32)
         work = [torch.zeros(n, dtype=kind, device=q.device) for n, kind in zip(sizes, kinds)]
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, cache_batch_idx, sinks, k_descale, v_descale)

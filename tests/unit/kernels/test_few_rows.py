@@ -71,6 +71,17 @@ def test_others_are_not(served, torch, rows, keys, heads) -> None:
     assert not served.served and len(served.launched) == 1
 
 
+def test_more_queries_are_served_where_a_kernel_parts_their_keys(served, torch, monkeypatch) -> None:
+    from tilecast.kernels.serving import operator
+
+    asked = []
+    monkeypatch.setattr(operator, "parted", lambda q, k, v, left: asked.append(left) or q.shape[1] == 20)
+    for rows, keys in ((20, 4096), (24, 4096), (20, 4095)):
+        served.attention(*problem(torch, rows, keys), window=(3000, 0))
+    assert [call[3] for call in served.served] == [20]
+    assert asked == [3000, 3000] and len(served.launched) == 2
+
+
 def test_without_a_serving_kernel_the_others_run(served, torch, monkeypatch) -> None:
     from tilecast.kernels.serving import few_rows
 

@@ -16,10 +16,10 @@ def found(monkeypatch):
     """The kernels for a cache of a (capability, head dimension)."""
     monkeypatch.setattr(operator, "_known", {})
 
-    def of(capability, dim, k):
+    def of(capability, dim, k, dense=True):
         monkeypatch.setattr(operator, "capability_of", lambda kind, device: capability)
         q = torch.zeros(1, 1, 4, dim, dtype=torch.bfloat16)
-        kernels = operator._find(q, k, dim, dim).of(k, k)
+        kernels = operator._find(q, k, dim, dim).of(k, k, dense)
         return sorted((first, last, launcher._module.TILECAST["family"]) for first, last, launcher, _ in kernels)
 
     return of
@@ -56,13 +56,20 @@ def test_other_caches_go_to_the_portable_kernels(found, k) -> None:
     assert found((9, 0), 128, k) == [(0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving")]
 
 
-@pytest.mark.parametrize(
-    ("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((10, 3), 64), ((9, 0), 96), ((9, 0), 256)]
-)
+@pytest.mark.parametrize(("capability", "dim"), [((8, 0), 128), ((10, 0), 128), ((10, 3), 64), ((9, 0), 96)])
 def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     assert found(capability, dim, cache(4, 16, 1, dim)) == [
         (0, 16, "triton_serving"), (17, registry.NO_LIMIT, "triton_serving"),
     ]  # fmt: skip
+
+
+def test_a_kernel_for_dense_caches_leaves_pages_and_packed_sequences_to_others(found) -> None:
+    k = cache(4, 16, 1, 256)
+    assert found((9, 0), 256, k)[-1] == (65, registry.NO_LIMIT, "hopper_prefill")
+    assert found((9, 0), 256, k, dense=False)[-1] == (17, registry.NO_LIMIT, "triton_serving")
+    assert operator._dense((None,) * 8) and not any(
+        operator._dense((None,) * i + (k,) + (None,) * (7 - i)) for i in (0, 1, 3)
+    )
 
 
 def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None:
@@ -71,8 +78,8 @@ def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None
     q, k = torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), cache(4, 64, 1, 576)
     found = operator._find(q, k, 576, 512)
     for kernels, family in (
-        (found.of(k, k[..., :512]), "hopper_mla"),
-        (found.of(k[:0], k[:0, ..., :512]), "triton_serving"),
+        (found.of(k, k[..., :512], False), "hopper_mla"),
+        (found.of(k[:0], k[:0, ..., :512], False), "triton_serving"),
     ):
         ((first, last, launcher, _),) = kernels
         assert (first, last, launcher._module.TILECAST["family"]) == (0, registry.NO_LIMIT, family)
