@@ -493,8 +493,11 @@ def test_generate_writes_a_backward_pass_and_says_what_it_is(
         ),
         (["predict", "a100", "--variant", "triton_bwd:dq_warps=4"], "is a backward pass"),
         (["emulate", "triton_bwd_d64_full"], "triton"),
-        (["inspect", "kernels/generated/triton_bwd_d64_full.py", "--arch", "sm_80"], "it started 3"),
-        (["forecast", "kernels/generated/triton_bwd_d64_full.py", "--machine", "b200"], "it started 3"),
+        (
+            ["inspect", "kernels/generated/triton_bwd_d64_full.py", "--arch", "sm_80"],
+            "its launch starts row_terms, key_gradients",
+        ),
+        (["forecast", "kernels/generated/triton_bwd_d64_full.py", "--machine", "b200"], "which one? Say --kernel"),
     ],
 )
 def test_verbs_refuse_backward_passes_in_one_sentence(

@@ -40,7 +40,7 @@ def test_a_file_and_requests_are_one_answer(capsys, tmp_path) -> None:  # type: 
 
 def test_what_if_and_more_requests(capsys) -> None:  # type: ignore[no-untyped-def]
     code, out, _ = run(
-        capsys, *STEP, "--requests", "32x8192", "--set", "hbm.tbps_achieved=2.113", "--clock", "1500", "--next", "2x1024", "--json"
+        capsys, *STEP, "--requests", "32x8192", "--set", "hbm.tbps_achieved=2.113", "--clock", "1980", "--next", "2x1024", "--json"
     )  # fmt: skip
     answer = json.loads(out)
     assert code == 0 and answer["binding"]["kind"] == "memory"
@@ -69,10 +69,10 @@ def test_a_model_without_a_known_decoder_has_no_step(capsys) -> None:  # type: i
         ((*STEP, "--requests", "8x8", "--next", "x"), "--next: expected COUNTxKEYS"),
         ((*STEP, "--requests", "8x8", "--within", "soon"), "--within: expected a time above 0 with its unit"),
         ((*STEP, "--requests", "8x8", "--page", "24"), "page: expected 0, 16, 32, 64, 128, 256 tokens, got 24"),
-        ((*STEP, "--requests", "8x8", "--dtype", "fp8"), "family serving is written for bf16 and fp16"),
+        ((*STEP, "--requests", "8x8", "--dtype", "fp8"), "family serving-hopper is written for bf16 and fp16"),
         (
             (*STEP, "--requests", "8x8", "--variant", "split_keys=100"),
-            "split_keys must be a multiple of tile_n 64, got 100",
+            "split_keys must be a power of two and a multiple of tile_n 64, got 100",
         ),
         (("predict", "h200", "--batch-file", "none.csv"), "none.csv: cannot read the batch: No such file"),
         (("predict", "h200", "--batch-file", "x.csv", "--trace", "t.json"), "drop --trace"),
