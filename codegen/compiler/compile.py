@@ -324,8 +324,6 @@ def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple
         ):
             warnings.filterwarnings("ignore", module="triton")
             run()
-    except CompileError:
-        raise
     except Exception as error:
         if type(error).__module__.startswith("tilecast"):  # a sentence already
             raise

@@ -106,9 +106,8 @@ def forecast_launch(
     launched = compile_launches(path, machine.arch, run)
     if not launched:
         raise CompileError(f"{path}: expected the call to launch a kernel, it launched none")
-    by_kernel = {id(one.compiled): one for one in launched}
     made = one_of([one.compiled for one in launched], path, kernel)
-    found = by_kernel[id(made)]
+    found = next(one for one in launched if one.compiled is made)
     binary = from_cubin(made.cubin, path, machine.arch, made.name)
     grid = None if iterations is None else Grid(found.ctas, iterations)
     there = per_sm or ctas_that_fit(machine, made.warps, binary.registers or 0, made.shared_bytes)

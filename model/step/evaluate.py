@@ -82,12 +82,11 @@ def evaluate_step(
     packed = len(set(lengths)) > 1
     least, most = (1 if packed else max(lengths)), max(lengths)
     dealt = [(v, dealing(v, batch.heads.heads_kv)) for v in variants]
-    wanted = [v for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
-    return StepRun(tuple(_launch(batch, machine, v, clock) for v in wanted))
+    wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
+    return StepRun(tuple(_launch(batch, machine, v, d, clock) for v, d in wanted))
 
 
-def _launch(batch: Batch, machine: Machine, variant: StepVariant, clock: str | float) -> LaunchRun:
-    dealt = dealing(variant, batch.heads.heads_kv)
+def _launch(batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing, clock: str | float) -> LaunchRun:
     items = batch_items(batch, dealt)
     heads = replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None)
     sms = int(machine["chip.sm_count"])
