@@ -29,9 +29,7 @@ _REGISTERS = {1: (240, 104, 240), 2: (216, 80, 168), 3: (152, 56, 128)}
 _WIDE = (224, 64, 168)
 
 _PARTED_PLACES = (
-    # Parts of pages and of packed keys were emulated, not run on a GPU: those are not parted.
-    "dense = table is None and cu_q is None and cu_k is None",
-    "how, places = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0]) if dense else (0, 0)",
+    "how, places = _dealing(batch, heads_kv, group, seqlen_q, seqlen_k, sms, None if cu_q is None else q.shape[0], max(rows[0], 1), window[0])",
     "need, room = _room(how, places), [x.shape[0] for x in work]",
     "if room[0] < need[0] or room[1] < need[1]:",
     '    raise ValueError(f"work: expected room for {need} numbers, as scratch says, got {room}")',

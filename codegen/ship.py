@@ -48,7 +48,6 @@ _REGISTRY = (
     "seqlen_q_max",
     "triton_min",
     "cache",
-    "dense_only",
     "dtypes",
 )
 _MASK_WORDS = {"none": "no mask", "causal": "causal", "window": "sliding window"}
@@ -205,8 +204,7 @@ def _purpose_of_rows(kernel: Shipped) -> str:
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     cache = f", {kernel.facts['cache']} cache" if "cache" in kernel.facts else ""
     which = f"from {low} rows" if low else f"up to {high} rows" if high else "values in the keys"
-    dense = ", no pages, nothing packed" if kernel.facts.get("dense_only") else ""
-    return f"head_dim {dims}, {which}{cache}{dense}"
+    return f"head_dim {dims}, {which}{cache}"
 
 
 def _devices(kernel: Shipped) -> str:

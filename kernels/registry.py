@@ -13,7 +13,6 @@ The index is a JSON list, one object per kernel module, written by the generator
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
      "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
-     "dense_only": true,                  optional, of serving kernels: for keys and queries of a sequence that lie together only
      "forecast": {...},                   optional: for people; not read here
      "preference": 10}                    higher wins
 
@@ -52,7 +51,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "dense_only", "forecast")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "forecast")
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -98,7 +97,6 @@ class Entry(Shipped):
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
     cache: str = ""
     #: Of serving kernels, whether it is for keys and queries of a sequence that lie together only: no pages, nothing packed.
-    dense_only: bool = False
 
     def covers(self, capability: tuple[int, int], dtype: str, head_dim_qk: int, head_dim_v: int, mask: str) -> bool:
         """Whether the kernel computes such problems, for some query length."""
@@ -312,15 +310,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,
         cache=cache,
-        dense_only=_flag(row, "dense_only", where),
     )
-
-
-def _flag(row: Mapping[str, Any], name: str, where: str) -> bool:
-    value = row.get(name, False)
-    if not isinstance(value, bool):
-        raise RegistryError(f"{where}: {name}: expected true or false, got {value!r}")
-    return value
 
 
 def _pair(value: Any, name: str, where: str) -> tuple[int, int]:

@@ -1342,21 +1342,16 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     tile_m = TILE_M.value
     tiles = q.shape[0] * (1 if cu_q is not None else seqlen_q) * group // tile_m + batch
     items = heads_kv * tiles
-    dense = table is None and cu_q is None and cu_k is None
-    how, places = (
-        _dealing(
-            batch,
-            heads_kv,
-            group,
-            seqlen_q,
-            seqlen_k,
-            sms,
-            None if cu_q is None else q.shape[0],
-            max(rows[0], 1),
-            window[0],
-        )
-        if dense
-        else (0, 0)
+    how, places = _dealing(
+        batch,
+        heads_kv,
+        group,
+        seqlen_q,
+        seqlen_k,
+        sms,
+        None if cu_q is None else q.shape[0],
+        max(rows[0], 1),
+        window[0],
     )
     need, room = _room(how, places), [x.shape[0] for x in work]
     if room[0] < need[0] or room[1] < need[1]:

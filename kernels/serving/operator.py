@@ -27,18 +27,14 @@ Kernels = tuple[tuple[int, int, Launcher, Any], ...]
 
 @dataclass(frozen=True)
 class _Found:
-    """The kernels of a problem, and those for calls with pages or packed sequences, or caches that ``refusal`` of one of them gives
-    a reason not to take."""
+    """The kernels of a problem, and those for caches that ``refusal`` of one of them gives a reason not to take."""
 
     kernels: Kernels
     refusal: Callable[[Any, Any], str] | None
     others: Kernels
-    dense_only: bool = False
 
-    def of(self, k: Any, v: Any, dense: bool) -> Kernels:
-        """The kernels for a cache; ``dense``: keys and queries of a sequence lie together."""
-        if self.dense_only and not dense:
-            return self.others
+    def of(self, k: Any, v: Any) -> Kernels:
+        """The kernels for a cache."""
         return self.others if self.refusal is not None and self.refusal(k, v) else self.kernels
 
 
@@ -90,7 +86,7 @@ def launches(
     cu_q = lists[0]
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
     least, most = _rows(q, k, cu_q, seqlen_q)
-    wanted = _wanted(found.of(k, v, _dense(lists)), least, most) if found is not None and most else []
+    wanted = _wanted(found.of(k, v), least, most) if found is not None and most else []
     beside = _beside(wanted)
     return [launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window, beside) for launcher, _ in wanted]
 
@@ -135,7 +131,7 @@ def into(
     if not most:
         out.zero_()
         return
-    wanted = _wanted(found.of(k, v, _dense(lists)), least, most)
+    wanted = _wanted(found.of(k, v), least, most)
     beside = _beside(wanted)
     for _, launch in wanted:
         launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
@@ -145,16 +141,10 @@ def parted(q: Any, k: Any, v: Any, left: int) -> bool:
     """Whether the kernel for sequences like these, (batch, seqlen, heads, head_dim), parts their keys so that more SMs have work; left:
     of the window.  UnsupportedError where there is no kernel."""
     group, rows = q.shape[2] // k.shape[2], _rows(q, k, None, q.shape[1])[0]
-    for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v, True):
+    for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
         if first <= rows <= last:
             return launcher.parts is not None and launcher.parts(q.shape[1], k.shape[1], group, k.shape[2], left) > 1
     return False
-
-
-def _dense(lists: Any) -> bool:
-    """Whether keys and queries of a sequence lie together: no starts of either, no block table."""
-    cu_q, cu_k, _, table, *_ = lists
-    return cu_q is None and cu_k is None and table is None
 
 
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
@@ -191,7 +181,7 @@ def _find(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
         names = {e.module for e in choosy}
         rest = tuple(e for e in _entries(k) if e.module not in names)
         others = _launchers(_candidates(q, k, dim, dim_v, rest), device)
-        found = _Found(kernels, _module(choosy[0]).refusal, others, any(e.dense_only for e in choosy))
+        found = _Found(kernels, _module(choosy[0]).refusal, others)
     else:
         found = _Found(kernels, None, ())
     _known[(q.get_device(), q.dtype, k.dtype, dim, dim_v)] = found

@@ -16,10 +16,10 @@ def found(monkeypatch):
     """The kernels for a cache of a (capability, head dimension)."""
     monkeypatch.setattr(operator, "_known", {})
 
-    def of(capability, dim, k, dense=True):
+    def of(capability, dim, k):
         monkeypatch.setattr(operator, "capability_of", lambda kind, device: capability)
         q = torch.zeros(1, 1, 4, dim, dtype=torch.bfloat16)
-        kernels = operator._find(q, k, dim, dim).of(k, k, dense)
+        kernels = operator._find(q, k, dim, dim).of(k, k)
         return sorted((first, last, launcher._module.TILECAST["family"]) for first, last, launcher, _ in kernels)
 
     return of
@@ -63,13 +63,9 @@ def test_other_devices_and_heads_keep_them_too(found, capability, dim) -> None:
     ]  # fmt: skip
 
 
-def test_a_kernel_for_dense_caches_leaves_pages_and_packed_sequences_to_others(found) -> None:
-    k = cache(4, 16, 1, 256)
-    assert found((9, 0), 256, k)[-1] == (65, registry.NO_LIMIT, "hopper_prefill")
-    assert found((9, 0), 256, k, dense=False)[-1] == (17, registry.NO_LIMIT, "triton_serving")
-    assert operator._dense((None,) * 8) and not any(
-        operator._dense((None,) * i + (k,) + (None,) * (7 - i)) for i in (0, 1, 3)
-    )
+def test_head_dim_256_decodes_on_the_portable_kernels_and_has_prefill_of_its_own(found) -> None:
+    kernels = found((9, 0), 256, cache(4, 16, 1, 256))
+    assert kernels == [(0, 16, "triton_serving"), (17, 64, "triton_serving"), (65, registry.NO_LIMIT, "hopper_prefill")]
 
 
 def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None:
