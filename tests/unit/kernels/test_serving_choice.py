@@ -74,8 +74,8 @@ def test_latent_attention_has_a_kernel_of_its_own_on_hopper(monkeypatch) -> None
     q, k = torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), cache(4, 64, 1, 576)
     found = operator._find(q, k, 576, 512)
     for kernels, family in (
-        (found.of(k, k[..., :512], False), "hopper_mla"),
-        (found.of(k[:0], k[:0, ..., :512], False), "triton_serving"),
+        (found.of(k, k[..., :512]), "hopper_mla"),
+        (found.of(k[:0], k[:0, ..., :512]), "triton_serving"),
     ):
         ((first, last, launcher, _),) = kernels
         assert (first, last, launcher._module.TILECAST["family"]) == (0, registry.NO_LIMIT, family)
