@@ -85,7 +85,7 @@ _FAMILIES: tuple[ServingFamily[Any], ...] = (
 
 
 def writable(
-    variant: ServingVariant | HopperServingVariant | HopperPrefillVariant | HopperMlaVariant,
+    variant: ServingVariant | HopperServingVariant | HopperServingE4m3Variant | HopperPrefillVariant | HopperMlaVariant,
     workload: Workload,
     machine: Machine,
 ) -> Verdict:

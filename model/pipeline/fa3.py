@@ -132,7 +132,8 @@ def _exp_parts(w: Workload) -> tuple[str, ...]:
     return ("a", "b") if w.mask == "none" else ("",)
 
 
-def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
+def product(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
+    """A matrix product of 64 rows with ``n`` columns over ``k``, of warpgroup ``g``; ``a_home``: where its left side is."""
     cycles = mma_tile_cycles(m, _ROWS, n, k, w.dtype, a_home, 1)
     read = mma_smem_bytes(_ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
     steps = k * w.dtype_bytes / 32
@@ -188,7 +189,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
         # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, and once more.
         vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + _BARRIERS_OF_VOTE * holds["have_o"]
     ops = [
-        _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
+        product(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
         _arithmetic(m, f"max{g}", "row max", g, common.add(step, _one_ex2_a_row(m)), quad + common.statistics_latency(m)),
         *(
             _arithmetic(m, f"exp{g}{part}", "exp", g, exp, ramp if part == parts[-1] else 0.0, common.one_warp_cycles(m, exp))
@@ -196,7 +197,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
         ),
         _arithmetic(m, f"sum{g}", "row sum", g, total, 0.0),
         _arithmetic(m, f"rescale{g}", "rescale", g, rescale, m["fma.latency_cycles"] + vote),
-        _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
+        product(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
     if v.rescale == "anchored":
         ops = [op for op in ops if op.kind not in ("row max", "rescale")]

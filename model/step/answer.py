@@ -59,7 +59,7 @@ class StepForecast:
 
     batch: Batch
     machine: Machine
-    variants: tuple[StepVariant, StepVariant]
+    variants: tuple[StepVariant, ...]
     origin: str
     regime: str
     run: StepRun

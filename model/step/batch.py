@@ -19,6 +19,8 @@ from tilecast.model.kernel.workload import Workload, WorkloadError
 COLUMNS = ("seqlen_q", "seqlen_k", "count")
 #: Tokens of a page that serving kernels take; 0: each sequence's keys lie together.
 PAGES = (0, 16, 32, 64, 128, 256)
+#: What caches hold: as q is, or bytes.
+CACHES = ("", "e4m3")
 MOST_SEQUENCES = 1 << 16
 #: Keys of a sequence that the kernels count to.
 MOST_KEYS = 1 << 29
@@ -37,6 +39,10 @@ class Batch:
     lengths: Lengths
     heads: Workload
     page: int = 64
+    #: What the caches hold: "" as q is, "e4m3" a byte an element.
+    cache: str = ""
+    #: Whether V is the first columns of K (MLA): all query heads share one key, which is there once.
+    latent: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -47,6 +53,16 @@ class Batch:
             check_lengths(seqlen_q, seqlen_k)
         if self.page not in PAGES:
             raise WorkloadError(f"page: expected {', '.join(map(str, PAGES))} tokens, got {self.page}")
+        if self.cache not in CACHES:
+            raise WorkloadError(
+                f"cache: expected {' or '.join(CACHES[1:])} or nothing, for caches as q is, got '{self.cache}'"
+            )
+        h = self.heads
+        if self.latent and (h.heads_kv != 1 or h.head_dim_v > h.head_dim_qk or self.cache):
+            got = f"{h.heads_kv} key heads of {h.head_dim_qk}/{h.head_dim_v}" + (
+                f" in {self.cache}" if self.cache else ""
+            )
+            raise WorkloadError(f"latent: expected one key head, as q is, whose first columns are V, got {got}")
 
     @property
     def queries(self) -> int:
@@ -59,10 +75,25 @@ class Batch:
         return sum(k for _, k in self.lengths)
 
     @property
+    def key_bytes(self) -> int:
+        """Bytes of K and V of one token and key head."""
+        columns = self.heads.head_dim_qk + (0 if self.latent else self.heads.head_dim_v)
+        return columns * (1 if self.cache else self.heads.dtype_bytes)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token of one layer."""
-        h = self.heads
-        return h.heads_kv * (h.head_dim_qk + h.head_dim_v) * h.dtype_bytes
+        return self.heads.heads_kv * self.key_bytes
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences have different numbers of queries, which then lie one after another."""
+        return len({queries for queries, _ in self.lengths}) > 1
+
+    @property
+    def dense(self) -> bool:
+        """Whether queries and keys of each sequence lie together, as `tilecast.attention` takes them."""
+        return not self.page and not self.packed
 
     @property
     def cache_bytes(self) -> int:
@@ -85,8 +116,9 @@ class Batch:
         heads = f"{h.heads_q}/{h.heads_kv} heads"
         dims = f"{h.head_dim_qk}" if h.head_dim_qk == h.head_dim_v else f"{h.head_dim_qk}/{h.head_dim_v}"
         pages = f"pages of {self.page}" if self.page else "no pages"
+        kind = h.dtype + (f", {self.cache} caches" if self.cache else "") + (", latent" if self.latent else "")
         mask = f"window {h.window[0]},{h.window[1]}" if h.window else h.mask.replace("none", "no mask")
-        return f"{shortened(requests_text(self.lengths))}, {heads}, head_dim {dims}, {h.dtype}, {mask}, {pages}"
+        return f"{shortened(requests_text(self.lengths))}, {heads}, head_dim {dims}, {kind}, {mask}, {pages}"
 
 
 def check_lengths(seqlen_q: int, seqlen_k: int) -> None:

@@ -42,6 +42,8 @@ class Counts:
     merged: int
     #: Instructions until those that multiply know a program's further items, whose blocks come meanwhile; 0: blocks are asked for then.
     ahead: int = 0
+    #: Whether a warpgroup leaves and merges whole tiles of its rows, one part after the other, instead of some rows of some splits.
+    whole_tiles: bool = False
 
 
 #: Of the portable kernel; 75 accesses of four warps to shared memory a step of its merge, with bank conflicts of about four ways.
@@ -49,6 +51,14 @@ POINTERS = Counts(300, 5, 400, 370, 4, 250, 6, 375, 8, 6, 1200, (4, 16), 0)
 #: Of the kernels whose blocks come by the copy engine: the load warp finds items and their pages, the matrix warpgroup leaves what it
 #: has, the third warpgroup merges 16 splits of 4 rows at a time (`tilecast inspect kernels/generated/hopper_serve_d128.py --arch sm_90a`).
 COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
+#: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
+#: memory after the last.
+COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
+#: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows.
+LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224)
+#: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).
+PARTED = Counts(269, 1, 299, 250, 4, 0, 0, 264, 2, 0, 0, (64, 64), 1, 320, whole_tiles=True)
+_PARTIAL_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +115,33 @@ class Around:
         """After the last block of an item that is whole."""
         return self.instructions(self.counts.finish, self.counts.finish_barriers) + self.machine["l2.latency_cycles"]
 
-    def hand_over(self) -> float:
+    def hand_over(self, head_dim_v: int) -> float:
         """After the last block of a split: stored, seen by all, counted in."""
+        stored = self.whole_tile(head_dim_v) if self.counts.whole_tiles else 0.0
         return (
-            self.instructions(self.counts.finish, self.counts.finish_barriers) + 2.0 * self.machine["l2.latency_cycles"]
+            self.instructions(self.counts.finish, self.counts.finish_barriers)
+            + 2.0 * self.machine["l2.latency_cycles"]
+            + stored
         )
+
+    def whole_tile(self, head_dim_v: int) -> float:
+        """O of a tile through this SM's port of the L2 cache."""
+        return self.tile_m * head_dim_v * _PARTIAL_BYTES / self.machine["l2.bytes_per_clk_per_sm"]
+
+    def join(self, head_dim_v: int) -> float:
+        """Between parts of an item that a program takes in one after the other: what it has is left, or merged with what it left."""
+        m, c = self.machine, self.counts
+        merged = c.merge_step / m["issue.warp_inst_per_clk"] * 4 + c.merge_step_barriers * m.get(
+            "sync.barrier_cycles", 25.0
+        )
+        # What is left is on its way while the next part's first blocks are multiplied.
+        return self.whole_tile(head_dim_v) + merged + m["l2.latency_cycles"]
 
     def merge(self, splits: int, rows: int, workload: Workload, there: int) -> float:
         """Merging a tile's splits in their order, some rows and some splits at a time, with ``there`` programs on the SM."""
         m, c = self.machine, self.counts
+        if c.whole_tiles:
+            return splits * (self.whole_tile(workload.head_dim_v) + m["l2.latency_cycles"] + c.merge_step)
         groups = -(-rows // self.merged_rows)
         steps = -(-splits // self.merged_splits(workload.head_dim_v))
         shuffles = c.merge_step_shuffles * m["shuffle.latency_cycles"]

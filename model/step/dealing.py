@@ -11,21 +11,46 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
+from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
 from tilecast.model.kernel.variants.serving import DECODE_ROWS, ServingVariant, split_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline import fa3, serving
+from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.step.costs import COPY_ENGINE, POINTERS, Counts
+from tilecast.model.pipeline.serving import latent, portable, widened
+from tilecast.model.step.batch import Batch
+from tilecast.model.step.costs import COPY_ENGINE, COPY_ENGINE_E4M3, LATENT, PARTED, POINTERS, Counts
 
 #: Variants that a step is forecast with.
-StepVariant = ServingVariant | HopperServingVariant | HopperPrefillVariant
+StepVariant = ServingVariant | HopperServingVariant | HopperServingE4m3Variant | HopperPrefillVariant | HopperMlaVariant
 #: More rows and keys than a sequence has.
 FAR = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Which sequences' keys are parted: those whose tiles leave SMs idle, from their own lengths and heads alone."""
+
+    #: SMs that the parts of a sequence are to fill, most parts of a sequence, fewest keys of a part.
+    sms: int
+    most: int
+    keys: int
+    #: Parts of tiles that a launch has room for.
+    room: int
+
+    def wanted(self, tiles: int) -> int:
+        """Parts that a sequence of so many tiles wants: those that fill the SMs once, or twice where that leaves fewer of them idle."""
+        once, twice = self.sms // tiles, 2 * self.sms // tiles
+        return max(1, min(twice if twice > 2 * once else once, self.most))
+
+    def blocks(self, tiles: int, blocks: int, tile_n: int) -> int:
+        """Blocks of a part of ``blocks`` blocks of keys."""
+        return -(-blocks // min(self.wanted(tiles), max(blocks * tile_n // self.keys, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +77,30 @@ class Dealing:
     #: Whether a warpgroup of its own merges, beside the loop.
     merges_beside: bool
     counts: Counts
+    #: Most rows of a sequence that is split; 0: those of a tile.
+    split_rows: int = 0
+    #: Whether tiles of a split are neighbours among items; else splits of a tile are.
+    tiles_first: bool = False
+    #: Which sequences' keys are parted, where the kernel does that.
+    parting: Parting | None = None
+    #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
+    chained: bool = False
+    #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
+    head_parts: int = 1
 
     def takes(self, rows: int) -> bool:
         """Whether the launch is for sequences of so many rows."""
         return self.least_rows <= rows <= self.most_rows
 
 
-def dealing(variant: StepVariant, heads_kv: int) -> Dealing:
-    """How kernels of ``variant`` deal sequences of ``heads_kv`` key heads."""
-    return _CLASSES[variant.family].dealing(variant, heads_kv)
+def dealing(variant: StepVariant, heads: Workload) -> Dealing:
+    """How kernels of ``variant`` deal sequences of a model's ``heads``, one by one (`launched` knows their company)."""
+    return _CLASSES[variant.family].dealing(variant, heads)
+
+
+def launched(variant: StepVariant, batch: Batch, sms: int) -> Dealing:
+    """How a launch of ``variant`` for ``batch`` on ``sms`` SMs deals: the same bits for each sequence, but maybe in fewer items."""
+    return _CLASSES[variant.family].launched(dealing(variant, batch.heads), batch, sms)
 
 
 def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, programs: int | None = None) -> Pipeline:
@@ -81,46 +121,93 @@ def title(variant: StepVariant) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    dealing: Callable[[Any, int], Dealing]
+    dealing: Callable[[Any, Workload], Dealing]
     loop: Callable[[Workload, Any, Machine, int, int | None], Pipeline]
     title: Callable[[Any], str]
     #: Knobs that say how many keys a split has.
     split_knobs: tuple[str, ...] = ()
+    #: What a launch makes of it for a batch.
+    launched: Callable[[Dealing, Batch, int], Dealing] = lambda dealt, _batch, _sms: dealt
 
 
-def _portable(v: ServingVariant, heads_kv: int) -> Dealing:
+def _portable(v: ServingVariant, heads: Workload) -> Dealing:
     decodes = v.tile_m <= DECODE_ROWS
     least, most = (1, DECODE_ROWS) if decodes else (DECODE_ROWS + 1, FAR)
+    limit = split_limit(v, heads.heads_kv)
     return Dealing(
-        least, most, v.tile_m, v.tile_n, v.split_keys, v.whole_keys, split_limit(v, heads_kv), False, v.programs, v.waves, v.warps, False, POINTERS
+        least, most, v.tile_m, v.tile_n, v.split_keys, v.whole_keys, limit, False, v.programs, v.waves, v.warps, False, POINTERS
     )  # fmt: skip
 
 
-def _hopper(v: HopperServingVariant, heads_kv: int) -> Dealing:
-    keys = v.split_keys_of_many if heads_kv >= v.many_heads else v.split_keys
-    most = 1 << hopper_serving.split_limit(v, heads_kv).bit_length() - 1
+def _hopper(v: HopperServingVariant, heads: Workload) -> Dealing:
+    keys = v.split_keys_of_many if heads.heads_kv >= v.many_heads else v.split_keys
+    most = 1 << hopper_serving.split_limit(v, heads.heads_kv).bit_length() - 1
+    rows = hopper_serving.ROWS
+    return Dealing(1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE)
+
+
+def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
+    """The same in tiles of 16 rows, of sequences of up to 32."""
+    return replace(
+        _hopper(v, heads), most_rows=hopper_serving.MOST_ROWS_E4M3, tile_m=hopper_serving.ROWS_E4M3, split_rows=hopper_serving.ROWS,
+        tiles_first=True, counts=COPY_ENGINE_E4M3,
+    )  # fmt: skip
+
+
+def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
+    many = heads.heads_q >= v.many_heads
+    keys = v.split_keys_of_many if many else v.split_keys
     return Dealing(
-        1,
-        hopper_serving.ROWS,
-        hopper_serving.ROWS,
-        v.tile_n,
-        keys,
-        v.whole_keys,
-        most,
-        True,
-        1,
-        1,
-        4,
-        True,
-        COPY_ENGINE,
+        1, FAR, hopper_serving.ROWS, hopper_mla.KEYS, keys, v.whole_keys, v.most_splits, True, 1, 1, 4, True, LATENT,
+        split_rows=hopper_mla.SPLIT_QUERIES * heads.group_size,
+    )  # fmt: skip
+
+
+def _mla_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
+    """Query heads in parts that fit a tile, smaller ones where SMs would be idle; splits one after the other where dealing them out
+    would hardly be faster."""
+    work = batch.workload()
+    queries, group = work.seqlen_q, work.group_size
+    splits = 1
+    if work.seqlen_k > dealt.whole_keys:
+        splits = min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
+    sizes = [parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= dealt.tile_m]
+    items = len(batch.lengths) * work.heads_kv * splits
+    fewer = [parts for parts in sizes if items * parts <= sms and group // parts >= hopper_mla.FEWEST_HEADS]
+    parts = max(fewer, default=sizes[0])
+    split_tiles = -(-min(queries, hopper_mla.SPLIT_QUERIES) * (group // parts) // dealt.tile_m)
+    tiles = len(batch.lengths) * work.heads_kv * parts * split_tiles
+    chained = splits > 1 and 3 * -(-tiles // sms) * splits <= 4 * -(-tiles * splits // sms)
+    return replace(dealt, head_parts=parts, split_rows=hopper_mla.SPLIT_QUERIES * (group // parts), chained=chained)
+
+
+def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
+    rows = hopper_serving.ROWS
+    room = hopper_prefill.MOST_NUMBERS // (rows * v.warpgroups * (heads.head_dim_v + 2))
+    parting = Parting(hopper_prefill.SMS, hopper_prefill.MOST_PARTS, v.part_keys, room)
+    return Dealing(
+        rows + 1, FAR, rows * v.warpgroups, v.tile_n, 0, 0, 1, False, 1, 1, 4, True, COPY_ENGINE, parting=parting
     )
 
 
-def _prefill(v: HopperPrefillVariant, heads_kv: int) -> Dealing:
-    rows = hopper_serving.ROWS
-    return Dealing(
-        rows + 1, FAR, rows * v.warpgroups, v.tile_n, 0, 0, 1, False, 1, 1, 4, True, COPY_ENGINE
-    )  # fmt: skip
+def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
+    """Keys are parted where queries and keys of a sequence lie together, which is where that ran on a GPU."""
+    work, parting = batch.workload(), dealt.parting
+    whole = replace(dealt, parting=None)
+    if parting is None or not batch.dense:
+        return whole
+    keys = -(-work.seqlen_k // dealt.tile_n) * dealt.tile_n
+    left = work.window[0] if work.window is not None else -1
+    if left >= 0:
+        keys = min(keys, work.seqlen_q + left + 2 * dealt.tile_n)
+    tiles = -(-work.seqlen_q * work.group_size // dealt.tile_m) * work.heads_kv
+    most = min(parting.wanted(tiles), keys // parting.keys)
+    total = len(batch.lengths) * tiles
+    if most < 2:
+        return whole
+    alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
+    # A program that takes in one part after the other writes and merges between them; a merge of others' parts keeps it from its next item.
+    return replace(dealt, chained=alike or total * most > parting.room, merges_beside=False, counts=PARTED)
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
@@ -139,12 +226,28 @@ def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, 
     return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
+def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
+    return widened.build(w, v, m)
+
+
+def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
+    return latent.build(w, v, m)
+
+
 _CLASSES = {
-    "serving": _Class(_portable, serving.build, lambda v: f"{v.tile_m}x{v.tile_n} {v.warps} warps", ("split_keys",)),
+    "serving": _Class(_portable, portable.build, lambda v: f"{v.tile_m}x{v.tile_n} {v.warps} warps", ("split_keys",)),
     "serving-hopper": _Class(
         _hopper, _hopper_loop, lambda v: f"64x{v.tile_n} one warpgroup", ("split_keys", "split_keys_of_many")
     ),
     "prefill-hopper": _Class(
-        _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {v.warpgroups} warpgroups"
+        _prefill, _prefill_loop, lambda v: f"{64 * v.warpgroups}x{v.tile_n} {v.warpgroups} warpgroups",
+        launched=_prefill_launched,
+    ),
+    "serving-hopper-e4m3": _Class(
+        _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
+    ),
+    "mla-hopper": _Class(
+        _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),
+        launched=_mla_launched,
     ),
 }  # fmt: skip

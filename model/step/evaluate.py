@@ -17,7 +17,7 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs import Around
-from tilecast.model.step.dealing import Dealing, StepVariant, dealing, loop
+from tilecast.model.step.dealing import Dealing, StepVariant, dealing, launched, loop
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
@@ -72,16 +72,13 @@ class StepRun:
         return sum(launch.hbm_bytes for launch in self.launches)
 
 
-def evaluate_step(
-    batch: Batch, machine: Machine, variants: tuple[StepVariant, StepVariant], clock: str | float
-) -> StepRun:
-    """The launches of ``batch`` by a (decoding, prefilling) pair of kernels, as `attention_kvcache` makes them."""
+def evaluate_step(batch: Batch, machine: Machine, variants: tuple[StepVariant, ...], clock: str | float) -> StepRun:
+    """The launches of ``batch`` by the kernels that decode and prefill, as `attention_kvcache` makes them."""
     group = batch.heads.group_size
     lengths = [q for q, _ in batch.lengths]
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
-    packed = len(set(lengths)) > 1
-    least, most = (1 if packed else max(lengths)), max(lengths)
-    dealt = [(v, dealing(v, batch.heads.heads_kv)) for v in variants]
+    least, most = (1 if batch.packed else max(lengths)), max(lengths)
+    dealt = [(v, launched(v, batch, int(machine["chip.sm_count"]))) for v in variants]
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
     return StepRun(tuple(_launch(batch, machine, v, d, clock) for v, d in wanted))
 
@@ -129,13 +126,21 @@ def _light_clock(machine: Machine, pipeline: Pipeline, items: Items | None, play
 
 def _bound(batch: Batch, dealt: Dealing) -> int:
     """Programs that might find work, as a launch counts them from shapes alone."""
-    heads, work = batch.heads, batch.workload()
+    work, sequences = batch.workload(), len(batch.lengths)
+    heads_kv, group = work.heads_kv * dealt.head_parts, work.group_size // dealt.head_parts
     # A request of the step may be as long as the longest.
     most_splits = 1
     if dealt.split_keys and work.seqlen_k > dealt.whole_keys:
         most_splits = max(1, min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys)))
-    tiles = batch.queries * heads.group_size // dealt.tile_m + len(batch.lengths)
-    return heads.heads_kv * max(tiles, len(batch.lengths) * most_splits)
+    split_tiles = -(-min(work.seqlen_q * group, dealt.split_rows) // dealt.tile_m) if dealt.tiles_first else 1
+    if dealt.parting is not None and not dealt.chained:
+        split_tiles = -(-work.seqlen_q * group // dealt.tile_m)
+        most_splits = min(
+            dealt.parting.wanted(split_tiles * heads_kv),
+            -(-work.seqlen_k // dealt.tile_n) * dealt.tile_n // dealt.parting.keys,
+        )
+    tiles = batch.queries * group // dealt.tile_m + sequences
+    return heads_kv * max(tiles, sequences * most_splits * split_tiles)
 
 
 def _bytes(batch: Batch, items: Items | None) -> tuple[float, float]:
@@ -143,11 +148,11 @@ def _bytes(batch: Batch, items: Items | None) -> tuple[float, float]:
     if items is None:
         return 0.0, 0.0
     h = batch.heads
-    row = (h.head_dim_qk + h.head_dim_v) * h.dtype_bytes
-    queries = items.queries * h.heads_q * row
+    queries = items.queries * h.heads_q * (h.head_dim_qk + h.head_dim_v) * h.dtype_bytes
     partials = items.partial_rows * (h.head_dim_v + 2) * _PARTIAL_BYTES
     # What is written goes to memory in the end; the last split reads it while L2 has it.
-    return items.span * row + queries + partials, float(items.keys.sum()) * row + queries + 2.0 * partials
+    span, read = items.span * batch.key_bytes, float(items.keys.sum()) * batch.key_bytes
+    return span + queries + partials, read + queries + 2.0 * partials
 
 
 def _activity(
@@ -165,7 +170,7 @@ def _activity(
 def _periods(heads: Workload, variant: StepVariant, machine: Machine, page: int) -> tuple[tuple[float, ...], float]:
     """(cycles of a block of each of 1, 2, ... programs on an SM, cycles from a program's first copy to its first block's end
     beyond a period)."""
-    dealt = dealing(variant, heads.heads_kv)
+    dealt = dealing(variant, heads)
     counts = range(1, dealt.programs + 1) if dealt.least_rows == 1 else (dealt.programs,)
     traces = [steady_state(loop(heads, variant, machine, page, count)) for count in counts]
     fill = max(0.0, traces[0].iteration_end[0] - traces[0].ii_cycles)
@@ -185,7 +190,9 @@ def _costs(
     memory = max(hbm / bytes_per_cycle, l2 / port) / blocks if blocks else 0.0
     rows = min(
         dealt.tile_m,
-        max((q for q, _ in batch.lengths if dealt.takes(q * heads.group_size)), default=1) * heads.group_size,
+        max((q for q, _ in batch.lengths if dealt.takes(q * heads.group_size)), default=1)
+        * heads.group_size
+        // dealt.head_parts,
     )
     start, turnaround = (
         machine["launch.cta_start_cycles"],
@@ -200,11 +207,12 @@ def _costs(
         later_start=turnaround + around.plan(False) + warm,
         next_item=around.next_item(batch.page, fill),
         finish=around.finish(),
-        hand_over=around.hand_over(),
+        hand_over=around.hand_over(heads.head_dim_v),
         merge=lambda splits, there: around.merge(splits, rows, heads, there),
         periods=periods,
         memory_block=memory,
         idle_programs=max(0, programs - (items.count if items is not None else 0)),
         idle_program=turnaround + around.plan(False),
         merges_beside=dealt.merges_beside,
+        join=around.join(heads.head_dim_v) + (periods[-1] if dealt.chained else 0.0),
     )  # fmt: skip

@@ -12,8 +12,10 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import WorkloadError
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.serving import (
+    HOPPER_MLA,
     HOPPER_PREFILL,
     HOPPER_SERVING,
+    HOPPER_SERVING_E4M3,
     TRITON_SERVING,
     ServingFamily,
     find_serving,
@@ -30,6 +32,8 @@ from tilecast.model.step.render import as_dict, as_text
 
 #: (head_dim of q and k, of v) that ship with kernels of the copy engine.
 _HOPPER_HEADS = {(64, 64), (128, 128), (192, 128)}
+#: The same of kernels that prefill where queries and keys of a sequence lie together.
+_DENSE_HEADS = (256, 256)
 #: Keys of a split that are compared.
 SPLITS = (256, 512, 1024, 2048, 4096)
 MEMORY = "K, V, Q and O at the memory's bandwidth"
@@ -56,7 +60,7 @@ class StepPrediction(StepForecast):
 
 
 def forecast_step(
-    batch: Batch, machine: Machine | str, variants: tuple[StepVariant, StepVariant] | None = None, *,
+    batch: Batch, machine: Machine | str, variants: tuple[StepVariant, ...] | None = None, *,
     decoder: Decoder | None = None, clock: str | float = "sustained", compare_splits: bool = False,
     next_request: Lengths | None = None, within_seconds: float | None = None,
 ) -> StepPrediction:  # fmt: skip
@@ -88,25 +92,37 @@ def forecast_step(
     )  # fmt: skip
 
 
-def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, StepVariant]:
-    """The kernels that decode and prefill heads like those of ``batch``: on Hopper those of the copy engine where they are written."""
-    if machine.tensor_kind == "wgmma" and (batch.heads.head_dim_qk, batch.heads.head_dim_v) in _HOPPER_HEADS:
+def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
+    """The kernels that decode and prefill heads like those of ``batch``, or the one that does both: on Hopper those of the copy engine where
+    they are written."""
+    hopper, dims = machine.tensor_kind == "wgmma", (batch.heads.head_dim_qk, batch.heads.head_dim_v)
+    if batch.latent and hopper:
+        return (HOPPER_MLA.chosen(batch.heads, machine),)
+    if batch.cache and hopper:
+        return (HOPPER_SERVING_E4M3.chosen(batch.heads, machine),)
+    if hopper and dims in _HOPPER_HEADS:
         return _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
-    return _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
+    pair = _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
+    if hopper and dims == _DENSE_HEADS and batch.dense:
+        prefill = HOPPER_PREFILL.chosen(replace(batch.heads, seqlen_q=512), machine)
+        if dealing(prefill, batch.heads).takes(batch.lengths[0][0] * batch.heads.group_size):
+            return (prefill,)
+    return pair
 
 
-def named_pair(text: str, batch: Batch, machine: Machine) -> tuple[StepVariant, StepVariant]:
+def named_pair(text: str, batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     """The same with the decoding kernel's knobs from ``text``, "split_keys=2048", which may name another family; VariantError."""
-    decode, prefill = shipped_pair(batch, machine)
+    decode, *prefill = shipped_pair(batch, machine)
     named = family_named(text)
     if named is not None and find_serving(named).name != decode.family:
         other = find_serving(named)
-        if other not in (TRITON_SERVING, HOPPER_SERVING):
-            known = f"{TRITON_SERVING.name} or {HOPPER_SERVING.name}"
-            raise VariantError(f"--variant: a step is forecast with families {known}, got '{named}'")
-        decode, prefill = _pair(other, TRITON_SERVING if other is TRITON_SERVING else HOPPER_PREFILL, batch, machine)
+        known = (TRITON_SERVING, HOPPER_SERVING)
+        if other not in known or batch.latent or batch.cache:
+            names = " or ".join(family.name for family in known) if not (batch.latent or batch.cache) else decode.family
+            raise VariantError(f"--variant: a step is forecast with families {names}, got '{named}'")
+        decode, *prefill = _pair(other, TRITON_SERVING if other is TRITON_SERVING else HOPPER_PREFILL, batch, machine)
     given: Any = decode
-    return parse_serving(text, given), prefill
+    return (parse_serving(text, given), *prefill)
 
 
 def _pair(
@@ -117,18 +133,31 @@ def _pair(
     return decodes.chosen(one, machine), prefills.chosen(many, machine)
 
 
-def _refuse(batch: Batch, machine: Machine, pair: tuple[StepVariant, StepVariant]) -> None:
-    """PredictError for what no serving kernel does or no memory holds."""
+def _refuse(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) -> None:
+    """PredictError for what no serving kernel does, what is not forecast, or what no memory holds."""
     room = machine.get("hbm.capacity_gb", 0.0) * 1e9
     if room and batch.cache_bytes > room:
         raise PredictError(
             f"keys and values of the batch take {batch.cache_bytes / 1e9:.4g} GB in one layer, the memory of {machine.name} "
             f"holds {room / 1e9:g} GB: use fewer or shorter sequences"
         )
-    for variant, queries in zip(pair, (1, 512), strict=True):
+    special = "latent" if batch.latent else batch.cache
+    if special and machine.tensor_kind != "wgmma":
+        raise PredictError(
+            f"{special} caches are forecast on H100 and H200 only, where a kernel of the copy engine reads them, got {machine.name}"
+        )
+    for variant in pair:
+        dealt = dealing(variant, batch.heads)
+        queries = 1 if dealt.least_rows == 1 else 512
         verdict = writable(variant, replace(batch.heads, seqlen_q=queries, seqlen_k=8192), machine)
         if not verdict.legal:
             raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}")
+    rows = max(queries for queries, _ in batch.lengths) * batch.heads.group_size
+    if not any(dealing(variant, batch.heads).takes(rows) for variant in pair):
+        most = max(dealing(variant, batch.heads).most_rows for variant in pair)
+        raise PredictError(
+            f"sequences of {rows} rows (queries times query heads of a key head) with {special or 'such'} caches are not forecast: expected at most {most}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +165,7 @@ class _Question:
     """What stays the same while a batch grows."""
 
     machine: Machine
-    pair: tuple[StepVariant, StepVariant]
+    pair: tuple[StepVariant, ...]
     decoder: Decoder | None
     clock: str | float
 
@@ -185,16 +214,18 @@ class _Question:
 
 
 def split_times(
-    batch: Batch, machine: Machine, pair: tuple[StepVariant, StepVariant], clock: str | float,
+    batch: Batch, machine: Machine, pair: tuple[StepVariant, ...], clock: str | float,
     splits: Iterable[int] = SPLITS,
 ) -> tuple[SplitTime, ...]:  # fmt: skip
     """The step with the decoding kernel split every so many keys, the fastest first; empty where nothing is decoded."""
-    decode, prefill = pair
-    dealt = dealing(decode, batch.heads.heads_kv)
+    decode, *others = pair
+    dealt = dealing(decode, batch.heads)
     if not any(dealt.takes(q * batch.heads.group_size) for q, _ in batch.lengths):
         return ()
+    if not dealt.split_keys:
+        return ()
     legal = [n for n in splits if n % dealt.tile_n == 0]
-    found = [SplitTime(n, evaluate_step(batch, machine, (splitting(decode, n), prefill), clock).seconds) for n in legal]
+    found = [SplitTime(n, evaluate_step(batch, machine, (splitting(decode, n), *others), clock).seconds) for n in legal]
     return tuple(sorted(found, key=lambda one: one.seconds))
 
 

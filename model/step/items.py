@@ -31,6 +31,9 @@ class SequenceItems:
     #: Of each item: keys that it reads, blocks that hold them.
     keys: _Ints
     blocks: _Ints
+    #: Its tile, in the order of items, and how often it merges what it has with what it had.
+    tile: _Ints
+    joins: _Ints
     #: Keys of which the head reads something, each once.
     span: int
 
@@ -55,6 +58,8 @@ class Items:
     #: Rows of all key heads, and the tiles that hold them.
     rows: int
     tiles: int
+    #: How often an item merges what it has with what it had; None: no item does.
+    joins: _Ints | None = None
 
     @property
     def count(self) -> int:
@@ -69,16 +74,26 @@ def limits(heads: Workload) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def sequence_items(seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, dealt: Dealing) -> SequenceItems:
+def sequence_items(
+    seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, dealt: Dealing, heads_kv: int = 1
+) -> SequenceItems:
     """Items of one sequence and one key head, whose queries see keys from ``left`` before to ``right`` after the diagonal."""
     rows, tile_m, tile_n = seqlen_q * group, dealt.tile_m, dealt.tile_n
     tiles = -(-rows // tile_m)
     diagonal = seqlen_k - seqlen_q
     first = max(diagonal - left, 0) // tile_n * tile_n
     span = max(seqlen_k - first, 0)
-    splits, keys = _splits(dealt, span) if rows <= tile_m and span > dealt.whole_keys else (1, FAR)
+    if dealt.parting is not None:
+        blocks = max(-(-span // tile_n), 1)
+        each = dealt.parting.blocks(tiles * heads_kv, blocks, tile_n)
+        splits, keys = -(-blocks // each), each * tile_n
+    elif rows <= (dealt.split_rows or tile_m) and span > dealt.whole_keys:
+        splits, keys = _splits(dealt, span)
+    else:
+        splits, keys = 1, FAR
     index = np.arange(tiles * splits, dtype=np.int64)
-    part, tile = index % splits, tiles - 1 - index // splits
+    place, part = (index % tiles, index // tiles) if dealt.tiles_first else (index // splits, index % splits)
+    tile = tiles - 1 - place
     low, high = tile * tile_m // group, np.minimum((tile * tile_m + tile_m - 1) // group, seqlen_q - 1)
     if dealt.even and splits == dealt.most_splits > 1:
         blocks = -(-span // tile_n)
@@ -91,7 +106,15 @@ def sequence_items(seqlen_q: int, seqlen_k: int, group: int, left: int, right: i
     read = np.maximum(end - begin, 0)
     some = read > 0
     reach = int(end[some].max() - begin[some].min()) if some.any() else 0
-    return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), reach)
+    joins = np.zeros(len(index), dtype=np.int64)
+    if dealt.chained:
+        joins = np.maximum(np.bincount(place, some, tiles).astype(np.int64) - 1, 0)
+        read = np.bincount(place, read, tiles).astype(np.int64)
+        place, splits = np.arange(tiles), 1
+    elif dealt.parting is not None and some.any():
+        # A tile has no item of a part of whose keys it sees none.
+        read, place, joins = read[some], place[some], joins[some]
+    return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, reach)
 
 
 def _splits(dealt: Dealing, span: int) -> tuple[int, int]:
@@ -106,17 +129,19 @@ def _splits(dealt: Dealing, span: int) -> tuple[int, int]:
 
 
 def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int) -> SequenceItems:
-    """Items of one key head of a sequence."""
-    return sequence_items(seqlen_q, seqlen_k, heads.group_size, *limits(heads), dealt)
+    """Items of one key head of a sequence, or of one part of the query heads that share it."""
+    parts = dealt.head_parts
+    return sequence_items(seqlen_q, seqlen_k, heads.group_size // parts, *limits(heads), dealt, heads.heads_kv * parts)
 
 
 def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     """Items of the sequences of ``batch`` that the kernel is for; None where there are none."""
-    heads, heads_kv, group = batch.heads, batch.heads.heads_kv, batch.heads.group_size
+    heads, group = batch.heads, batch.heads.group_size
+    heads_kv = heads.heads_kv * dealt.head_parts
     mine = [one for one in batch.lengths if dealt.takes(one[0] * group)]
     if not mine:
         return None
-    blocks, keys, tile, counts, tiles = [], [], [], [], []
+    blocks, keys, tile, counts, tiles, joins = [], [], [], [], [], []
     next_tile, span, partial_rows, most = 0, 0, 0, 1
     for seqlen_q, seqlen_k in mine:
         one = of_sequence(dealt, heads, seqlen_q, seqlen_k)
@@ -124,17 +149,25 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
         # Heads of a token are neighbours in memory and in the order.
         blocks.append(np.repeat(one.blocks, heads_kv))
         keys.append(np.repeat(one.keys, heads_kv))
-        span += one.span * heads_kv
+        joins.append(np.repeat(one.joins, heads_kv))
+        span += one.span * heads.heads_kv
         most = max(most, one.splits)
-        if one.splits == 1:
-            tile.append(np.full(len(blocks[-1]), -1, dtype=np.int64))
-            continue
-        # A sequence that is split has one tile a head.
-        tile.append(next_tile + np.tile(np.arange(heads_kv), one.splits))
-        counts += [one.splits] * heads_kv
-        next_tile += heads_kv
-        partial_rows += one.splits * heads_kv * seqlen_q * group
+        items = np.bincount(one.tile, minlength=one.tiles)
+        several = items > 1
+        number = next_tile + (np.cumsum(several) - 1) * heads_kv
+        heads_of = np.tile(np.arange(heads_kv), len(one.tile))
+        tile.append(
+            np.where(np.repeat(several[one.tile], heads_kv), np.repeat(number[one.tile], heads_kv) + heads_of, -1)
+        )
+        counts += np.repeat(items[several], heads_kv).tolist()
+        next_tile += int(several.sum()) * heads_kv
+        # Whole tiles are left of parted keys, else the rows that are there.
+        left = np.full(one.tiles, dealt.tile_m)
+        if dealt.parting is None:
+            left[0] = seqlen_q * group // dealt.head_parts - (one.tiles - 1) * dealt.tile_m
+        partial_rows += int((items * left)[several].sum()) * heads_kv
     return Items(
         np.concatenate(blocks), np.concatenate(keys), np.concatenate(tile), np.asarray(counts, dtype=np.int64), len(mine),
-        sum(q for q, _ in mine), most, span, partial_rows, heads_kv * group * sum(q for q, _ in mine), heads_kv * sum(tiles),
+        sum(q for q, _ in mine), most, span, partial_rows, heads.heads_q * sum(q for q, _ in mine), heads_kv * sum(tiles),
+        np.concatenate(joins) if dealt.chained else None,
     )  # fmt: skip

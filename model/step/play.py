@@ -51,6 +51,8 @@ class Costs:
     idle_program: float = 0.0
     #: Whether merging keeps no program from its next item.
     merges_beside: bool = False
+    #: Of an item that merges what it has with what it had, each time.
+    join: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -91,7 +93,7 @@ def play(items: Items, costs: Costs) -> Played:
     split = float((items.tile[:skipped] >= 0).sum())
     total = run.spent
     return Played(
-        before + run.now + idle, total[_STARTING] + skipped * costs.later_start, total[_STREAMING] + before * costs.slots,
+        before + run.now + idle, total[_STARTING] + skipped * (costs.later_start if costs.programs > skipped else costs.next_item), total[_STREAMING] + before * costs.slots,
         total[_HANDING_OVER] + total[_FINISHING] + split * costs.hand_over + (skipped - split) * costs.finish,
         total[_MERGING], run.memory_bound + held, before + run.streamed_until, run.longest_merge, idle,
         max(0.0, run.now - float(run.free.mean())),
@@ -108,14 +110,24 @@ def _steady(items: Items, costs: Costs, count: int, left: float) -> float:
     """Cycles of the first ``count`` items but for ``left`` blocks, all programs busy: the memory's time, or the programs'."""
     blocks = float(items.blocks[:count].sum()) - left
     split = items.tile[:count] >= 0
-    around = count * costs.later_start + split.sum() * costs.hand_over + (count - split.sum()) * costs.finish
+    coming = min(count, costs.programs)
+    around = (
+        coming * costs.later_start
+        + (count - coming) * costs.next_item
+        + split.sum() * costs.hand_over
+        + (count - split.sum()) * costs.finish
+    )
     shares = items.splits_of_tile[items.tile[:count][split]]
     if costs.merges_beside:
         shares = shares[:0]
+    if items.joins is not None:
+        around += float(items.joins[:count].sum()) * costs.join
     around += sum(
         n / s * costs.merge(int(s), costs.per_sm) for s, n in zip(*np.unique(shares, return_counts=True), strict=True)
     )
-    return float(max(blocks * costs.memory_block, (blocks * costs.periods[-1] + around) / costs.slots))
+    # Programs that take one item after another stay in step: nobody asks the memory for blocks while all look for their next item.
+    looking = (count - coming) * costs.next_item / costs.slots
+    return float(max(blocks * costs.memory_block + looking, (blocks * costs.periods[-1] + around) / costs.slots))
 
 
 def _idle_end(free: NDArray[np.float64], costs: Costs) -> float:
@@ -199,7 +211,7 @@ class _Run:
             if split:
                 self.wait(slot, _HANDING_OVER, self.costs.hand_over)
             else:
-                self.wait(slot, _FINISHING, self.costs.finish)
+                self.wait(slot, _FINISHING, self.costs.finish + self.joining(item))
         elif phase == _HANDING_OVER and item != _BEFORE and self.is_last(item):
             splits = int(self.items.splits_of_tile[self.items.tile[item]])
             there = int((self.phase[self.sm == self.sm[slot]] != _IDLE).sum())
@@ -213,6 +225,11 @@ class _Run:
                 self.wait(slot, _MERGING, cycles)
         else:
             self.go_on(slot)
+
+    def joining(self, item: int) -> float:
+        """Cycles in which an item merges what it has with what it had."""
+        joins = self.items.joins
+        return 0.0 if joins is None or item == _BEFORE else float(joins[item]) * self.costs.join
 
     def go_on(self, slot: int) -> None:
         """The next item of a program, if there is one."""

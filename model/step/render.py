@@ -26,6 +26,8 @@ def as_dict(f: StepForecast) -> dict[str, object]:
         "head_dim_v": f.batch.heads.head_dim_v,
         "dtype": f.batch.heads.dtype,
         "page": f.batch.page,
+        "cache": f.batch.cache,
+        "latent": f.batch.latent,
         "regime": f.regime,
         "variant_origin": f.origin,
         "attention_us": f.seconds * 1e6,
@@ -68,6 +70,8 @@ def _launch_dict(launch: LaunchRun) -> dict[str, object]:
         "clock_mhz": launch.clock.mhz,
         "sequences": launch.items.sequences if launch.items is not None else 0,
         "items": launch.items.count if launch.items is not None else 0,
+        "parted": launch.dealt.parting is not None,
+        "chained": launch.dealt.chained,
         "most_splits": launch.items.most_splits if launch.items is not None else 0,
         "programs": launch.programs,
         "slots": launch.slots,
@@ -113,16 +117,25 @@ def _decoder_lines(f: StepForecast) -> list[str]:
 
 
 def _launch_line(launch: LaunchRun) -> str:
-    what = "decode " if launch.dealt.least_rows == 1 else "prefill"
+    what = "prefill" if launch.dealt.least_rows > 1 else "decode "
     head = f"  {what}    {_time(launch.seconds)}   {title(launch.variant)}, {launch.clock.mhz:.0f} MHz, "
     if launch.items is None:
         return head + f"no sequence of its own: {launch.programs} programs look for one"
-    split = (
-        f", split every {launch.dealt.split_keys} keys into at most {launch.items.most_splits}"
-        if launch.items.most_splits > 1
-        else ""
-    )
+    split = _split_text(launch, launch.items.most_splits)
     return head + f"{_count(launch.items.sequences)}{split}: {launch.items.count} items, {launch.slots} at once"
+
+
+def _split_text(launch: LaunchRun, most: int) -> str:
+    """How keys are split or parted, and whether a program takes in what it could have dealt out."""
+    dealt = launch.dealt
+    each = (
+        f", keys in parts of at least {dealt.parting.keys}"
+        if dealt.parting
+        else f", split every {dealt.split_keys} keys"
+    )
+    if dealt.chained:
+        return each + ", taken in one after the other"
+    return f"{each}{', at most' if dealt.parting else ' into at most'} {most}" if most > 1 else ""
 
 
 def _split_lines(f: StepForecast) -> list[str]:

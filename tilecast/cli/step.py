@@ -25,7 +25,17 @@ Page = Annotated[
 ]  # fmt: skip
 
 
-def batch_of(heads: Heads, requests: str | None, batch_file: str | None, page: int) -> Batch:
+Cache = Annotated[
+    str, typer.Option("--cache", help='What the caches hold: e4m3, a byte an element (default: as q is).', rich_help_panel=_BATCH)
+]  # fmt: skip
+Latent = Annotated[
+    bool, typer.Option("--latent", help="Latent attention (MLA): V is the first columns of the one key that all heads share.", rich_help_panel=_BATCH)
+]  # fmt: skip
+
+
+def batch_of(
+    heads: Heads, requests: str | None, batch_file: str | None, page: int, cache: str = "", latent: bool = False
+) -> Batch:
     """The batch from the options; WorkloadError on anything that makes no sense."""
     from tilecast.model.step.batch import Batch, parse_requests, read_batch
 
@@ -37,7 +47,7 @@ def batch_of(heads: Heads, requests: str | None, batch_file: str | None, page: i
         if requests is not None
         else read_batch(batch_file or "")
     )
-    return Batch(lengths, heads.work, page)
+    return Batch(lengths, heads.work, page, cache, latent)
 
 
 def _in_options(option: str, parse: Any) -> Lengths:
@@ -73,6 +83,8 @@ def step(
     ] = None,
     batch_file: BatchFile = None,
     page: Page = 64,
+    cache: Cache = "",
+    latent: Latent = False,
     next_: Annotated[
         str | None, typer.Option("--next", help="Sequences to add, as in --requests (default: one like the last of one query).", rich_help_panel=_BATCH)
     ] = None,
@@ -91,7 +103,7 @@ def step(
     from tilecast.model.step.decoder import decoders
     from tilecast.model.step.forecast import forecast_step, named_pair
 
-    batch = batch_of(heads, requests, batch_file, page)
+    batch = batch_of(heads, requests, batch_file, page, cache, latent)
     more = _in_options("--next", lambda: parse_requests(next_)) if next_ is not None else _one_more(batch)
     limit = _seconds(within) if within is not None else None
     decoder = decoders().get(heads.preset or "")

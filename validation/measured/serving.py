@@ -6,48 +6,25 @@ beyond the forecast of its launch; it is the only number taken from the table.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from tilecast.base.words import did_you_mean
-from tilecast.model.kernel.knobs import family_named
-from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
-from tilecast.model.kernel.variants.serving import ServingVariant
-from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.serving import parse_serving
-from tilecast.model.step.batch import Batch, parse_requests, shortened
-from tilecast.model.step.dealing import StepVariant, dealing
+from tilecast.model.step.batch import requests_text, shortened
+from tilecast.model.step.dealing import dealing
 from tilecast.model.step.evaluate import evaluate_step
+from tilecast.validation.measured.serving_tables import NOTHING, Measured, ServingTableError, read_table, steps
 from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 
+__all__ = ["TABLE", "ServingTableError", "run_serving"]
+
 TABLE = Path(__file__).parents[2] / "data" / "measured" / "h200_serving_hopper.csv"
-COLUMNS = ("point", "requests", "heads_q", "heads_kv", "page", "decode", "prefill", "evicted_by", "us")
-#: The row of the kernel that does nothing, and rows that a forecast is not for: a cache full of written data.
-_NOTHING, _READING = "nothing", "reading"
 #: Names of GPUs, as drivers give them, by machine.
 _MACHINES = {"NVIDIA H200": "h200-sxm"}
-#: Keys of one sequence from which merging dominates: rows of a single such sequence were looked at to infer what merging costs.
-_LOOKED_AT_KEYS = 32768
 #: Measured times within this share of each other are equal.
 _TIE = 0.02
-
-
-#: What knobs that a table does not name are, by family; the portable kernels' rows name those of the one that decodes.
-_DECODE, _PREFILL = ServingVariant(), ServingVariant(tile_m=128, warps=8, programs=1)
-_BASES: dict[str, tuple[StepVariant, StepVariant]] = {
-    _DECODE.family: (_DECODE, _PREFILL),
-    HopperServingVariant().family: (HopperServingVariant(), HopperPrefillVariant()),
-}
-
-
-class ServingTableError(ValueError):
-    """A table that cannot be compared: file, row, column, expected, got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,33 +116,29 @@ def run_serving(
     table: Path = TABLE, machine: str | None = None, progress: Callable[[str, int, int], None] | None = None
 ) -> ServingReport:
     """Forecast every row of ``table``; ServingTableError for what cannot be read."""
-    raw = _read(table)
+    raw = read_table(table)
     gpu = raw[0].get("gpu", "")
     if machine is None and gpu not in _MACHINES:
         raise ServingTableError(f"{table.name}: no machine is known for GPU '{gpu}': name one with --machine")
     chip = load_machine(machine or _MACHINES[gpu])
-    nothing = [float(row["us"]) for row in raw if row["point"] == _NOTHING]
-    added = (min(nothing) - _nothing_us(chip)) if nothing else 0.0
-    rows = []
-    steps = [row for row in raw if row["point"] != _NOTHING and row["evicted_by"] == _READING and _forecast(row)]
-    if not steps:
+    found = list(steps(raw, chip, table.name))
+    if not found:
         raise ServingTableError(
-            f"{table.name}: column 'decode': expected some rows of family {' or '.join(_BASES)}, which are forecast, got none"
+            f"{table.name}: expected some rows of kernels that are forecast, measured with L2 evicted by reading, got none"
         )
-    for done, row in enumerate(steps):
+    # Tables without a kernel that does nothing were measured as those with one.
+    nothing = _nothing_measured(raw) or _nothing_measured(read_table(TABLE))
+    added = min(nothing) - _nothing_us(chip)
+    rows = []
+    for done, one in enumerate(found):
         if progress is not None:
-            progress("forecast", done, len(steps))
-        rows.append(_row(row, chip, added))
+            progress("forecast", done, len(found))
+        rows.append(_row(one, chip, added))
     return ServingReport(table.name, chip.name, added, tuple(rows), _choices(rows))
 
 
-def _forecast(row: dict[str, str]) -> bool:
-    """Whether a row's decoding kernel is of a family that forecasts are of."""
-    return _family(row) in _BASES
-
-
-def _family(row: dict[str, str]) -> str:
-    return family_named(row["decode"]) or _DECODE.family
+def _nothing_measured(rows: list[dict[str, str]]) -> list[float]:
+    return [float(row["us"]) for row in rows if row.get("point") == NOTHING]
 
 
 def _nothing_us(machine: Machine) -> float:
@@ -174,26 +147,17 @@ def _nothing_us(machine: Machine) -> float:
     return machine["launch.kernel_us"] + cycles / machine["chip.clock_max_mhz"]
 
 
-def _row(row: dict[str, str], machine: Machine, added: float) -> ServingRow:
-    heads_q, heads_kv, page = (int(row[name]) for name in ("heads_q", "heads_kv", "page"))
-    lengths = parse_requests(row["requests"])
-    heads = Workload(heads_q=heads_q, heads_kv=heads_kv, seqlen_q=1, head_dim_qk=128, mask="causal")
-    batch = Batch(lengths, heads, page)
-    # The kernels that were timed, whatever ships by now; rows that time one kernel have no sequence for the other.
-    bases: Any = _BASES[_family(row)]
-    decode, prefill = (parse_serving(row[name], base) for name, base in zip(("decode", "prefill"), bases, strict=True))
-    seconds = evaluate_step(batch, machine, (decode, prefill), "short").seconds
-    # What merging costs in the portable kernels was inferred from theirs.
-    looked_at = decode.family == _DECODE.family and len(lengths) == 1 and lengths[0][1] >= _LOOKED_AT_KEYS
+def _row(one: Measured, machine: Machine, added: float) -> ServingRow:
+    heads, seconds = one.batch.heads, evaluate_step(one.batch, machine, one.variants, "short").seconds
     return ServingRow(
-        row["point"],
-        row["requests"],
-        (heads_q, heads_kv),
-        page,
-        dealing(decode, heads_kv).split_keys,
-        float(row["us"]),
+        one.point,
+        requests_text(one.batch.lengths),
+        (heads.heads_q, heads.heads_kv),
+        one.batch.page,
+        dealing(one.variants[0], heads).split_keys,
+        one.us,
         float(seconds) * 1e6 + added,
-        looked_at,
+        one.looked_at,
     )
 
 
@@ -204,24 +168,6 @@ def _choices(rows: Sequence[ServingRow]) -> tuple[SplitChoice, ...]:
             keys = row.split_keys
             found.setdefault((row.requests, row.heads), []).append((keys, row.measured_us, row.predicted_us))
     return tuple(SplitChoice(requests, heads, tuple(sorted(times))) for (requests, heads), times in found.items())
-
-
-def _read(table: Path) -> list[dict[str, str]]:
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                near = did_you_mean(missing[0], reader.fieldnames or ())
-                raise ServingTableError(f"{table.name}: row 1: expected a column '{missing[0]}', got none{near}")
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ServingTableError(
-            f"{table}: cannot read the table: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if not rows:
-        raise ServingTableError(f"{table.name}: expected at least one row, got none")
-    return rows
 
 
 def as_dict(report: ServingReport) -> dict[str, object]:
@@ -256,9 +202,12 @@ def as_text(report: ServingReport, rows: bool = False) -> str:
         *[_summary_line(name, s) for name, s in report.by_point().items()],
         _summary_line("all", report.everything()),
         _summary_line("no constant was inferred from", report.held_out()),
-        "",
-        f"{'Keys of a split: the fastest':<34}{'measured':>10}{'forecast':>10}{'slower by':>11}{'tau':>7}",
     ]
+    if report.splits:
+        lines += [
+            "",
+            f"{'Keys of a split: the fastest':<34}{'measured':>10}{'forecast':>10}{'slower by':>11}{'tau':>7}",
+        ]
     for c in report.splits:
         name = f"{c.requests}, {c.heads[0]}/{c.heads[1]} heads"
         lines.append(f"{name:<34}{c.measured_best:>10}{c.predicted_best:>10}{c.regret:>11.1%}{c.tau:>7.2f}")

@@ -15,12 +15,11 @@ def report():
 
 
 def test_steps_are_within_the_gate(report) -> None:
-    """2026-11-23: mean 5.5 %, worst 27.6 % of 87 rows (1 x 131072 of one key head); the aim is 8 %."""
+    """2026-11-24: mean 5.1 %, worst 27.6 % of 87 rows (1 x 131072 of one key head); the aim is 8 %."""
     assert report.everything().count == report.held_out().count == 87
     assert report.everything().mean < 0.06
     assert report.everything().worst < 0.28
-    # Two rows prefill, three have several queries: 11.2 and 9.4 %.
-    assert all(summary.mean < (0.08 if summary.count > 3 else 0.12) for summary in report.by_point().values())
+    assert all(summary.mean < 0.08 for summary in report.by_point().values())
 
 
 def test_the_portable_kernels_too() -> None:
@@ -33,11 +32,38 @@ def test_the_portable_kernels_too() -> None:
 
 def test_the_chosen_split_is_near_the_fastest(report) -> None:
     assert len(report.splits) == 7
-    assert max(choice.regret for choice in report.splits) < 0.03
+    assert max(choice.regret for choice in report.splits) < 0.02
+    assert min(choice.tau for choice in report.splits) > 0.9
 
 
 def test_what_events_add_is_small(report) -> None:
     assert 0.0 < report.added_us < 3.0
+
+
+def test_rows_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    for table, old, new, words in (
+        (
+            "h200_mla.csv",
+            "1,128,65536,111.17",
+            "1,many,65536,111.17",
+            "row 2: heads: expected a whole number, got 'many'",
+        ),
+        (
+            "h200_chunks.csv",
+            "128,32768,119.3",
+            "128,32768,-1",
+            "row 2: tilecast_us: expected microseconds above 0, got '-1'",
+        ),
+        (
+            "h200_decode_e4m3_hopper.csv",
+            "kv_stages=3,",
+            "kv_stages=x,",
+            "row 5: --variant: knob 'kv_stages' takes a whole number",
+        ),
+    ):
+        (tmp_path / table).write_text(TABLE.with_name(table).read_text().replace(old, new, 1))
+        with pytest.raises(ServingTableError, match=f"{table}: {words}"):
+            run_serving(tmp_path / table)
 
 
 def test_tables_that_cannot_be_read(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("mla-hopper", "hopper_mla")
 #: Keys of a block: P of a tile is one row of shared memory's widest swizzle.
 KEYS = 64
+#: Queries up to which a sequence is split, and fewest query heads of a part of those that share a key.
+SPLIT_QUERIES, FEWEST_HEADS = 4, 8
 #: Bytes that barriers, factors of rows and the compiler's own exchanges add.
 _MARGIN = 2560
 #: Values of V's columns: two halves, each a power of two of pieces.

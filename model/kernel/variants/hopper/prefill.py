@@ -19,6 +19,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("prefill-hopper", "hopper_prefill")
 #: SMs that the parts of a sequence's keys are to fill, and most parts of a sequence.
 SMS, MOST_PARTS = 132, 32
+#: Numbers that the parts of a launch may leave.
+MOST_NUMBERS = 1 << 25
 #: Bytes that barriers, what roles are handed and the compiler's own exchanges add: 4484 under Triton 3.6.
 _MARGIN = 4608
 #: Columns of O and of S that a thread has registers for, by warpgroups.

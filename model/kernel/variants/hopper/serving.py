@@ -21,8 +21,8 @@ NAMES = ("serving-hopper", "hopper_serving")
 NAMES_E4M3 = ("serving-hopper-e4m3", "hopper_serving_e4m3")
 #: Rows of a tile: the M of wgmma.
 ROWS = 64
-#: The same of the kernel for e4m3 caches: the M of mma.sync.
-ROWS_E4M3 = 16
+#: The same of the kernel for e4m3 caches: the M of mma.sync; rows of a sequence that it is chosen for.
+ROWS_E4M3, MOST_ROWS_E4M3 = 16, 32
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
 #: Bytes that barriers and the compiler's own exchanges add.

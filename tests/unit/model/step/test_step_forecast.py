@@ -13,7 +13,7 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import load_machine, machine_names
-from tilecast.model.pipeline.serving import build
+from tilecast.model.pipeline.serving.portable import build
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
@@ -232,3 +232,12 @@ def test_refusals_are_sentences() -> None:
         forecast_step(Batch(parse_requests("100x536870912"), HEADS), H200)
     with pytest.raises(WorkloadError, match="within: expected a next request"):
         forecast_step(Batch(((1, 8),), HEADS), H200, within_seconds=1.0)
+
+
+def test_programs_that_stay_pay_for_a_next_item_not_for_a_new_program() -> None:
+    """Of very many items: those of few programs that take them in turn, and of as many programs."""
+    stay, come = replace(COSTS, programs=8), COSTS
+    assert play(items([7] * 4000), stay).end < play(items([7] * 4000), come).end
+    # In step, they ask the memory for nothing while they look for their next item.
+    held = replace(stay, memory_block=20.0)
+    assert play(items([7] * 4000), held).end == pytest.approx(4000 * (7 * 20 + 20 / 8), rel=0.01)

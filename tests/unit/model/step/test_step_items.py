@@ -28,7 +28,7 @@ DECODES, PREFILLS = (
     ServingVariant(),
     ServingVariant(tile_m=128, warps=8, split_keys=2048, most_splits=32, programs=1),
 )
-DECODE, PREFILL = (dealing(variant, 8) for variant in (DECODES, PREFILLS))
+DECODE, PREFILL = (dealing(variant, HEADS) for variant in (DECODES, PREFILLS))
 FAR = 1 << 29
 
 
@@ -115,8 +115,12 @@ def test_merging_counts_as_the_generated_kernel_does(dim: int, variant: ServingV
 
 
 def test_hopper_s_splits_are_fixed_and_even_where_there_would_be_too_many() -> None:
-    dealt = dealing(HopperServingVariant(), 8)
-    assert dealt.split_keys == 1024 and dealt.most_splits == 16 and dealing(HopperServingVariant(), 1).split_keys == 512
+    dealt = dealing(HopperServingVariant(), HEADS)
+    assert (
+        dealt.split_keys == 1024
+        and dealt.most_splits == 16
+        and dealing(HopperServingVariant(), replace(HEADS, heads_kv=1)).split_keys == 512
+    )
 
     def shape(keys: int) -> tuple[int, list[int]]:
         one = of_sequence(dealt, HEADS, 1, keys)
@@ -131,7 +135,7 @@ def test_hopper_s_splits_are_fixed_and_even_where_there_would_be_too_many() -> N
 
 
 def test_hopper_s_two_kernels_take_every_sequence_once() -> None:
-    decode, prefill = dealing(HopperServingVariant(), 8), dealing(HopperPrefillVariant(), 8)
+    decode, prefill = dealing(HopperServingVariant(), HEADS), dealing(HopperPrefillVariant(), HEADS)
     assert [decode.takes(n) + prefill.takes(n) for n in (1, 64, 65, 1 << 20)] == [1] * 4
 
 

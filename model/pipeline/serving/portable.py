@@ -27,7 +27,7 @@ _REDUCTION, _LOOP = 25, 40
 #: Masking an element of S: two comparisons with the key, two selects.
 _MASK = 4
 #: Cycles of one mma.sync m16n8k16 from issue to result, measured on an A100 (arXiv 2206.02874, table 5); Hopper's was not found.
-_MMA_LATENCY = 33.0
+MMA_LATENCY = 33.0
 _WARP_COPY_BYTES = 512
 #: Bytes of a page number, and that come from memory at a time.
 _NUMBER_BYTES, _SECTOR_BYTES = 4, 32
@@ -140,7 +140,7 @@ class _Program:
         read = (n + v.warps * v.tile_m) * k * w.dtype_bytes / m["smem.bytes_per_clk"]
         steps = k / 16
         free = steps * n / (8 * v.warps) + (n / v.warps + v.tile_m) * k * w.dtype_bytes / 512
-        chain = steps * _MMA_LATENCY + m["smem.latency_cycles"] + latency
+        chain = steps * MMA_LATENCY + m["smem.latency_cycles"] + latency
         return self.op(name, kind, waiting, free, chain, {"tensor": tensor, "smem": read})
 
     def ops(self) -> list[Op]:

@@ -1,0 +1,81 @@
+"""The loop of the latent kernel on Hopper (`hopper_mla`): one block of keys is multiplied twice, by two warpgroups.
+
+One warpgroup makes the scores and the left half of O; P and what rows are rescaled by go through shared memory to another one, which
+makes the right half.  A block's place is free once both have multiplied by it.  Counts beyond those of `fa3`'s softmax are those of the
+machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_mla_d576_512.py --arch sm_90a`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.hopper.mla import KEYS, HopperMlaVariant
+from tilecast.model.kernel.variants.hopper.serving import ROWS
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import fa3
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles
+
+#: Instructions of a warp of the right warpgroup in a block, beside its products: waits, factors, addresses.
+_RIGHT_INSTRUCTIONS = 60
+#: Barriers of a warpgroup around what it hands over: all have written before one says so, all have read before one does.
+_BARRIERS = 2
+
+
+def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pipeline:
+    """The loop of one program with a tile of 64 rows; V is the first ``head_dim_v`` columns of K."""
+    m, half, size = machine, workload.head_dim_v // 2, workload.dtype_bytes
+    like = Fa3Variant(
+        warpgroups=1, tile_n=KEYS, kv_stages=variant.kv_stages, overlap=False, ping_pong=False, rescale="always"
+    )
+    made = fa3.build(replace(workload, head_dim_v=half, mask="causal", window=None), like, machine)
+    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0) / 2
+    vote = m.get("warp.vote_latency_cycles", 12.0) + 2.0 * m["alu.latency_cycles"]
+    written = ROWS * KEYS * size / m["smem.bytes_per_clk"]
+    handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
+    left = {op.name: op for op in made.ops}
+    ops = (
+        *(op for op in made.ops if op.name not in ("load_v", "rescale0")),
+        # Rows whose maximum has hardly moved keep their scale: a vote finds that out.
+        left["rescale0"]._replace(demand=(), min_cycles=vote, instructions=(), beside_mma_cycles=0.0),
+        Op("give0", "barrier", "consumer0", (("smem", written),), handing, tile=0),
+        Op(
+            "take1", "barrier", "consumer1", (("issue", _RIGHT_INSTRUCTIONS),),
+            m["smem.latency_cycles"] + vote + _RIGHT_INSTRUCTIONS, tile=1, instructions=(("other", _RIGHT_INSTRUCTIONS),),
+        ),
+        fa3.product(workload, m, "pv1", "pv", 1, half, KEYS, "smem"),
+        Op("have_o1", "barrier", "consumer1", (), barrier, tile=1),
+    )  # fmt: skip
+    done, arrive = (
+        mma_completion_latency_cycles(m, ROWS, half, workload.dtype, "smem", 1),
+        m["sync.mbarrier_roundtrip_cycles"],
+    )
+    edges = (
+        *(edge for edge in made.edges if "load_v" not in (edge.src, edge.dst) and edge.dst != "load_k"),
+        Edge("load_k", "pv1", 0, m["tma.latency_l2_cycles"], "data", "K tile"),
+        Edge("exp0", "give0", 0, 0.0, "data", "P registers"),
+        Edge("give0", "take1", 0, arrive, "data", "P tile"),
+        # P and the factors have one place: it is free when the right half of the block before is done.
+        Edge("pv1", "give0", 1, done + arrive, "buffer", "P slot"),
+        Edge("pv1", "have_o1", 0, done, "data", "O accumulator"),
+        *(Edge(f"pv{g}", "load_k", variant.kv_stages, done + arrive, "buffer", "K slot") for g in (0, 1)),
+    )
+    names = ("ahead", "qk", "have_s", "max", "exp", "sum", "rescale", "pv", "give", "have_o")
+    roles = (
+        Role("load", (Step("load_k"),), 1, 40),
+        Role("consumer0", tuple(Step(f"{name}0") for name in names), 4, 208),
+        Role("consumer1", tuple(Step(f"{name}1") for name in ("take", "pv", "have_o")), 4, 160),
+    )
+    rows = ROWS * size
+    return replace(
+        made, name=f"latent on Hopper {ROWS}x{KEYS}", ops=ops, edges=edges, roles=roles,
+        buffers=(
+            Buffer("Q", "smem", rows * workload.head_dim_qk, 1, "", "qk0"), Buffer("P", "smem", rows * KEYS, 1, "give0", "pv1"),
+            Buffer("K", "smem", KEYS * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
+        ),
+        keys_per_iteration=KEYS, rows_per_cta=ROWS, mask_demand=(), facts_used=("regs.mma_share", common.packing_fact(workload)),
+        edge_read_bytes=float(rows * workload.head_dim_qk), edge_write_bytes=float(rows * workload.head_dim_v),
+    )  # fmt: skip

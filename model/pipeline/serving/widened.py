@@ -1,0 +1,109 @@
+"""The loop that decodes from e4m3 caches on Hopper (`hopper_serving_e4m3`): bytes become 16 bits in registers, each warp has keys of its own.
+
+A warp has a quarter of a block's keys and a softmax of its own for them: nothing goes between warps until the last block is done.  It reads
+bytes from shared memory, widens them and multiplies by mma.sync; alone on its sub-partition, it waits for its own instructions.  Counts
+are those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_serve_d128_e4m3.py --arch sm_90a`: 913
+instructions, of which 432 are for blocks at an edge of the mask or the end of the keys).
+"""
+
+from __future__ import annotations
+
+from tilecast.model.kernel.variants.hopper.serving import (
+    ROWS_E4M3,
+    HopperServingE4m3Variant,
+    shared_bytes_e4m3,
+)
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.serving.portable import MMA_LATENCY
+from tilecast.model.pipeline.tensor_core import mma_sync_tile_cycles
+
+WARPS = 4
+_LANES = 32
+#: Bytes that a thread reads at a time.
+_READ_BYTES = 16
+#: Instructions that make two bytes two numbers of 16 bits, and those that first bring two keys' bytes of V side by side.
+_WIDEN, _PLACE = 1.0, 1.0
+#: Of a block and warp: reductions over the four lanes of a row and two rows a thread; waits, addresses, the ring, two barriers of the four warps.
+_REDUCTION, _LOOP, _BARRIERS = 12, 45, 2
+
+
+def build(workload: Workload, variant: HopperServingE4m3Variant, machine: Machine) -> Pipeline:
+    """The loop of one program with a tile of 16 rows."""
+    w, m = workload, machine
+    keys = variant.tile_n // WARPS
+    scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
+    total = float(ROWS_E4M3 * variant.tile_n)
+    barrier = m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0)
+    quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
+    exp = {unit: c for unit, c in common.exp_work(m, w, total, 0.0, 3).cycles if unit not in ("issue", "regs")}
+    fma, _ = common.fma_cost(m, total)
+    rescale, _ = common.fma_cost(m, float(WARPS * ROWS_E4M3 * w.head_dim_v))
+
+    def op(name: str, kind: str, waiting: float, free: float, latency: float, demand: dict[str, float]) -> Op:
+        """``waiting`` instructions of a warp, each after the one before, and ``free`` others."""
+        count = waiting + free
+        units = {"issue": count * WARPS / m["issue.warp_inst_per_clk"], **{u: c for u, c in demand.items() if c > 0}}
+        alone = max(waiting * m["alu.latency_cycles"] + free + latency, *units.values())
+        return Op(name, kind, "warps", tuple(units.items()), alone, tile=0, instructions=(("other", count),))
+
+    def widen(name: str, width: int, placed: float) -> Op:
+        """A warp's keys of K or V from shared memory to 16 bits, with ``placed`` instructions for two before that."""
+        size = keys * width
+        reads, pairs = size / (_READ_BYTES * _LANES), size / 2 / _LANES
+        converted = pairs * _WIDEN * WARPS * _LANES / m["cvt.f32x2_to_fp8x2_per_clk"]
+        return op(
+            name, "convert", 0.0, reads + pairs * (_WIDEN + placed), m["smem.latency_cycles"] + m["alu.latency_cycles"],
+            {"smem": WARPS * size / m["smem.bytes_per_clk"], "cvt": converted, "alu": pairs * placed * WARPS * _LANES / m["alu.lanes"]},
+        )  # fmt: skip
+
+    def product(name: str, kind: str, n: int, k: int, chain: float) -> Op:
+        """Every warp's product of its rows with ``n`` columns over ``k``, ``chain`` of them each after the one before."""
+        tensor = WARPS * mma_sync_tile_cycles(m, ROWS_E4M3, n, k, w.dtype)
+        return op(name, kind, 0.0, k / 16 * n / 8, chain * MMA_LATENCY, {"tensor": tensor})
+
+    def load(name: str, width: int) -> Op:
+        busy = common.load_cycles(m, variant.tile_n * width)
+        return Op(name, "load", "load", (("tma", busy),), busy, engine="tma", issue_cycles=m["tma.issue_cycles"], instructions=(("other", 2.0),))  # fmt: skip
+
+    ops = (
+        load("load_k", w.head_dim_qk),
+        load("load_v", w.head_dim_v),
+        widen("widen_k", w.head_dim_qk, 0.0),
+        product("qk", "qk", keys, w.head_dim_qk, w.head_dim_qk / 16),
+        op("max", "row max", _REDUCTION, scores, quad, {"alu": total / m["alu.lanes"], "fma": fma}),
+        op("exp", "exp", 0.0, 2.5 * scores, common.ramp_latency(m), exp),
+        op("sum", "row sum", 0.0, scores, 0.0, {"fma": fma}),
+        op("rescale", "rescale", 0.0, sums, m["fma.latency_cycles"], {"fma": rescale}),
+        op("give_back", "barrier", 0.0, _LOOP, _BARRIERS * barrier + m.get("sync.wait_done_cycles", 0.0), {}),
+        widen("widen_v", w.head_dim_v, _PLACE),
+        product("pv", "pv", w.head_dim_v, keys, keys / 16),
+    )
+    landed, stages = m["tma.latency_hbm_cycles"], variant.kv_stages
+    edges = (
+        Edge("load_k", "widen_k", 0, landed, "data", "K block"),
+        Edge("load_v", "widen_k", 0, landed, "data", "V block"),
+        Edge("give_back", "load_k", stages, m["sync.mbarrier_roundtrip_cycles"], "buffer", "K slot"),
+        Edge("give_back", "load_v", stages, m["sync.mbarrier_roundtrip_cycles"], "buffer", "V slot"),
+    )
+    program = ("widen_k", "qk", "max", "exp", "rescale", "sum", "give_back", "widen_v", "pv")
+    return Pipeline(
+        name=f"serving e4m3 on Hopper {ROWS_E4M3}x{variant.tile_n}",
+        machine=m.name,
+        ops=ops,
+        edges=edges,
+        roles=(
+            Role("load", (Step("load_k"), Step("load_v")), 1, 104),
+            Role("warps", tuple(Step(name) for name in program), WARPS, 232),
+        ),
+        buffers=(Buffer("tiles", "smem", shared_bytes_e4m3(variant, w), 1, "load_k", "widen_k"),),
+        rows_per_cta=ROWS_E4M3,
+        keys_per_iteration=variant.tile_n,
+        ctas_per_sm=1,
+        prologue_cycles=m["launch.cta_start_cycles"],
+        epilogue_cycles=m["l2.latency_cycles"],
+        tiles_overlap=False,
+        facts_used=("tensor.mma_sync_flop_per_clk", common.packing_fact(w)),
+    )

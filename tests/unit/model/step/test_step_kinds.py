@@ -1,0 +1,210 @@
+"""Parted prefill, e4m3 and latent caches in a step: dealt as the generated kernels deal them, and what follows from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.kernel.variants.hopper import mla as hopper_mla
+from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
+from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload, WorkloadError
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.serving import latent, widened
+from tilecast.model.sm.bounds import bounds
+from tilecast.model.sm.simulate import steady_state
+from tilecast.model.step.batch import Batch, parse_requests
+from tilecast.model.step.dealing import dealing, launched
+from tilecast.model.step.evaluate import evaluate_step
+from tilecast.model.step.forecast import forecast_step, named_pair, shipped_pair
+from tilecast.model.step.items import batch_items
+
+H200 = load_machine("h200-sxm")
+HEADS = Workload(heads_q=32, heads_kv=8, seqlen_q=1, head_dim_qk=128, mask="causal")
+MLA = Workload(heads_q=128, heads_kv=1, seqlen_q=1, head_dim_qk=576, head_dim_v=512, mask="causal")
+
+
+def dense(requests: str, heads: Workload = HEADS) -> Batch:
+    return Batch(parse_requests(requests), heads, 0)
+
+
+def mla(requests: str, heads: int = 128) -> Batch:
+    return Batch(parse_requests(requests), replace(MLA, heads_q=heads), 64, latent=True)
+
+
+def generated(name: str):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    import importlib
+
+    return importlib.import_module(f"tilecast.kernels.generated.{name}")
+
+
+def grid(module, batch: Batch, kind=None) -> int:
+    """Programs of a generated launch."""
+    import torch
+
+    def meta(*shape: int, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    h, (queries, longest), count = batch.heads, batch.lengths[0], len(batch.lengths)
+    q, out = meta(count, queries, h.heads_q, h.head_dim_qk), meta(count, queries, h.heads_q, h.head_dim_v)
+    pages = (4, 64) if batch.page else (count, longest)
+    k = meta(*pages, h.heads_kv, h.head_dim_qk, dtype=kind or torch.bfloat16)
+    v = k[..., : h.head_dim_v] if batch.latent else meta(*k.shape[:-1], h.head_dim_v, dtype=k.dtype)
+    table = meta(count, 4, dtype=torch.int32) if batch.page else None
+    lists = (None, None, meta(count, dtype=torch.int32), table, *[None] * 4)
+    work = (torch.empty(1 << 40, device="meta"), torch.empty(1 << 30, device="meta"))
+    found, _, _ = module.plan(q, k, v, out, None, lists, queries, longest, (-1, 0), False, (1, 1 << 29), work, 132)
+    return found[0]
+
+
+# --- parted prefill ------------------------------------------------------------------------------------------------
+
+SHAPES = ["1x128:32768", "1x256:32768", "1x64:8192", "16x128:16384", "3x200:5000", "1x2048:32768", "2x17:70000"]
+
+
+@pytest.mark.parametrize("requests", SHAPES)
+@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
+def test_keys_are_parted_as_the_generated_kernel_does(requests: str, heads: tuple[int, int]) -> None:
+    module = generated("hopper_prefill_d128")
+    batch = dense(requests, replace(HEADS, heads_q=heads[0], heads_kv=heads[1]))
+    queries, keys = batch.lengths[0]
+    variant = shipped_pair(batch, H200)[-1]
+    dealt = launched(variant, batch, 132)
+    group, count = batch.heads.group_size, len(batch.lengths)
+    how, places = module._dealing(count, heads[1], group, queries, keys, 132, None, 1, -1)
+    assert (dealt.parting is not None) + (dealt.parting is not None and not dealt.chained) == how
+    items = batch_items(batch, dealt)
+    if items is None:  # few enough rows for the kernel that decodes
+        assert queries * group <= 64
+        return
+    parts = module.parts(queries, keys, group, heads[1])
+    assert how == 0 or max(items.most_splits, items.joins.max() + 1 if items.joins is not None else 1) == parts
+    # Every block of every tile is in one item, whoever takes it in.
+    whole = batch_items(batch, replace(dealt, parting=None, chained=False))
+    assert whole is not None and items.blocks.sum() == whole.blocks.sum() and items.tiles == whole.tiles
+    assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch)
+    assert how < 2 or items.count <= places
+
+
+def test_constants_are_those_of_the_generated_kernels() -> None:
+    module = generated("hopper_prefill_d128")
+    assert module.MOST_NUMBERS == hopper_prefill.MOST_NUMBERS
+    module = generated("hopper_mla_d576_512")
+    assert module.SPLIT_QUERIES.value == hopper_mla.SPLIT_QUERIES
+    assert generated("hopper_serve_d128_e4m3").SPLIT_ROWS.value == dealing(HopperServingE4m3Variant(), HEADS).split_rows
+
+
+def test_parts_shorten_what_leaves_sms_idle_and_only_where_they_ran() -> None:
+    parted = forecast_step(dense("1x128:32768"), H200)
+    variant = shipped_pair(dense("1x128:32768"), H200)[-1]
+    paged = forecast_step(Batch(((128, 32768),), HEADS, 64), H200)
+    assert parted.run.launches[0].items.most_splits == 4 and paged.run.launches[0].items.most_splits == 1  # type: ignore[union-attr]
+    assert parted.seconds < 0.45 * paged.seconds
+    assert launched(variant, Batch(((128, 32768), (1, 8)), HEADS, 0), 132).parting is None
+    assert "keys in parts of at least 1024, at most 4" in parted.text()
+
+
+def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
+    """The first rows of a causal prompt see its first keys only."""
+    batch = dense("1x2048:4096", replace(HEADS, heads_q=2, heads_kv=1))
+    items = batch_items(batch, launched(shipped_pair(batch, H200)[-1], batch, 132))
+    assert items is not None and (items.blocks > 0).all()
+    seen = np.bincount(items.tile[items.tile >= 0])
+    assert (seen == items.splits_of_tile).all() and seen.min() < seen.max()
+
+
+# --- e4m3 caches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("requests", ["1x8192", "64x1000", "7x2:513", "3x8:70000"])
+def test_e4m3_launches_are_those_of_the_generated_kernel(requests: str) -> None:
+    module = generated("hopper_serve_d128_e4m3")
+    import torch
+
+    batch = Batch(parse_requests(requests), HEADS, 64, cache="e4m3")
+    (variant,) = shipped_pair(batch, H200)
+    assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch, torch.uint8)
+
+
+def test_a_byte_an_element_halves_the_bytes_and_almost_the_time() -> None:
+    wide = Batch(parse_requests("128x4096"), HEADS, 64)
+    narrow = replace(wide, cache="e4m3")
+    assert 2 * narrow.cache_bytes == wide.cache_bytes
+    ratio = forecast_step(wide, H200).seconds / forecast_step(narrow, H200).seconds
+    assert 1.6 < ratio < 2.0
+
+
+def test_two_tiles_of_a_split_are_neighbours_and_both_split() -> None:
+    batch = Batch(((8, 8192),), HEADS, 64, cache="e4m3")
+    items = batch_items(batch, dealing(HopperServingE4m3Variant(), HEADS))
+    assert items is not None and items.count == 2 * 8 * 8 and items.tiles == 2 * 8
+    # Of 8 heads: both tiles of a split before the next split's.
+    assert items.tile[:16].tolist() == list(range(16)) and items.tile[16:32].tolist() == items.tile[:16].tolist()
+
+
+# --- latent caches -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("requests", ["1x8192", "1x65536", "16x4096", "64x4096", "128x8192", "5x700", "3x2:9000"])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_latent_launches_are_dealt_as_the_generated_kernel_does(requests: str, heads: int) -> None:
+    module = generated("hopper_mla_d576_512")
+    batch = mla(requests, heads)
+    (queries, keys), count = batch.lengths[0], len(batch.lengths)
+    (variant,) = shipped_pair(batch, H200)
+    dealt = launched(variant, batch, 132)
+    assert module._parts(count, 1, heads, keys, 132) == (dealt.head_parts, heads // dealt.head_parts)
+    assert module._chained(count, dealt.head_parts, heads // dealt.head_parts, queries, keys, 132) == dealt.chained
+    assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch)
+
+
+def test_parts_of_query_heads_read_the_same_keys_once() -> None:
+    few, many = (forecast_step(mla("64x4096", heads), H200) for heads in (64, 128))
+    assert few.run.launches[0].items.span == many.run.launches[0].items.span == 64 * 4096  # type: ignore[union-attr]
+    assert mla("1x1000").token_bytes == 2 * 576
+
+
+# --- loops and refusals --------------------------------------------------------------------------------------------
+
+
+def test_loops_are_no_faster_than_their_bounds() -> None:
+    """Machine code of the latent kernel, simulated (`tilecast forecast`): 2,992 cycles a block on 2026-11-24."""
+    of_latent = latent.build(MLA, hopper_mla.HopperMlaVariant(), H200)
+    of_bytes = [widened.build(HEADS, HopperServingE4m3Variant(tile_n=n), H200) for n in (64, 128)]
+    for made in (of_latent, *of_bytes):
+        assert steady_state(made).ii_cycles >= bounds(made).ii_lower - 1e-6
+    assert steady_state(of_latent).ii_cycles == pytest.approx(2992, rel=0.05)
+    # 481 instructions of a warp in the machine code of Triton 3.6, but for blocks at an edge.
+    assert of_bytes[1].demand()["issue"] == pytest.approx(481, rel=0.05)
+    short, long = (steady_state(made).ii_cycles for made in of_bytes)
+    assert short < long < 2 * short
+
+
+@pytest.mark.parametrize(
+    ("batch", "machine", "sentence"),
+    [
+        (Batch(((1, 8),), HEADS, 64, cache="e4m3"), "b200", "e4m3 caches are forecast on H100 and H200 only"),
+        (mla("1x8"), "a100", "latent caches are forecast on H100 and H200 only"),
+        (Batch(((512, 4096),), HEADS, 64, cache="e4m3"), "h200", "sequences of 2048 rows .* expected at most 32"),
+    ],
+)
+def test_what_is_not_forecast_is_refused(batch: Batch, machine: str, sentence: str) -> None:
+    with pytest.raises(PredictError, match=sentence):
+        forecast_step(batch, machine)
+
+
+def test_batches_that_make_no_sense() -> None:
+    with pytest.raises(WorkloadError, match="cache: expected e4m3 or nothing, for caches as q is, got 'int8'"):
+        Batch(((1, 8),), HEADS, cache="int8")
+    with pytest.raises(
+        WorkloadError, match="latent: expected one key head, as q is, whose first columns are V, got 8 key heads"
+    ):
+        Batch(((1, 8),), HEADS, latent=True)
+    with pytest.raises(VariantError, match="with families mla-hopper, got 'serving'"):
+        named_pair("family=serving", mla("1x8"), H200)
