@@ -91,11 +91,6 @@ class Batch:
         return len({queries for queries, _ in self.lengths}) > 1
 
     @property
-    def dense(self) -> bool:
-        """Whether queries and keys of each sequence lie together, as `tilecast.attention` takes them."""
-        return not self.page and not self.packed
-
-    @property
     def cache_bytes(self) -> int:
         """Bytes of the pages that hold the keys of one layer."""
         page = self.page or 1

@@ -85,6 +85,10 @@ class Dealing:
     parting: Parting | None = None
     #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
     chained: bool = False
+    #: Whether its launch may run beside another one of its kind.
+    beside: bool = False
+    #: Most parts of tiles that a launch counts on.
+    places: int = 0
     #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
     head_parts: int = 1
 
@@ -143,7 +147,7 @@ def _hopper(v: HopperServingVariant, heads: Workload) -> Dealing:
     keys = v.split_keys_of_many if heads.heads_kv >= v.many_heads else v.split_keys
     most = 1 << hopper_serving.split_limit(v, heads.heads_kv).bit_length() - 1
     rows = hopper_serving.ROWS
-    return Dealing(1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE)
+    return Dealing(1, rows, rows, v.tile_n, keys, v.whole_keys, most, True, 1, 1, 4, True, COPY_ENGINE, beside=True)
 
 
 def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
@@ -186,28 +190,49 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
     room = hopper_prefill.MOST_NUMBERS // (rows * v.warpgroups * (heads.head_dim_v + 2))
     parting = Parting(hopper_prefill.SMS, hopper_prefill.MOST_PARTS, v.part_keys, room)
     return Dealing(
-        rows + 1, FAR, rows * v.warpgroups, v.tile_n, 0, 0, 1, False, 1, 1, 4, True, COPY_ENGINE, parting=parting
+        rows + 1,
+        FAR,
+        rows * v.warpgroups,
+        v.tile_n,
+        0,
+        0,
+        1,
+        False,
+        1,
+        1,
+        4,
+        True,
+        COPY_ENGINE,
+        parting=parting,
+        beside=True,
     )
 
 
 def _prefill_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
-    """Keys are parted where queries and keys of a sequence lie together, which is where that ran on a GPU."""
+    """Keys are parted where some sequence may want it; a program takes in a tile's parts one after the other where dealing them out
+    would hardly be faster."""
     work, parting = batch.workload(), dealt.parting
-    whole = replace(dealt, parting=None)
-    if parting is None or not batch.dense:
-        return whole
-    keys = -(-work.seqlen_k // dealt.tile_n) * dealt.tile_n
+    if parting is None:
+        return dealt
+    keys, rows = -(-work.seqlen_k // dealt.tile_n) * dealt.tile_n, work.seqlen_q * work.group_size
     left = work.window[0] if work.window is not None else -1
     if left >= 0:
         keys = min(keys, work.seqlen_q + left + 2 * dealt.tile_n)
-    tiles = -(-work.seqlen_q * work.group_size // dealt.tile_m) * work.heads_kv
-    most = min(parting.wanted(tiles), keys // parting.keys)
-    total = len(batch.lengths) * tiles
+    tiles = -(-rows // dealt.tile_m)
+    wanted, total = parting.wanted(tiles * work.heads_kv), len(batch.lengths) * tiles
+    if batch.packed:
+        # Sequences of any lengths up to the longest, fewest rows and in all as many queries.
+        wanted = max(parting.wanted(count * work.heads_kv) for count in range(1, min(tiles, parting.sms) + 1))
+        rows = batch.queries * work.group_size
+        total = min(total, rows // dealt.tile_m + len(batch.lengths), rows // dealt.least_rows)
+    most, total = min(wanted, keys // parting.keys), total * work.heads_kv
     if most < 2:
-        return whole
+        return replace(dealt, parting=None)
     alike = 3 * -(-total // sms) * most <= 4 * -(-total * most // sms)
     # A program that takes in one part after the other writes and merges between them; a merge of others' parts keeps it from its next item.
-    return replace(dealt, chained=alike or total * most > parting.room, merges_beside=False, counts=PARTED)
+    return replace(
+        dealt, chained=alike or total * most > parting.room, merges_beside=False, counts=PARTED, places=total * most
+    )
 
 
 def _hopper_loop(w: Workload, v: HopperServingVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:

@@ -60,7 +60,7 @@ class StepRun:
     def beside_seconds(self) -> float:
         """Seconds of the second launch under the end of the first: kernels of the copy engine let it begin where programs have
         left, and its launch is under way by then (programmatic dependent launch)."""
-        if len(self.launches) < 2 or not all(launch.dealt.merges_beside for launch in self.launches):
+        if len(self.launches) != 2 or not all(launch.dealt.beside for launch in self.launches):
             return 0.0
         first, second = self.launches
         tail = min(first.played.tail / (first.clock.mhz * 1e6), second.seconds - second.launch_seconds)
@@ -79,6 +79,12 @@ def evaluate_step(batch: Batch, machine: Machine, variants: tuple[StepVariant, .
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
     least, most = (1 if batch.packed else max(lengths)), max(lengths)
     dealt = [(v, launched(v, batch, int(machine["chip.sm_count"]))) for v in variants]
+    # Of two kernels for the same rows the one for more rows takes them.
+    begins = sorted(d.least_rows for _, d in dealt)
+    dealt = [
+        (v, replace(d, most_rows=min([d.most_rows, *(rows - 1 for rows in begins if rows > d.least_rows)])))
+        for v, d in dealt
+    ]
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
     return StepRun(tuple(_launch(batch, machine, v, d, clock) for v, d in wanted))
 
@@ -133,14 +139,9 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
     if dealt.split_keys and work.seqlen_k > dealt.whole_keys:
         most_splits = max(1, min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys)))
     split_tiles = -(-min(work.seqlen_q * group, dealt.split_rows) // dealt.tile_m) if dealt.tiles_first else 1
-    if dealt.parting is not None and not dealt.chained:
-        split_tiles = -(-work.seqlen_q * group // dealt.tile_m)
-        most_splits = min(
-            dealt.parting.wanted(split_tiles * heads_kv),
-            -(-work.seqlen_k // dealt.tile_n) * dealt.tile_n // dealt.parting.keys,
-        )
     tiles = batch.queries * group // dealt.tile_m + sequences
-    return heads_kv * max(tiles, sequences * most_splits * split_tiles)
+    parts = dealt.places if dealt.parting is not None and not dealt.chained else 0
+    return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))
 
 
 def _bytes(batch: Batch, items: Items | None) -> tuple[float, float]:

@@ -32,8 +32,8 @@ from tilecast.model.step.render import as_dict, as_text
 
 #: (head_dim of q and k, of v) that ship with kernels of the copy engine.
 _HOPPER_HEADS = {(64, 64), (128, 128), (192, 128)}
-#: The same of kernels that prefill where queries and keys of a sequence lie together.
-_DENSE_HEADS = (256, 256)
+#: The same of one that prefills only.
+_PREFILL_HEADS = (256, 256)
 #: Keys of a split that are compared.
 SPLITS = (256, 512, 1024, 2048, 4096)
 MEMORY = "K, V, Q and O at the memory's bandwidth"
@@ -103,10 +103,8 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     if hopper and dims in _HOPPER_HEADS:
         return _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
     pair = _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
-    if hopper and dims == _DENSE_HEADS and batch.dense:
-        prefill = HOPPER_PREFILL.chosen(replace(batch.heads, seqlen_q=512), machine)
-        if dealing(prefill, batch.heads).takes(batch.lengths[0][0] * batch.heads.group_size):
-            return (prefill,)
+    if hopper and dims == _PREFILL_HEADS:
+        return (*pair, HOPPER_PREFILL.chosen(replace(batch.heads, seqlen_q=512), machine))
     return pair
 
 

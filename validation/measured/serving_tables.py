@@ -17,7 +17,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
 from tilecast.model.serving import HOPPER_SERVING_E4M3, parse_serving
-from tilecast.model.step.batch import Batch, parse_requests
+from tilecast.model.step.batch import MOST_KEYS, Batch, parse_requests
 from tilecast.model.step.dealing import StepVariant, launched
 from tilecast.model.step.forecast import shipped_pair
 
@@ -130,6 +130,10 @@ def _of_requests(row: dict[str, str], _machine: Machine) -> Measured | None:
     lengths = parse_requests(row["requests"])
     bases: Any = _BASES[family]
     # Rows that time one kernel have no sequence for the other.
+    if "part_keys" not in row["prefill"]:  # a kernel from before keys were parted
+        bases = tuple(
+            replace(base, part_keys=MOST_KEYS) if isinstance(base, HopperPrefillVariant) else base for base in bases
+        )
     pair = tuple(parse_serving(row[name], base) for name, base in zip(("decode", "prefill"), bases, strict=True))
     # What merging costs in the portable kernels was inferred from theirs.
     looked_at = family == _DECODE.family and len(lengths) == 1 and lengths[0][1] >= _LOOKED_AT_KEYS

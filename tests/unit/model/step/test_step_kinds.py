@@ -100,14 +100,38 @@ def test_constants_are_those_of_the_generated_kernels() -> None:
     assert generated("hopper_serve_d128_e4m3").SPLIT_ROWS.value == dealing(HopperServingE4m3Variant(), HEADS).split_rows
 
 
-def test_parts_shorten_what_leaves_sms_idle_and_only_where_they_ran() -> None:
-    parted = forecast_step(dense("1x128:32768"), H200)
-    variant = shipped_pair(dense("1x128:32768"), H200)[-1]
-    paged = forecast_step(Batch(((128, 32768),), HEADS, 64), H200)
-    assert parted.run.launches[0].items.most_splits == 4 and paged.run.launches[0].items.most_splits == 1  # type: ignore[union-attr]
-    assert parted.seconds < 0.45 * paged.seconds
-    assert launched(variant, Batch(((128, 32768), (1, 8)), HEADS, 0), 132).parting is None
+def test_parts_shorten_what_leaves_sms_idle() -> None:
+    batch = Batch(((128, 32768),), HEADS, 64)
+    parted = forecast_step(batch, H200)
+    whole = forecast_step(
+        batch,
+        H200,
+        tuple(replace(v, part_keys=1 << 29) if hasattr(v, "part_keys") else v for v in shipped_pair(batch, H200)),
+    )
+    assert parted.run.launches[0].items.most_splits == 4 and whole.run.launches[0].items.most_splits == 1  # type: ignore[union-attr]
+    assert parted.seconds < 0.45 * whole.seconds
     assert "keys in parts of at least 1024, at most 4" in parted.text()
+
+
+@pytest.mark.parametrize("requests", ["1x128:32768,1x8:900", "3x100:9000,40x1:500", "2x512:2048,1x70:60000"])
+def test_packed_sequences_are_parted_each_by_its_own_lengths(requests: str) -> None:
+    module = generated("hopper_prefill_d128")
+    batch = Batch(parse_requests(requests), HEADS, 64)
+    dealt = launched(shipped_pair(batch, H200)[-1], batch, 132)
+    work = batch.workload()
+    how, places = module._dealing(len(batch.lengths), 8, 4, work.seqlen_q, work.seqlen_k, 132, batch.queries, 65, -1)
+    assert (dealt.parting is not None) + (dealt.parting is not None and not dealt.chained) == how
+    items = batch_items(batch, dealt)
+    assert items is not None and (how < 2 or dealt.places == places >= items.count)
+    parts = [module.parts(q, k, 4, 8) for q, k in batch.lengths if q * 4 > 64]
+    assert how != 2 or items.most_splits == max(parts)
+
+
+def test_heads_of_256_have_three_kernels_and_every_sequence_one() -> None:
+    heads = Workload(heads_q=4, heads_kv=1, seqlen_q=1, head_dim_qk=256, mask="causal")
+    run = forecast_step(Batch(parse_requests("2x900,1x8:900,1x100:900"), heads, 64), H200).run
+    assert [launch.variant.family for launch in run.launches] == ["serving", "serving", "prefill-hopper"]
+    assert [launch.items.sequences for launch in run.launches] == [2, 1, 1]  # type: ignore[union-attr]
 
 
 def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
