@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweep_backward import ROUNDS, WARMUP, Clock, Shape, Table, check, load, parse_shapes, peers, problem
+from sweep_backward import ROUNDS, WARMUP, Clock, Shape, Table, check, parse_shapes, peers, problem
+
+from tilecast.base.module_file import module_of
 
 DEFAULT = ",".join(f"{dim}:{mask}:{n}" for dim in (64, 128) for mask in ("none", "causal") for n in (1024, 4096, 16384))
 
@@ -37,7 +39,7 @@ def shipped(shape: Shape) -> list[Path]:
 
 def fits(path: Path, shape: Shape) -> bool:
     """Whether a file was written for such problems."""
-    work = load(path).TILECAST["workload"]
+    work = module_of(path).TILECAST["workload"]
     return bool(
         (work["head_dim_qk"], work["head_dim_v"], work["mask"]) == (shape.head_dim, shape.head_dim_v, shape.mask)
     )
@@ -70,7 +72,7 @@ def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Tabl
     tensors = problem(shape)
     names, knobs, runs = [], [], []
     for path in files:
-        module = load(path)
+        module = module_of(path)
         if wrong[path]:
             table.add(shape, kernel=path.stem, knobs=module.TILECAST["variant"], note=wrong[path])
             continue

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import concurrent.futures
 import csv
-import importlib.util
 import json
 import math
 import statistics
@@ -22,6 +21,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tilecast.base.module_file import module_of
 
 ROUNDS, WARMUP, SECONDS_PER_KERNEL, COMPILERS = 31, 3, 90, 8
 FIELDS = ("kernel", "shape", "before_ms", "after_ms", "speedup", "tflops_after", "values", "sm_clock_mhz", "error")
@@ -61,11 +62,7 @@ def flops(work: dict[str, Any]) -> float:
 
 def load(path: Path, name: str) -> Any:
     """A kernel file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(path, name)
     if hasattr(module, "plan"):
         from tilecast.kernels.launching import launcher
 

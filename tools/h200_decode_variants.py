@@ -93,9 +93,10 @@ def call_of(module: Any, x: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
 def compile_here(path: Path, fp8: bool) -> None:
     """Fill Triton's cache with a file, for both sizes of pages."""
     import torch
-    from sweep_backward import load
 
-    module = load(path)
+    from tilecast.base.module_file import module_of
+
+    module = module_of(path)
     pool = [torch.zeros(1 << 21, device="cuda", dtype=torch.uint8 if fp8 else torch.bfloat16) for _ in range(2)]
     for page in sorted({point[2] for point in POINTS}):
         call_of(module, problem(pool, 1, 1024, page, (8, 1)))[0]()
@@ -172,9 +173,9 @@ def main() -> None:
         return
     import torch
     import triton
-    from sweep_backward import load
     from sweep_decode import load_fa3
 
+    from tilecast.base.module_file import module_of
     from tilecast.kernels.registry import PACKAGE
 
     started = time.perf_counter()
@@ -191,7 +192,7 @@ def main() -> None:
         for one in running:
             one.wait()
         print(f"compiled {len(files)} files in {time.perf_counter() - started:.0f} s", flush=True)
-        modules = {name: shipped, **{variant: load(path) for variant, path in paths.items()}}
+        modules = {name: shipped, **{variant: module_of(path) for variant, path in paths.items()}}
         fa3 = load_fa3(given.fa3) if given.fa3 else None
         points = POINTS[: given.points]
         longest = max(batch * keys * heads[1] for batch, keys, _, heads in points) * DIM

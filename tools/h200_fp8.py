@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import math
 import multiprocessing
 import statistics
@@ -25,20 +24,13 @@ import torch
 from h200_kernels import HIDDEN, TOKENS, Clock, measure
 
 import tilecast
+from tilecast.base.module_file import module_of
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 LENGTHS, ROUNDS = (4096, 16384), 9
 OCTAVES = 2.0**8  # P of the float64 emulation ends here, as the kernels' does
 ROWS_AT_ONCE = 512
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(module: ModuleType, q: Any, k: Any, v: Any, scales: tuple[Any, Any, Any], scale: float) -> tuple[Any, Any]:
@@ -94,7 +86,7 @@ def inputs(protocol: str, dim: int) -> tuple[Any, Any, Any]:
 
 def errors(path: str) -> list[tuple[object, ...]]:
     """(kernel, head_dim, mask, protocol, its error, error of bf16 or of P rounded in float64, of the lse, deterministic)."""
-    module = load(path)
+    module = module_of(path)
     work = module.TILECAST["workload"]
     dim, causal = work["head_dim_qk"], work["mask"] == "causal"
     rows: list[tuple[object, ...]] = []
@@ -179,7 +171,7 @@ def cudnn_fp8(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
 
 def calls(path: str, length: int) -> tuple[dict[str, tuple[Any, str]], tuple[Any, ...]]:
     """The launches of a kernel at a length: both, and attention alone; and the tensors."""
-    module = load(path)
+    module = module_of(path)
     dim = module.TILECAST["workload"]["head_dim_qk"]
     torch.manual_seed(0)
     shape = (TOKENS // length, HIDDEN // dim, length, dim)
@@ -211,7 +203,7 @@ def bf16(dim: int, length: int, causal: bool) -> dict[str, tuple[Any, str]]:
 
 def _warm(path: str) -> str:
     try:
-        work = load(path).TILECAST["workload"]
+        work = module_of(path).TILECAST["workload"]
         others = bf16(work["head_dim_qk"], 4096, work["mask"] == "causal")
         for function, _ in [*calls(path, 4096)[0].values(), *others.values()]:
             function()
@@ -223,7 +215,7 @@ def _warm(path: str) -> str:
 
 def time_all(files: list[str], target: str, seconds: float) -> None:
     begin, clock, rows, told = time.time(), Clock(), [], set()
-    kinds = sorted({(w["head_dim_qk"], w["mask"]) for w in (load(f).TILECAST["workload"] for f in files)})
+    kinds = sorted({(w["head_dim_qk"], w["mask"]) for w in (module_of(f).TILECAST["workload"] for f in files)})
     for length in reversed(LENGTHS):
         for dim, mask in kinds:
             if time.time() - begin > seconds:
@@ -231,7 +223,7 @@ def time_all(files: list[str], target: str, seconds: float) -> None:
                 return
             causal, functions, tensors = mask == "causal", {}, ()
             for file in files:
-                work = load(file).TILECAST["workload"]
+                work = module_of(file).TILECAST["workload"]
                 if (work["head_dim_qk"], work["mask"]) == (dim, mask):
                     made, tensors = calls(file, length)
                     functions |= made

@@ -24,6 +24,7 @@ from typing import Any
 
 from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi, times_us
 
+from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm import generate_gemm
 from tilecast.model.gemm.families import writable
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
@@ -66,11 +67,7 @@ def generated(variant: GemmVariant, folder: Path) -> Any:
     made = generate_gemm(Gemm(8192, 8192, 512), load_machine("h200"), variant)
     file = folder / f"knob{abs(hash(variant))}.py"
     file.write_text(made.source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(file)
 
 
 def peers(shape: tuple[int, int, int, str, bool], a: Any, b: Any, c: Any, d: Any, compiled: bool) -> dict[str, Call]:

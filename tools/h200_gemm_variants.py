@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import multiprocessing
 import os
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 from h200_gemm import FIELDS, measure, tensors
 from sweep_decode import EVICT_BYTES, measured_on
 
+from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm import generate_gemm
 from tilecast.model.gemm.families import GEMM_FAMILIES, writable
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
@@ -41,17 +41,13 @@ def variants(wide: str, more: bool) -> list[GemmVariant]:
     return [v for v in dict.fromkeys(space) if writable(v, problem, chip).legal]
 
 
-def module_of(variant: GemmVariant, wide: str, folder: Path) -> Any:
+def kernel_of(variant: GemmVariant, wide: str, folder: Path) -> Any:
     """The module of a variant's kernel; written once."""
     file = folder / ("k" + "".join(c if c.isalnum() else "_" for c in gemm_variant_text(variant) + wide) + ".py")
     if not file.is_file():
         made = generate_gemm(Gemm(8192, 8192, 512, c_dtype=wide, d_dtype=wide), load_machine("h200-sxm"), variant)
         file.write_text(made.source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(file)
 
 
 def compile_one(task: tuple[GemmVariant, str, str]) -> str:
@@ -60,7 +56,7 @@ def compile_one(task: tuple[GemmVariant, str, str]) -> str:
 
     variant, wide, folder = task
     try:
-        module = module_of(variant, wide, Path(folder))
+        module = kernel_of(variant, wide, Path(folder))
         a, b, c, d = tensors((512, 512, 256, wide, True))
         module.launch(a, b, c, d)
         torch.cuda.synchronize()
@@ -92,7 +88,7 @@ def main() -> None:
         writer.writeheader()
         names = {gemm_variant_text(v): v for v in chosen}
         names = {text: v for text, v in names.items() if not any(line.startswith(text + ":") for line in wrong)}
-        modules = {text: module_of(v, given.c, Path(folder)) for text, v in names.items()}
+        modules = {text: kernel_of(v, given.c, Path(folder)) for text, v in names.items()}
         for size in given.sizes.split(","):
             m, n = (int(part) for part in size.split("x"))
             for k in map(int, given.ks.split(",")):

@@ -34,6 +34,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tilecast.base.module_file import module_of
+
 DEFAULT = "64:none:4096,64:causal:4096,64:causal:16384,128:none:4096,128:causal:4096,128:causal:16384,256:none:4096,256:causal:4096,192/128:causal:4096,96:causal:4096"  # fmt: skip
 TOKENS, HIDDEN, ROUNDS, WARMUP = 16384, 2048, 7, 3
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel",
@@ -137,21 +139,13 @@ def write(shapes: list[Shape], folder: Path) -> None:
             (folder / f"d{dim}_{dim_v}_{mask}_{i:02}.py").write_text(source, encoding="utf-8")
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def check(task: tuple[Path, Shape]) -> str:
     """Compile a candidate by running it on a small problem; "" where it is right, else what is wrong."""
     import torch
 
     path, shape = task
     try:
-        error, allowed = _errors(load(path), shape)
+        error, allowed = _errors(module_of(path), shape)
         torch.cuda.synchronize()
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0][:120] if str(problem) else ''}"
@@ -259,7 +253,7 @@ def ours(
     path: Path, shape: Shape, tensors: tuple[Any, ...]
 ) -> Iterator[tuple[str, str, Callable[[], object], int, int]]:
     """(kernel, its knobs, a launch of it, registers, spilled bytes) of a candidate."""
-    module = load(path)
+    module = module_of(path)
     q, k, v, out, lse, dout, dq, dk, dv = tensors
     padded = -(-shape.seqlen // module.PADDED.value) * module.PADDED.value
     terms = lse.new_empty((*q.shape[:2], 2, padded))
@@ -293,7 +287,7 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
     capability = torch.cuda.get_device_capability()
     wanted = capability, "bf16", shape.head_dim, shape.head_dim_v, shape.mask
     for entry in registry.candidates(*wanted, registry.shipped_backward())[:1]:
-        module = load(registry.INDEX.parent / f"{entry.module}.py")
+        module = module_of(registry.INDEX.parent / f"{entry.module}.py")
         terms = lse.new_empty((*q.shape[:2], 2, -(-shape.seqlen // module.PADDED.value) * module.PADDED.value))
         given = (*tensors, shape.head_dim**-0.5, *shape.window, None, terms)
         yield entry.module, partial(module.launch, *given)
@@ -357,7 +351,7 @@ def sweep(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Table,
     done = set()
     for path in files:
         if wrong[path]:
-            table.add(shape, kernel=path.stem, knobs=load(path).TILECAST["variant"], note=wrong[path])
+            table.add(shape, kernel=path.stem, knobs=module_of(path).TILECAST["variant"], note=wrong[path])
             continue
         for name, knobs, run, registers, spilled in ours(path, shape, tensors):
             if (name, knobs) not in done and (name != "row_terms" or not done):

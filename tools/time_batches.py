@@ -14,7 +14,6 @@ import argparse
 import csv
 import datetime
 import importlib
-import importlib.util
 import random
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tilecast.base.module_file import module_of
 from tilecast.model.step.batch import Lengths, parse_requests, requests_text
 
 DIM = 128
@@ -119,10 +119,7 @@ def variant_call(x: dict[str, Any], split: str, folder: Path, made: dict[str, An
         variant = parse_serving(f"split_keys={split},split_keys_of_many={split}", HOPPER_SERVING.chosen(work, machine))
         file = folder / f"decode_{split}.py"
         file.write_text(generate_serving(work, machine, variant).source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None and spec.loader is not None
-        made[split] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made[split])
+        made[split] = module_of(file)
     module, q = made[split], x["q"].unsqueeze(1)
     out = torch.empty_like(q)
     sms = torch.cuda.get_device_properties(0).multi_processor_count

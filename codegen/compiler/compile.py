@@ -7,7 +7,6 @@ that only knows the target: what gets compiled is what a launch on that GPU woul
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import math
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tilecast.base.module_file import module_of
 
 #: Targets by the name users know: (compute capability, SMs of the chip, for persistent grids).
 TARGETS: dict[str, tuple[int, int]] = {"sm_80": (80, 108), "sm_90a": (90, 132), "sm_100a": (100, 148), "sm_103a": (103, 148)}  # fmt: skip
@@ -162,12 +163,8 @@ def load_source(path: str | Path) -> ModuleType:
     file = Path(path)
     if not file.is_file():
         raise CompileError(f"{path}: expected a generated kernel file, found none")
-    spec = importlib.util.spec_from_file_location(f"tilecast_generated_{next(_serial)}", file)
-    if spec is None or spec.loader is None:
-        raise CompileError(f"{path}: expected a Python file written by 'tilecast generate'")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = module_of(file, f"tilecast_generated_{next(_serial)}")
     except Exception as error:
         raise CompileError(f"{path}: not a kernel that can be loaded: {error}") from error
     if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):

@@ -390,13 +390,18 @@ def _show_launch(
     file: str, call: str, chip: Machine, kernel: str | None, iterations: str | None, per_sm: int | None, as_json: bool
 ) -> None:
     """forecast --call: anybody's file, whose launches are compiled and not run."""
+    from tilecast.base.module_file import module_of
     from tilecast.cli.tables import show
+    from tilecast.codegen.compiler.compile import CompileError
     from tilecast.codegen.compiler.steady_forecast import as_dict, as_text, forecast_launch
     from tilecast.emulator.call import evaluated
     from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
 
     def run() -> None:
-        evaluated(call, vars(_module_of(file)), file)
+        if not Path(file).is_file():
+            raise CompileError(f"{file}: expected a Python file with a kernel, found none")
+        module = module_of(file, f"tilecast_forecast_{Path(file).stem}", registered=True, beside=True)
+        evaluated(call, vars(module), file)
 
     capability = {"sm_80": (8, 0), "sm_90a": (9, 0)}.get(chip.arch, (10, 0))
     with cuda_on_cpu(capability, int(chip["chip.sm_count"])):
@@ -405,26 +410,6 @@ def _show_launch(
     head = f"{call} launches {launched.ctas} CTAs of {launched.compiled.name}{tuned}; {found.per_sm} on an SM"
     data = {**as_dict(found), "call": call, "ctas": launched.ctas, "configurations": launched.configurations}
     show(f"{head}\n{as_text(found)}", data, as_json)
-
-
-def _module_of(file: str) -> Any:
-    """A Python file as a module, which may import others beside it."""
-    import importlib.util
-    import sys
-
-    from tilecast.codegen.compiler.compile import CompileError
-
-    spec = importlib.util.spec_from_file_location(f"tilecast_forecast_{Path(file).stem}", file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        raise CompileError(f"{file}: expected a Python file with a kernel, found none")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(Path(file).resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast presets")

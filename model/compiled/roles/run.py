@@ -32,6 +32,8 @@ from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
 #: Iterations of the matrix role: until the loops have found their rhythm, and those that are averaged.
 _SETTLING, _AVERAGED = 8, 16
+#: Kinds of instructions that wait for what other roles or engines do.
+_ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait"})
 #: How often all loops' instructions may be issued between two iterations of the matrix role before it waits for what never comes.
 _PATIENCE = 100
 
@@ -58,6 +60,8 @@ class _Prepared(NamedTuple):
     product: tuple[float, float]
     #: Beside wgmma: cycles of its pipe, of the register ports, and of a gap after it.
     beside: tuple[float, float, float]
+    #: Its kind, where it waits for more than counters and pipes.
+    asks: str
 
 
 class _Warp:
@@ -120,7 +124,9 @@ def _prepare(one: RoleInstruction, costs: RoleCosts) -> _Prepared:
     product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
     taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)
     waits = tuple(bit for bit in range(6) if one.waits >> bit & 1)
-    return _Prepared(one, waits, taken, costs.latency[one.latency], product, beside)
+    return _Prepared(
+        one, waits, taken, costs.latency[one.latency], product, beside, one.kind if one.kind in _ASKING else ""
+    )
 
 
 @dataclass(slots=True)
@@ -278,26 +284,37 @@ class _State:
     def ready(self, warp: _Warp) -> float | None:
         """Earliest issue of the warp's next instruction; None while it waits for something unknown."""
         prepared = warp.program[warp.pc]
-        one = prepared.code
-        at = warp.free
+        at, counters = warp.free, warp.counters
         for bit in prepared.waits:
-            at = max(at, warp.counters[bit])
+            if counters[bit] > at:
+                at = counters[bit]
+        asks = prepared.asks
+        if asks:
+            known = self.answered(warp, prepared.code, at)
+            if known is None:
+                return None
+            at = known
+        if warp.issue == 0 and asks != "wgmma":
+            taken = self.pipe_free[prepared.code.pipe]
+            if taken > at:
+                at = taken
+            if prepared.beside[1] and self.ports_free > at:
+                at = self.ports_free
+        free = self.issue_free[warp.issue]
+        return free if free > at else at
+
+    def answered(self, warp: _Warp, one: RoleInstruction, at: float) -> float | None:
+        """When a warp that could go on ``at`` may do so for what others do; None while that is unknown."""
         if one.kind in ("wait", "named_wait"):
             opens = self.opens(warp, one, at)
             if opens is None:
                 return None
-            if one.kind == "named_wait":
-                at = max(at, opens)
-        elif one.kind == "group_wait" and len(warp.groups) > one.amount:
-            at = max(at, warp.groups[-1 - one.amount])
-        elif self.queue and one.kind in ("wgmma", "wgmma_wait"):
-            known = self.queue.room(at) if one.kind == "wgmma" else self.queue.through(warp.index, one.amount, at)
-            if known is None:
-                return None
-            at = known
-        if warp.issue == 0 and one.kind != "wgmma":
-            at = max(at, self.pipe_free[one.pipe], self.ports_free if prepared.beside[1] else 0.0)
-        return max(at, self.issue_free[warp.issue])
+            return max(at, opens) if one.kind == "named_wait" else at
+        if one.kind == "group_wait":
+            return max(at, warp.groups[-1 - one.amount]) if len(warp.groups) > one.amount else at
+        if self.queue is None:
+            return at
+        return self.queue.room(at) if one.kind == "wgmma" else self.queue.through(warp.index, one.amount, at)
 
     def occupy(self, prepared: _Prepared, now: float) -> tuple[float, float]:
         """(cycles of its pipe, cycles beyond its stall) of an instruction that is issued at ``now``."""
@@ -380,7 +397,10 @@ def _step(state: _State) -> None:
     while True:
         chosen, best = None, math.inf
         for warp in state.warps:
-            ready = None if warp.done else state.ready(warp)
+            # A warp is ready no earlier than it is free; who stands at a named barrier is counted there when asked.
+            if warp.done or (warp.free > best and warp.program[warp.pc].asks != "named_wait"):
+                continue
+            ready = state.ready(warp)
             if ready is not None and (
                 ready < best or (ready == best and chosen is not None and warp.last < chosen.last)
             ):

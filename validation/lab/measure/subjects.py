@@ -7,7 +7,6 @@ seqlen, head_dim) for all; a peer that wants another layout gets its own contigu
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tilecast.base.files import cache_folder, write_text_atomically
+from tilecast.base.module_file import module_of
 from tilecast.kernels.launching import launcher
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.plan import EXTERNAL, Item, PlanError
@@ -73,12 +73,7 @@ def _from_file(path: Path, kernel: str, variant: str, sha: str = "") -> Subject:
     name = f"tilecast_measured_{digest}"
     module = sys.modules.get(name)
     if module is None:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise PlanError(f"{path}: expected a Python file with a function launch(q, k, v, out, lse, scale)")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+        module = module_of(path, name, registered=True)
     launch = getattr(module, "launch", None)
     if launch is None:
         raise PlanError(f"{path}: has no function launch(q, k, v, out, lse, scale): generate it with tilecast generate")
