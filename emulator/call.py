@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
     """Evaluate ``call`` among the names of ``file``, or (None) run it as a script, with launches emulated.
 
     Code that asks torch for a GPU gets the CPU.  An EmulationError or an assertion that fails is an answer; RequestError
-    and UnsupportedError, and what else the file raises, are not.
+    and UnsupportedError are not, and what else the file raises is a RequestError with its place in the file.
     """
     need_packages()
     from tilecast.emulator.any_kernel import chip_for, load_any
@@ -58,6 +59,8 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
             kind, wrong = type(error).__name__.removesuffix("Error").lower(), str(error)
         except AssertionError as error:
             kind, wrong = "assertion", str(error).strip() or "an assertion of the file fails"
+        except Exception as error:
+            raise RequestError(_raised(file, error)) from error
     launches = session.launches if session is not None else 0
     traces = session.traces if session is not None else []
     operations = sum(len(role.events) for one in traces for role in one.roles)
@@ -73,6 +76,16 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
     if returned:
         lines.append(f"  returned   {returned}")
     return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations)
+
+
+def _raised(file: str, error: Exception) -> str:
+    """What a file raises that is no answer, and its last line that has to do with it."""
+    ours = os.path.abspath(file)
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if os.path.abspath(frame.filename) == ours
+    ]
+    where = f"{file}: line {lines[-1]}" if lines else file
+    return f"{where}: its code ends with {type(error).__name__}: {error}"
 
 
 def evaluated(call: str, names: dict[str, Any], file: str) -> Any:

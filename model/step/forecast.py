@@ -74,7 +74,7 @@ def forecast_step(
     chip = load_machine(machine) if isinstance(machine, str) else machine
     check_clock(clock, chip)
     pair = shipped_pair(batch, chip) if variants is None else variants
-    _refuse(batch, chip, pair)
+    check_step(batch, chip, pair)
     question = _Question(chip, pair, decoder, clock)
     run = evaluate_step(batch, chip, pair, clock)
     parts = _parts(run, chip)
@@ -131,7 +131,7 @@ def _pair(
     return decodes.chosen(one, machine), prefills.chosen(many, machine)
 
 
-def _refuse(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) -> None:
+def check_step(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) -> None:
     """PredictError for what no serving kernel does, what is not forecast, or what no memory holds."""
     room = machine.get("hbm.capacity_gb", 0.0) * 1e9
     if room and batch.cache_bytes > room:
@@ -150,7 +150,12 @@ def _refuse(batch: Batch, machine: Machine, pair: tuple[StepVariant, ...]) -> No
         verdict = writable(variant, replace(batch.heads, seqlen_q=queries, seqlen_k=8192), machine)
         if not verdict.legal:
             raise PredictError(f"no serving kernel for {batch.label()} on {machine.name}: {verdict.sentence()}")
+    _check_rows(batch, pair)
+
+
+def _check_rows(batch: Batch, pair: tuple[StepVariant, ...]) -> None:
     rows = max(queries for queries, _ in batch.lengths) * batch.heads.group_size
+    special = "latent" if batch.latent else batch.cache
     if not any(dealing(variant, batch.heads).takes(rows) for variant in pair):
         most = max(dealing(variant, batch.heads).most_rows for variant in pair)
         raise PredictError(
@@ -177,6 +182,7 @@ class _Question:
     def cost_of(self, more: Lengths, batch: Batch) -> NextRequest:
         """What more sequences cost."""
         grown = batch.with_requests(more)
+        _check_rows(grown, self.pair)
         before, after = (evaluate_step(b, self.machine, self.pair, self.clock).seconds for b in (batch, grown))
         whole = None if self.decoder is None else self.seconds(grown) - self.seconds(batch)
         return NextRequest(requests_text(more), after - before, whole, grown.cache_bytes - batch.cache_bytes)

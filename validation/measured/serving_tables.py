@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.words import did_you_mean
+from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.knobs import family_named
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
@@ -19,7 +20,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.serving import HOPPER_SERVING_E4M3, parse_serving
 from tilecast.model.step.batch import MOST_KEYS, Batch, parse_requests
 from tilecast.model.step.dealing import StepVariant, launched
-from tilecast.model.step.forecast import shipped_pair
+from tilecast.model.step.forecast import check_step, shipped_pair
 
 #: The row of the kernel that does nothing, and rows that a forecast is not for: a cache full of written data.
 NOTHING, _READING = "nothing", "reading"
@@ -89,6 +90,10 @@ def steps(rows: list[dict[str, str]], machine: Machine, table: str) -> Iterator[
         except (KeyError, TypeError, ValueError, WorkloadError, VariantError) as error:
             raise ServingTableError(f"{table}: row {number}: {error}") from None
         if found is not None:
+            try:
+                check_step(found.batch, machine, found.variants)
+            except PredictError as error:
+                raise ServingTableError(f"{table}: row {number}: {error}") from None
             yield found
 
 

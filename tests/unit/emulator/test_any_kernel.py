@@ -338,6 +338,7 @@ if __name__ == "__main__":
         (["--call", "__name__"], 0, "nothing was checked"),
         (["--call", "missing(1)"], 2, "functions there: "),
         (["--call", "test("], 2, "expected an expression"),
+        (["--call", "test(2.0)"], 2, ": its code ends with "),
         (["--call", "test(2.0, 2)", "--seqlen", "5"], 2, "for generated kernels"),
     ],
 )

@@ -223,6 +223,11 @@ def test_what_is_not_forecast_is_refused(batch: Batch, machine: str, sentence: s
         forecast_step(batch, machine)
 
 
+def test_requests_to_add_that_are_not_forecast_are_refused() -> None:
+    with pytest.raises(PredictError, match=r"sequences of 2048 rows .* expected at most 32"):
+        forecast_step(Batch(((1, 8),), HEADS, 64, cache="e4m3"), H200, next_request=((512, 512),))
+
+
 def test_batches_that_make_no_sense() -> None:
     with pytest.raises(WorkloadError, match="cache: expected e4m3 or nothing, for caches as q is, got 'int8'"):
         Batch(((1, 8),), HEADS, cache="int8")
