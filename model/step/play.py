@@ -154,7 +154,8 @@ class _Run:
         self.item = np.full(slots, _BEFORE, dtype=np.int64)
         self.left = np.zeros(slots)
         self.until = np.full(slots, np.inf)
-        #: When each slot had no further item.
+        #: Slots that have an item; when each of the others had none.
+        self.active = 0
         self.free = np.zeros(slots)
         self.speed = np.array([0.0, *(1.0 / period for period in costs.periods)])
         self.now = self.memory_bound = self.streamed_until = self.longest_merge = self.merged_at = 0.0
@@ -172,30 +173,35 @@ class _Run:
         if not self.phase.any():
             for slot in range(min(c.slots, c.programs, self.items.count - self.next)):
                 self.take(slot, c.first_start)
-        while self.phase.any():
-            streaming = np.flatnonzero(self.phase == _STREAMING)
+        self.active = int(np.count_nonzero(self.phase))
+        while self.active:
+            (streaming,) = (self.phase == _STREAMING).nonzero()
             speeds = self.speeds(streaming)
-            step = float(self.until.min()) - self.now
+            step = float(np.minimum.reduce(self.until)) - self.now
             if len(streaming):
-                step = min(step, float((self.left[streaming] / speeds).min()))
-                self.left[streaming] -= step * speeds
+                left = self.left[streaming]
+                step = min(step, float(np.minimum.reduce(left / speeds)))
+                left -= step * speeds
+                self.left[streaming] = left
                 self.spent[_STREAMING] += step * len(streaming)
                 if self.held:
                     self.memory_bound += step
             self.now += max(step, 0.0)
-            ended = (self.phase > _STREAMING) & (self.until <= self.now + _SAME)
+            ended = self.until <= self.now + _SAME
             if len(streaming):
-                done = streaming[self.left[streaming] <= _SAME * speeds]
-                ended[done] = True
+                ended[streaming[left <= _SAME * speeds]] = True
             for slot in self.order[ended[self.order]].tolist():
                 self.ended(slot)
         self.now = max(self.now, self.merged_at)
 
     def speeds(self, streaming: NDArray[np.int64]) -> NDArray[np.float64]:
         """Blocks a cycle of each program that streams."""
-        there = np.bincount(self.sm[streaming], minlength=self.costs.sms)[self.sm[streaming]]
-        own = self.speed[np.minimum(there, len(self.speed) - 1)]
-        wanted = float(own.sum()) * self.costs.memory_block
+        if self.costs.per_sm == 1:
+            own = np.full(len(streaming), self.speed[1])
+        else:
+            there = np.bincount(self.sm[streaming], minlength=self.costs.sms)[self.sm[streaming]]
+            own = self.speed[np.minimum(there, len(self.speed) - 1)]
+        wanted = float(np.add.reduce(own)) * self.costs.memory_block
         self.held = wanted > 1.0
         return own / wanted if self.held else own
 
@@ -237,6 +243,7 @@ class _Run:
             self.take(slot, self.costs.later_start if self.next < self.costs.programs else self.costs.next_item)
         else:
             self.phase[slot], self.until[slot], self.free[slot] = _IDLE, np.inf, self.now
+            self.active -= 1
 
     def is_last(self, item: int) -> bool:
         """Whether all other splits of the item's tile have been handed over; counts this one."""
