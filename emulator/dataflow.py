@@ -14,6 +14,22 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.emulator.expressions import (
+    Function,
+    argument_of,
+    arguments,
+    base_name,
+    fields_of,
+    hides_scores,
+    last_name,
+    lines_of,
+    makes_layout,
+    memory_name,
+    nearest_assignments,
+    says_value,
+    targets_of,
+)
+
 #: A function that is called from so many places is a helper: what it computes is less likely to be the cause.
 _HELPER_CALLS, _HELPER_COST = 4, 3
 #: What is followed first costs so much less.
@@ -22,10 +38,11 @@ _PREFERRED = 50
 _NO_VALUES = {"layout", "type", "shape", "dtype", "element_ty"}
 #: Methods that move values.
 _MOVES = {"load", "store", "convert_layout", "split", "join", "to", "index", "slice", "permute", "reshape"}
+#: Arguments of a call that may be mixed up.
+_SEVERAL = 3
 #: Steps that are followed at most.
 _STEPS = 2000
 
-_Function = ast.FunctionDef
 _Path = tuple[str, ...]
 
 
@@ -33,7 +50,7 @@ _Path = tuple[str, ...]
 class _Frame:
     """A function, and the call that it runs for: None where that is not known."""
 
-    function: _Function
+    function: Function
     call: ast.Call | None = None
     caller: _Frame | None = None
 
@@ -42,13 +59,13 @@ class Dataflow:
     """The slices of one file."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
+        self._functions = {node.name: node for node in tree.body if isinstance(node, Function)}
         self._constants: dict[str, ast.Assign | ast.AnnAssign] = {}
         #: Fields of named tuples and classes, by name.
         self._fields: dict[str, list[str]] = {}
         for node in tree.body:
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
-                for target in _targets(node):
+                for target in targets_of(node):
                     self._constants[target.id] = node
                     fields = fields_of(node.value)
                     if fields:
@@ -58,8 +75,8 @@ class Dataflow:
                     n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
                 ]
         #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
-        self._calls: dict[str, list[tuple[_Function, list[ast.expr], ast.Call | None]]] = {}
-        self._stores: dict[str, list[tuple[_Function, ast.Call]]] = {}
+        self._calls: dict[str, list[tuple[Function, list[ast.expr], ast.Call | None]]] = {}
+        self._stores: dict[str, list[tuple[Function, ast.Call]]] = {}
         #: Stores to memory that a function knows by a name of its own, by function and name.
         self._own_stores: dict[tuple[str, str], list[ast.Call]] = {}
         for function in self._functions.values():
@@ -77,12 +94,12 @@ class Dataflow:
         self.left_out: frozenset[int] = frozenset()
         self._ifs: dict[str, list[ast.If]] = {}
 
-    def _note(self, function: _Function, node: ast.AST) -> None:
+    def _note(self, function: Function, node: ast.AST) -> None:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name):
                 self._calls.setdefault(node.func.id, []).append((function, node.args, node))
             elif isinstance(node.func, ast.Attribute) and node.func.attr == "store" and len(node.args) == 1:
-                own = _base(node.func.value)
+                own = base_name(node.func.value)
                 if own:
                     self._own_stores.setdefault((function.name, own), []).append(node)
                 name = self._memory_of(function, node.func.value)
@@ -94,21 +111,68 @@ class Dataflow:
             if isinstance(role, ast.Name) and role.id in self._functions and isinstance(given, ast.Tuple):
                 self._calls.setdefault(role.id, []).append((function, given.elts, None))
 
-    def _memory_of(self, function: _Function, node: ast.expr) -> str:
+    def _memory_of(self, function: Function, node: ast.expr) -> str:
         """The memory that an expression is a view of, also by a name of its own or by a function that makes one."""
-        own = _base(node)
+        own = base_name(node)
         if not own:
-            return _memory(node)
-        single = (n for n in _nearest(function) if not isinstance(n, ast.For) and [t.id for t in _targets(n)] == [own])
+            return memory_name(node)
+        single = (
+            n
+            for n in nearest_assignments(function)
+            if not isinstance(n, ast.For) and [t.id for t in targets_of(n)] == [own]
+        )
         made = next((n.value for n in single if n.value is not None), None)
         if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in self._functions:
             last = self._functions[made.func.id].body[-1]
             made = last.value if isinstance(last, ast.Return) else None
-        return _memory(made) if made is not None else ""
+        return memory_name(made) if made is not None else ""
 
     def stores(self, name: str) -> list[int]:
         """Lines that store to memory of this name."""
         return [call.lineno for _, call in self._stores.get(name, [])]
+
+    def given(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
+        """(line, place of the argument) of the calls that are given memory ``ring.full``, also under a name of their own or by a
+        parameter's; those of the functions that these call come first.  Where nobody calls it that: memory ``full`` of whatever.
+        ``silent``: functions that do not count."""
+        owner, _, last = name.rpartition(".")
+        found: dict[tuple[int, int], bool] = {}
+        for function in self._functions.values():
+            for node, place, one in arguments(function, silent):
+                called = last_name(node.func)
+                if called not in self._fields and self._memory_of(function, one) == last:
+                    named = f".{self._made_of(function, one)}" == f".{owner}"
+                    inner = list(self._handed(called, place, silent))
+                    if inner or called not in self._functions:
+                        for at in (*inner, (node.lineno, place)):
+                            found[at] = named or found.get(at, False)
+        return [at for at, named in found.items() if named] or list(found)
+
+    def _made_of(self, function: Function, node: ast.expr) -> str:
+        """What stands before the last attribute of memory: ring, of ``ring.full.index(0)`` and of names for it."""
+        own = base_name(node)
+        values = [
+            n.value
+            for n in nearest_assignments(function)
+            if own and not isinstance(n, ast.For) and own in [t.id for t in targets_of(n)]
+        ]
+        at = values[0] if values and values[0] is not None else node
+        while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute):
+            at = at.func.value
+        return last_name(at.value) if isinstance(at, ast.Attribute) else ""
+
+    def _handed(self, name: str, place: int, silent: Container[str], depth: int = 2) -> Iterator[tuple[int, int]]:
+        """The calls of a function of the file that get its parameter at ``place``."""
+        function = self._functions.get(name)
+        if function is None or not depth or place >= len(function.args.args):
+            return
+        parameter = function.args.args[place].arg
+        for node, number, one in arguments(function, silent):
+            if base_name(one) == parameter:
+                inner = list(self._handed(last_name(node.func), number, silent, depth - 1))
+                yield from inner
+                if inner or last_name(node.func) not in self._functions:
+                    yield node.lineno, number
 
     def lines(
         self,
@@ -136,16 +200,16 @@ class Dataflow:
             heads = [
                 n
                 for n in ast.walk(frame.function)
-                if isinstance(n, (ast.If, ast.For, ast.While)) and chain[0] in _lines(n)
+                if isinstance(n, (ast.If, ast.For, ast.While)) and chain[0] in lines_of(n)
             ]
             for head in sorted(heads, key=lambda one: -one.lineno):
                 self._found[head.lineno] = None
                 self._push(0, frame, head.iter if isinstance(head, ast.For) else head.test, ())
         for node in ast.walk(frame.function) if argument != "around" else ():
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and chain[0] in _lines(node):
-                self._found.update(dict.fromkeys(_lines(node)))
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and chain[0] in lines_of(node):
+                self._found.update(dict.fromkeys(lines_of(node)))
                 if node.value is not None:
-                    given = _argument(node.value, argument)
+                    given = argument_of(node.value, argument)
                     self._push(0, frame, given, ())
                     # Of a tile that the copy engine stores: what was put into it.
                     for function, store in (
@@ -168,17 +232,30 @@ class Dataflow:
     def _frame(self, chain: Sequence[int]) -> _Frame | None:
         frame, at = None, 0
         for line in reversed(chain):
-            inside = next((f for f in self._functions.values() if line in _lines(f)), None)
+            inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
             if inside is not None:
                 calls = [call for f, _, call in self._calls.get(inside.name, []) if frame and f is frame.function]
-                call = next((call for call in calls if call is not None and at in _lines(call)), None)
+                call = next((call for call in calls if call is not None and at in lines_of(call)), None)
                 frame, at = _Frame(inside, call, frame if call else None), line
         return frame
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _quote(self, node: Any) -> None:
-        (self._found if _computes(node) else self._passed).update(dict.fromkeys(_lines(node)))
+        (self._found if self._computes(node) else self._passed).update(dict.fromkeys(lines_of(node)))
+
+    def _computes(self, node: ast.AST) -> bool:
+        """Whether a statement computes something, and does not only pass a value on: of several, it may be the wrong one."""
+        for one in ast.walk(node):
+            if isinstance(one, (ast.BinOp, ast.Compare, ast.BoolOp)):
+                return True
+            if isinstance(one, ast.Constant) and isinstance(one.value, (float, str)):
+                return True
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in _MOVES:
+                return True
+            if isinstance(one, ast.Call) and last_name(one.func) in self._functions and len(one.args) >= _SEVERAL:
+                return True
+        return False
 
     def _push(self, cost: int, frame: _Frame, what: str | ast.expr, path: _Path, quoted: ast.AST | None = None) -> None:
         """Follow a name or an expression when its turn comes, and quote the statement that it stands in."""
@@ -216,7 +293,7 @@ class Dataflow:
             return
         if name in self._functions:
             callee = self._functions[name]
-            if _hides(callee) or (_is_layout(callee) and not self._layouts):
+            if hides_scores(callee) or (makes_layout(callee) and not self._layouts):
                 return
             helper = len(self._calls.get(name, ())) >= _HELPER_CALLS
             inner = _Frame(callee, node, frame)
@@ -244,14 +321,14 @@ class Dataflow:
                 )
             return
         if isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("load", "load_max"):
+            name = memory_name(node.func.value) or self._memory_of(frame.function, node.func.value)
+            if node.func.attr in ("load", "load_max") and name:
                 # Which memory it is was right.
-                name = _memory(node.func.value)
                 for function, store in self._stores.get(name, []) if name not in self._right else ():
                     self._push(cost + 1, _Frame(function), store.args[0], (), store)
                 return
             self._push(cost, frame, node.func.value, ())
-        for one in node.args:
+        for one in (*node.args, *(keyword.value for keyword in node.keywords)):
             self._push(cost, frame, one, ())
 
     def _name(self, cost: int, frame: _Frame, name: str, path: _Path) -> None:
@@ -260,8 +337,8 @@ class Dataflow:
         for store in self._own_stores.get((function.name, name), ()):
             self._push(cost, frame, store.args[0], (), store)
         assigned = False
-        for node in _nearest(function):
-            targets = _targets(node)
+        for node in nearest_assignments(function):
+            targets = targets_of(node)
             place = next((i for i, target in enumerate(targets) if target.id == name), None)
             if place is None or node.lineno in self.left_out:
                 continue
@@ -280,11 +357,11 @@ class Dataflow:
             # Where it is assigned to as well, that says more.
             self._parameter(cost + 3 * assigned, frame, name, path)
         elif (
-            not assigned and name in self._constants and name not in self._fields and _says_value(self._constants[name])
+            not assigned and name in self._constants and name not in self._fields and says_value(self._constants[name])
         ):
             self._quote(self._constants[name])
 
-    def _tests(self, function: _Function, node: ast.AST) -> list[ast.If]:
+    def _tests(self, function: Function, node: ast.AST) -> list[ast.If]:
         """Conditions of a function that a statement stands under, but for those of constants, which the compiler decides."""
         if function.name not in self._ifs:
             self._ifs[function.name] = [one for one in ast.walk(function) if isinstance(one, ast.If)]
@@ -298,7 +375,7 @@ class Dataflow:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, int):
             return True
         if isinstance(node, ast.AnnAssign) and "constexpr" in ast.unparse(node.annotation):
-            return not _says_value(node)
+            return not says_value(node)
         made = node.value
         if (
             not path
@@ -323,87 +400,3 @@ class Dataflow:
             for one in named or args[place : place + 1]:
                 # What every partition is given is less likely to be the cause than what one call passes on.
                 self._push(cost + (1 if call is not None else 4), caller, one, path, call)
-
-
-def _argument(value: ast.expr, number: int | str) -> ast.expr:
-    """An argument of a call, by its place or keyword; the whole expression where there is none."""
-    if isinstance(number, str):
-        named = value.keywords if isinstance(value, ast.Call) else []
-        return next((one.value for one in named if one.arg == number), value)
-    if isinstance(value, ast.Call):
-        return value.args[number] if len(value.args) > number else value
-    # A product among others: made + (warpgroup_mma(p, v, o),).
-    inner = (one for one in ast.walk(value) if isinstance(one, ast.Call) and "mma" in ast.unparse(one.func))
-    product = next(inner, None)
-    return product.args[number] if product is not None and len(product.args) > number else value
-
-
-def _hides(function: _Function) -> bool:
-    """Whether a function hides scores, gl.where(seen, s, -inf): which ones is another question than what they weigh."""
-    last = function.body[-1]
-    value = last.value if isinstance(last, ast.Return) else None
-    return isinstance(value, ast.Call) and len(value.args) == 3 and "-inf" in ast.unparse(value.args[2])
-
-
-def _is_layout(function: _Function) -> bool:
-    """Whether a function makes a layout, which says nothing of values."""
-    last = function.body[-1]
-    value = last.value if isinstance(last, ast.Return) else None
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr.endswith("Layout")
-
-
-def _computes(node: ast.AST) -> bool:
-    """Whether a statement computes something, and does not only pass values on."""
-    for one in ast.walk(node):
-        if isinstance(one, (ast.BinOp, ast.Compare, ast.BoolOp)):
-            return True
-        if isinstance(one, ast.Constant) and isinstance(one.value, (float, str)):
-            return True
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in _MOVES:
-            return True
-    return False
-
-
-def _says_value(node: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether a constant is a number with a fraction, or text (inline PTX): extents and layouts are checked elsewhere."""
-    found = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
-    return any(isinstance(one, (float, str)) for one in found)
-
-
-def _memory(node: ast.expr) -> str:
-    """Last attribute of ``softmax.rows.index(0)`` and the like that names memory: rows; empty where there is none."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
-    return node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _base(node: ast.expr) -> str:
-    """The name that ``rows.reshape(..)`` and the like begin with: rows; empty where it is an attribute."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def fields_of(value: ast.expr | None) -> list[str]:
-    """Fields of ``namedtuple("Name", "a b c")``; none of anything else."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "namedtuple":
-        names = ast.literal_eval(value.args[1])
-        return names.split() if isinstance(names, str) else list(names)
-    return []
-
-
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> list[ast.Name]:
-    """Names that a statement assigns to, in their order."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    flat = [one for t in targets for one in (t.elts if isinstance(t, ast.Tuple) else [t])]
-    return [one for one in flat if isinstance(one, ast.Name)]
-
-
-def _nearest(function: _Function) -> Iterator[ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For]:
-    """Assignments, the last first."""
-    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
-    return iter(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
-
-
-def _lines(node: Any) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)

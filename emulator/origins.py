@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 #: How often an assignment is followed to those that it reads; statements of a function that is called for a value, at most.
@@ -107,3 +107,9 @@ def _body(function: ast.FunctionDef | None) -> list[int]:
     if not 1 < len(statements) <= _STATEMENTS or any(isinstance(s, ast.Expr) for s in statements):
         return []
     return [number for s in statements for number in _lines(s)]
+
+
+def by_turns(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The first of each list, then the second of each, and so on."""
+    longest = max(map(len, lists), default=0)
+    return [one[i] for i in range(longest) for one in lists if i < len(one)]

@@ -90,11 +90,12 @@ def run_emulate(
 
     Raises RequestError and UnsupportedError for what cannot be run; a kernel that is wrong is an answer.
     """
+    from tilecast.emulator.departure import explained
     from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
     from tilecast.emulator.replay.timing import chrome_trace
     from tilecast.emulator.run import Kernel, emulate, kernel_path
     from tilecast.emulator.source import Source
-    from tilecast.emulator.steps import Steps, explained
+    from tilecast.emulator.steps import Steps
     from tilecast.emulator.verify import judge
 
     if trace is not None:
@@ -125,7 +126,7 @@ def run_emulate(
         steps = Steps(q, k, v, scale, limits, source)
         kernel = Kernel(source, machine, sms=sms)
         kernel.run(q, k, v, scale=scale, window=limits, mode=mode, seed=seed, watcher=steps)
-        wrong = explained(verdict, steps, source, done.mask_lines)
+        wrong = explained(wrong, steps.finish(verdict, done.mask_lines), source)
     operations = sum(len(role.events) for one in done.traces for role in one.roles)
     lines = [
         f"{title} on {done.machine.title}",

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.base.text_file import read_text
-from tilecast.emulator.dataflow import Dataflow, fields_of
+from tilecast.emulator.dataflow import Dataflow
 from tilecast.emulator.errors import RequestError, UnsupportedError
+from tilecast.emulator.expressions import fields_of
 from tilecast.emulator.origins import origins
 from tilecast.model.kernel.header import HeaderError, read_header
 from tilecast.model.kernel.workload import Workload

@@ -6,12 +6,13 @@ holds, hence which queries and keys a product is about, and compares P and O of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tilecast.emulator.departure import Departure
 from tilecast.emulator.hardware.engines import Copy, Product, Wgmma
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.tensor_memory import Tmem
@@ -30,19 +31,6 @@ _LEAST_E4M3 = 2.0**-4
 _SMALL = 2.0**-9
 #: Exponentials beyond these mean that the row maximum is not the one of the scores.
 _HIGHEST = 2.0**14
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """The first step that is not what float64 says."""
-
-    #: "S", "row maximum", "P", "O", "keys" or "after".
-    step: str
-    what: str
-    #: Places concerned, the most telling first.
-    lines: tuple[int, ...]
-    #: Whether what hides scores is concerned.
-    masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +80,7 @@ class Steps:
         self._weighed = np.zeros(self._s.shape, bool)
         #: Where products were called for, and results stored.
         self._products: dict[tuple[int, ...], None] = {}
+        self._v_products: dict[tuple[int, ...], None] = {}
         self._p_lines: dict[int, None] = {}
         #: Where copies of Q were called for.
         self._q_copies: dict[tuple[int, ...], None] = {}
@@ -170,7 +159,7 @@ class Steps:
     def _real(self, q: _Tile) -> bool:
         """Whether a tile has rows that are stored."""
         batches, heads, rows, _ = self._s.shape
-        return bool(0 <= q.batch < batches and 0 <= q.head < heads and q.first < rows)
+        return bool(0 <= q.batch < batches and 0 <= q.head < heads and 0 <= q.first < rows)
 
     def _q_of(self, product: Product | Wgmma, a: Any) -> _Tile | None:
         """The Q whose scores P was made of."""
@@ -185,15 +174,24 @@ class Steps:
 
     # -- P and O -----------------------------------------------------------------------------------------------------
 
-    def _weighted(self, product: Product | Wgmma, a: Any, v: _Tile, result: Any) -> None:
+    def _weighted(
+        self, product: Product | Wgmma, a: Any, v: _Tile, result: Any, by_way_of: _Tile | None = None
+    ) -> None:
         q = self._q_of(product, a)
         if q is None or not self._real(q) or _of(q) in self._found:
             return
-        self._products[product.calls[:3]] = None
+        self._products[product.calls[:3]] = self._v_products[product.calls[:3]] = None
         if (v.batch, v.head) != (q.batch, q.head // self._group):
             self._depart(
                 q, "O", f"O of batch {q.batch}, head {q.head}, rows from {q.first} is a product with V of batch {v.batch}, head {v.head}, "
                 f"not of batch {q.batch}, head {q.head // self._group}", product.calls[:2], v.calls, self._sources(v.calls[1:2], what="values"),
+                *self._put_there(by_way_of),
+            )  # fmt: skip
+            return
+        if v.first < 0:
+            self._depart(
+                q, "O", f"O of batch {q.batch}, head {q.head}, rows from {q.first} is a product with V of keys from {v.first}", product.calls[:2], v.calls,
+                self._sources(v.calls[1:2], what="values"),
             )  # fmt: skip
             return
         p = np.asarray(a.values() if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
@@ -228,19 +226,23 @@ class Steps:
         v = _Tile("v", batch, head, first, len(rows), 0, calls)
         missing = [key for key in range(first, min(first + len(rows), self._s.shape[3])) if key not in known]
         if missing and self._real(q) and _of(q) not in self._found:
-            stores = [
-                chain
-                for name, chains in self._stores.items()
-                if tile is not None and name == tile.tensor
-                for chain in chains
-            ]
             self._depart(
                 q, "O", f"P of batch {q.batch}, head {q.head}, rows from {q.first} is multiplied with what is not V of key {missing[0]}", product.calls[:2], calls,
-                [chain[0] for chain in stores], *(self._behind(chain, argument) for chain in stores for argument in (1, 0)),
+                (), *self._put_there(tile),
             )  # fmt: skip
             return
         order = [known[key] for key in sorted(known)] + [place for place, row in enumerate(rows) if row is None]
-        self._weighted(product, p[:, order], v, result)
+        self._weighted(product, p[:, order], v, result, tile)
+
+    def _put_there(self, tile: _Tile | None) -> Iterator[Sequence[int]]:
+        """Where memory by way of which V comes was stored to, and what values and places come from; nothing of V itself."""
+        if tile is None or tile.tensor == "v":
+            return
+        stores = list(self._stores.get(tile.tensor, {}))
+        yield [chain[0] for chain in stores]
+        for chain in stores:
+            for argument in (1, 0):
+                yield self._behind(chain, argument)
 
     def _of_p(self, product: Product | Wgmma, a: Any, prefer: str = "") -> tuple[int, ...]:
         """Where P was stored, or where its product was called for; and what it is computed from, names with ``prefer`` first."""
@@ -395,9 +397,15 @@ class Steps:
         missing = np.flatnonzero(seen & ~self._weighed[batch, head, row])
         if len(missing):
             places = tuple(dict.fromkeys(place for calls in self._products for place in calls))
+            if self._weighed[batch, head, row].any():
+                # The products with V stand beside the one that is left out.
+                first = [calls[0] for calls in self._v_products][:_PRODUCTS]
+            else:
+                # Nobody took it: which rows of Q are whose.
+                first = [one for calls in self._q_copies for one in self._source.values(calls, _WHOSE, 1)]
             return Departure(
                 "keys", f"no product with V is about batch {batch}, head {head}, row {row} and keys {missing[0]} to {missing[-1]}, which "
-                "it sees: blocks are left out", (*self._sources(places, what="function")[:14], *(p for c in self._q_copies for p in c[1:])),
+                "it sees: blocks are left out", (*first, *self._sources(places, what="function")[:14], *(p for c in self._q_copies for p in c[1:])),
             )  # fmt: skip
         s = self._s[batch, head, row]
         odd = np.flatnonzero(seen & (np.isnan(s) | np.isposinf(s)))
@@ -434,21 +442,13 @@ def _of(q: _Tile) -> tuple[int, int, int]:
 
 #: Places of the first thing that a departure is about.
 _SHOWN = 22
-#: Lines that a message quotes, and characters of each; lines that a value is followed back to.
-_QUOTED, _WIDTH = 22, 100
+#: Lines that a value is followed back to.
 _BEHIND = 20
+#: Products with V that are quoted where others are left out.
+_PRODUCTS = 4
+#: Lines that tell which rows of Q a role takes.
+_WHOSE = 12
 #: Lines that may put the keys of P into another order.
 _SHUFFLED = 4
 #: Lines about P where what hides scores is concerned.
 _BESIDE_MASKS = 6
-
-
-def explained(verdict: Verdict, steps: Steps, source: Source, mask_lines: Sequence[int]) -> str:
-    """What is wrong with a result, with the first step that departs from float64 and the lines that it comes from."""
-    found = steps.finish(verdict, mask_lines)
-    if found is None:
-        return verdict.wrong
-    lines = tuple(dict.fromkeys(found.lines))[:_QUOTED]
-    quoted = "".join(f"\n               {source.quote(place)[:_WIDTH]}" for place in lines)
-    first = f"\n             first step that departs: {found.step}. {found.what}"
-    return f"{verdict.wrong}{first}" + (f"; it comes from{quoted}" if quoted else "")

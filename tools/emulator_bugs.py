@@ -11,6 +11,7 @@ instead, of which some change nothing that counts.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -27,7 +28,7 @@ from support.drawn import drawn
 from support.planted import BENIGN, LATER, PLANTED, Planted
 from support.planted_families import FAMILIES, HARMLESS
 
-from tilecast.codegen.compiler.complaints import NOT_ASKED, checked_by_compiler
+from tilecast.codegen.compiler.complaints import REFUSED, WARNING, checked_by_compiler
 from tilecast.emulator.battery.runner import Battery, run_battery
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.source import Source
@@ -48,16 +49,22 @@ def put(planted: Planted) -> tuple[Battery | str, set[int]]:
         return f"{type(error).__name__}: {error}", lines
 
 
-def compiled(planted: Planted) -> str:
-    """What the compiler says of a changed kernel and not of the one that ships."""
+@functools.lru_cache
+def complaints(text: str, warnings: bool) -> tuple[str, ...]:
+    """What the compiler says of a file: why it refuses it, and ``warnings`` such as spills."""
     with tempfile.TemporaryDirectory() as folder:
-        said = []
-        for name, text in (("shipped", planted.shipped()), ("changed", planted.text()[0])):
-            path = Path(folder) / f"{name}.py"
-            path.write_text(text, encoding="utf-8")
-            found = [one.text for one in checked_by_compiler(path) if one.severity != NOT_ASKED]
-            said.append([text.replace(str(path), planted.kernel) for text in found])
-    return "; ".join(text for text in said[1] if text not in said[0])
+        path = Path(folder) / "kernel.py"
+        path.write_text(text, encoding="utf-8")
+        kinds = (REFUSED, WARNING) if warnings else (REFUSED,)
+        found = [one.text for one in checked_by_compiler(path) if one.severity in kinds]
+        return tuple(text.replace(str(path), "kernel") for text in found)
+
+
+def compiled(planted: Planted) -> str:
+    """What the compiler says of a changed kernel and not of the one that ships; of those drawn by a rule, refusals only."""
+    warnings = planted.kind == "compiled"
+    shipped = complaints(planted.shipped(), warnings) if warnings else ()
+    return "; ".join(text for text in complaints(planted.text()[0], warnings) if text not in shipped)
 
 
 def points(message: str, planted: Planted, lines: set[int]) -> str:
@@ -95,7 +102,8 @@ def main() -> None:
         found, lines = put(planted)
         message = found if isinstance(found, str) else found.failures[0].message if found.failures else ""
         where = "" if isinstance(found, str) or not found.failures else found.failures[0].problem.split(":")[0]
-        if planted.kind == "compiled" and not message:
+        # The default command asks the compiler where nothing else is wrong; of changes that are listed as quiet nobody needs to.
+        if not message and (planted.kind == "compiled" or chosen.drawn):
             message, where = compiled(planted), "compiler"
         every[planted.kind] += 1
         caught[planted.kind] += bool(message)
@@ -106,6 +114,8 @@ def main() -> None:
             f"{word:7s}{how or '-':5s}{time.perf_counter() - began:6.1f} s  {planted.kernel}: {planted.name} [{where}] {message!r}",
             flush=True,
         )
+        if chosen.drawn and not how:
+            print(f"        {planted.old.strip()}\n        {planted.new.strip()}", flush=True)
     print(f"\n{'kind':16s} {'there are':>10s} {'caught':>7s} {'pointed at':>11s}")
     for kind in every:
         print(f"{kind:16s} {every[kind]:10d} {caught[kind]:7d} {pointed[kind]:11d}")

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.backward_steps import BackwardSteps
-from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.host import handed_on, unstored
 from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
@@ -76,14 +76,15 @@ class BackwardBench(LaunchBench):
         yield replace(base, name="second launch", heads=(2, 1), again=True, with_dlse=True)
         yield replace(base, name="many blocks of queries", rows=5 * m + 3, keys=n // 2)
         yield replace(base, name="many blocks of keys", rows=m, keys=3 * n + 5, heads=(2, 2), dtype="bf16")
-        yield replace(base, name="more heads than go abreast", heads=(5, 5), rows=m + 1, keys=n + 1)
+        heads = self.number("HEADS_ABREAST", 4) + 1
+        yield replace(base, name="more heads than go abreast", heads=(heads, heads), rows=3, keys=n + 1)
         yield replace(base, name="heads of a group", heads=(6, 2), rows=m - 1, keys=n + 1, gaps=True)
         yield replace(base, name="more rows than keys", rows=2 * m + n + 5, keys=n - 30, kind="flat")
         yield replace(base, name="gradient of the log-sum-exp", with_dlse=True, heads=(2, 1), batch=2, rows=m // 2)
         for scale in (1e-30, 1.0):
             yield replace(base, name="scale", scale=scale, rows=m // 2 + 1)
         # Keys beyond the last one, which score 0, would weigh infinitely much.
-        yield replace(base, name="scores far below 0", kind="far below 0", keys=n + n // 2 + 3)
+        yield replace(base, name="scores far below 0", kind="far below 0", keys=n + n // 2 + 3, heads=(2, 1))
         for seed in (1, 2, 3):
             yield replace(base, name="schedules", mode="random", seed=seed, heads=(2, 1), rows=2 * m + 9, keys=n + 60)
             yield replace(base, name="schedules", mode="random", seed=seed, rows=m // 2, keys=2 * n + 60, dtype="bf16")
@@ -167,7 +168,7 @@ class BackwardBench(LaunchBench):
                 ("key_blocks", "row_blocks", "scale", "[grid]"),
             )
         error = explain(self.source, steps, text + stored_at(self.source, done[wrong[0]], first.at), [], said)
-        raise WrongResultError(str(error) + host)
+        raise WrongResultError(str(error) + (host or unstored(self.source, str(error))))
 
     def refused(self) -> int:
         """Wrong calls."""

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from tilecast.emulator.battery.coverage import Coverage
 from tilecast.emulator.battery.exponential import check_exponentials
-from tilecast.emulator.battery.host import about, handed_on
+from tilecast.emulator.battery.host import about, handed_on, unstored
 from tilecast.emulator.battery.problems import Problem, Shape, inputs, problems
 from tilecast.emulator.battery.refusals import check_refusals
+from tilecast.emulator.departure import explained
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.run import Emulation, Kernel
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.source import Source
-from tilecast.emulator.steps import Steps, explained
+from tilecast.emulator.steps import Steps
 from tilecast.emulator.verify import judge
 from tilecast.model.kernel.header import header_window
 from tilecast.model.machine.machine import Machine
@@ -119,9 +120,10 @@ class Bench:
         if verdict.wrong:
             steps = Steps(q, k, v, scale, problem.window, self.kernel.source)
             self.kernel.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
-            said = explained(verdict, steps, self.kernel.source, done.mask_lines)
+            said = explained(verdict.wrong, steps.finish(verdict, done.mask_lines), self.kernel.source)
             masked, only_sums = "does not see key" in said or "but the row sees it" in said, verdict.out_right
             reason = about(problem, bool(seed), planned, masked, only_sums)
-            raise WrongResultError(said + (handed_on(self.kernel.source, *reason) if reason else ""))
+            host = handed_on(self.kernel.source, *reason) if reason else unstored(self.kernel.source, said)
+            raise WrongResultError(said + host)
         self.out_error = max(self.out_error, verdict.out_error / verdict.out_tolerance)
         self.lse_error = max(self.lse_error, verdict.lse_error / verdict.lse_tolerance)

@@ -11,13 +11,15 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.bench import Bench
+from tilecast.emulator.battery.host import unstored
 from tilecast.emulator.battery.launches import always, compare, must_refuse, run_host, stored_at
 from tilecast.emulator.battery.problems import Problem, inputs
+from tilecast.emulator.departure import explained
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.extremes import far_launches
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
-from tilecast.emulator.steps import Steps, explained
+from tilecast.emulator.steps import Steps
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.verify import LSE_RELATIVE, LSE_TOLERANCE, Verdict, polynomial_error, reference, scores, visible
 
@@ -89,7 +91,8 @@ class NarrowBench(Bench):
         shuffled = self.kernel.header["family"] == "hopper_ws"
         steps = Steps(wide[0], wide[1], v, scale, problem.window, source, coarse=True, shuffled=shuffled)
         source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
-        raise WrongResultError(explained(wrong, steps, source, self.kernel.mask_lines()))
+        said = explained(wrong.wrong, steps.finish(wrong, self.kernel.mask_lines()), source)
+        raise WrongResultError(said + unstored(source, said))
 
     def _count(self) -> None:
         traces = self.kernel.session.traces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +20,8 @@ from tilecast.emulator.session import Watcher
 _TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 #: Share of a rounding by which sums may fall on the other side of a tie.
 _TIE = {"bf16": 2.0**-13, "fp16": 2.0**-16, "fp32": 2.0**-29}
+#: Arguments of a call that asks for a product.
+_ASKED = 5
 #: Error of float32 sums, of the sum of absolute products; and of an accumulator of the tensor core against them.
 _SUM, _STEP = 4e-7, 1e-4
 
@@ -207,6 +209,12 @@ class _Tensors:
     before: Any
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two tiles have the same bits."""
+    first, second = (np.ascontiguousarray(x).view(np.uint8) for x in (one, other))
+    return one.shape == other.shape and bool((first == second).all())
+
+
 def _f64(array: Array) -> Any:
     return array.data.astype(np.float64)
 
@@ -256,6 +264,8 @@ class _Tile:
     row: int
     column: int
     calls: tuple[int, ...]
+    #: The numbers, rows of A or B down.
+    values: Any = field(compare=False, hash=False)
 
 
 class _Steps(Trail):
@@ -279,7 +289,8 @@ class _Steps(Trail):
             return
         first, second = (int(n) for n in copy.corner)
         row, column = (second, first) if self._turned[name] else (first, second)
-        tile = _Tile(name, row, column, copy.calls[:3])
+        whole = np.asarray(copy.desc.tile(copy.corner))
+        tile = _Tile(name, row, column, copy.calls[:3], whole.T if self._turned[name] else whole)
         for cell in copy.target.cells_of(copy.cta):
             self._cells[id(copy.program), int(cell)] = tile
 
@@ -293,6 +304,18 @@ class _Steps(Trail):
             self.departs = f"products. Columns of A from {left.column} are multiplied with rows of B from {right.row}"
             self.step = [(product.calls[:3], None), (left.calls, 1), (right.calls, 1), (product.calls[:3], 0)]
             return
+        for number, (name, tile, operand) in enumerate((("A", left, a), ("B", right, product.b))):
+            if tile is not None and tile.values.size == operand.a.size and not _same(operand.a, tile.values):
+                self.departs = f"products. The operand with rows of {name} from {tile.row} and columns from {tile.column} has rows for columns, or others"
+                call = product.calls[:3]
+                self.step = [
+                    (call, None),
+                    (call, number),
+                    (tile.calls, 1),
+                    *((product.calls[i:], "around") for i in (0, 1)),
+                ]
+                self.step += [(product.calls[i:3], place) for i in (1,) for place in range(_ASKED)]
+                return
         accumulator = getattr(product.acc, "byte", None)
         place = (id(product.program), accumulator if accumulator is not None else id(getattr(product, "role", None)))
         with np.errstate(all="ignore"):

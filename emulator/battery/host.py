@@ -9,6 +9,8 @@ from tilecast.emulator.source import Source
 
 #: Lines that are quoted, and characters of each.
 _QUOTED, _WIDTH = 10, 100
+#: Words of lines about grids and tiles.
+_PROGRAMS = ("query_blocks", "programs", "turns", "tiles", "[grid]")
 #: Lines of what the functions return that those call.
 _ENDS = 6
 
@@ -45,6 +47,13 @@ def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
     ]
     quoted = "".join(f"\n               {source.quote(line)[:_WIDTH]}" for line in kept)
     return f"\n             {why}; the host's lines about it{quoted}" if kept else ""
+
+
+def unstored(source: Source, said: str) -> str:
+    """Of a result that nobody stored, the host's lines about how many programs there are; nothing of others."""
+    if "nothing was stored there" not in said:
+        return ""
+    return handed_on(source, "how many programs there are, and what for", _PROGRAMS)
 
 
 def _returned(tree: ast.Module, lines: list[int]) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 from tilecast.emulator.battery.coverage import Coverage
 from tilecast.emulator.errors import EmulationError, UnsupportedError, WrongResultError
 from tilecast.emulator.language.arrays import Array
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.run import Loaded
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.source import Source
@@ -253,9 +254,3 @@ class Trail:
         behind = [source.values(chain, _BEHIND, argument) for chain, argument in self.step if argument is not None]
         # What the first one comes from says most.
         return list(dict.fromkeys([*asked[:4], *(behind[0][:_FIRST] if behind else ()), *by_turns(behind[1:]), *asked]))
-
-
-def by_turns(lists: Sequence[Sequence[int]]) -> list[int]:
-    """The first of each list, then the second of each, and so on."""
-    longest = max(map(len, lists), default=0)
-    return [one[i] for i in range(longest) for one in lists if i < len(one)]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+#: Of inputs with one key above all others: how far, and from one row's key to the next.
+_FAR, _STRIDE = 256.0, 7
 STAGES = ("first", "tiles", "inputs", "schedules", "lengths", "window")
 
 
@@ -113,6 +115,8 @@ def _inputs(shape: Shape, base: Problem) -> Iterator[Problem]:
     yield replace(wide, name="falling scores", kind="falling far", keys=2 * n + 7)
     # Rows done over go through keys from the first to the last, and their maxima grow too.
     yield replace(wide, name="scores rise and fall", kind="rising and falling")
+    # One key of a row is above all others by more than the exponent of a float32: a maximum that misses it overflows.
+    yield replace(wide, name="one key above all", kind="lone", rows=m, keys=n + n // 2)
     for kind in ("NaN and infinity first", "NaN and infinity last"):
         # Each special key is told apart by a column of its own: two heads where there are more keys than columns.
         # Every row sees some of the keys that are finite.
@@ -191,6 +195,11 @@ def inputs(problem: Problem, head_dim_qk: int, head_dim_v: int, seed: int = 0) -
         q, k = np.abs(q) * (8 if problem.kind == "falling far" else 1), np.abs(k) * slope[None, None, :, None]
     elif problem.kind == "zero queries":
         q *= 0
+    elif problem.kind == "lone" and keys:
+        # Signs: a query and its key agree everywhere, others as coins fall.
+        k = np.sign(k)
+        own = np.repeat(k, hq // hk, 1)[:, :, (np.arange(rows) * _STRIDE + keys - 1) % keys]
+        q = _FAR * own * (head_dim_qk**-0.5)
     elif problem.kind == "minus infinity":
         q[...], k[...] = -4 * np.abs(q) - 0.1, np.abs(k)
         k[:, :, keys // 2 :, 0] = np.inf

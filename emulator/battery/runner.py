@@ -11,22 +11,24 @@ from tilecast.base.progress import Progress, silent
 from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on
-from tilecast.emulator.battery.launches import Labelled, by_turns
+from tilecast.emulator.battery.launches import Labelled
 from tilecast.emulator.errors import (
     BoundsError,
     EmulationError,
+    IntegerError,
     LayoutError,
     RequestError,
     UninitializedError,
     UnsupportedError,
 )
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message about a place outside a tensor quotes.
 _BEHIND = 16
-#: Lines that an operand is followed back to.
-_OPERAND = 8
+#: Lines that an operand is followed back to; operands.
+_OPERAND, _OPERANDS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _behind(source: Source, error: EmulationError) -> str:
     if isinstance(error, (UninitializedError, LayoutError)):
         return _operands(source, error)
     twice = str(error).startswith("race on element") and "between warps" not in str(error)
-    if not twice and not isinstance(error, BoundsError):
+    if not twice and not isinstance(error, (BoundsError, IntegerError)):
         return ""
     frames = source.frames_of(error)
     # The address; of what lies outside also a copy's, its second argument, and which elements are asked for.
@@ -138,7 +140,10 @@ def _operands(source: Source, error: EmulationError) -> str:
     said = re.search(r"line (\d+): ", str(error))
     chain = source.frames_of(error)[:1] or ([int(said[1])] if said else [])
     lines = by_turns(
-        [source.values(chain, _OPERAND, number, layouts=isinstance(error, LayoutError))[1:] for number in range(3)]
+        [
+            source.values(chain, _OPERAND, number, layouts=isinstance(error, LayoutError))[1:]
+            for number in range(_OPERANDS)
+        ]
         if chain
         else []
     )

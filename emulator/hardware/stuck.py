@@ -6,16 +6,22 @@ from collections.abc import Sequence
 
 from tilecast.emulator.errors import BarrierError, DeadlockError
 from tilecast.emulator.hardware.role import Role
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 
 #: Lines about loops that a message quotes, characters of each, and lines that one loop is followed back to.
 _QUOTED, _WIDTH, _AROUND = 12, 100, 6
+#: Lines that signal a barrier, and that one is followed back to; what a wait is followed back to.
+_SIGNALS, _SLOTS = 10, 4
+#: What does not signal a barrier that it is given.
+_SILENT = ("wait", "init", "invalidate")
 
 
 def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierError | DeadlockError:
     """The error for a program whose roles all wait; of bytes that are expected and that no copy brings, a BarrierError."""
     lines, short = [], []
     chains: list[list[int]] = []
+    lacking: dict[str, None] = {}
     for role in roles:
         if role.done:
             continue
@@ -27,6 +33,7 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
             continue
         instances, parity, line = role.waiting
         stuck = next(i for i in instances if not i.passed(parity))
+        lacking[stuck.barrier.name.partition("[")[0]] = None
         missed = stuck.missed(role.agents[stuck.cta].index, parity)
         chains.append(source.calls(role.coroutine.gr_frame))
         callers = chains[-1][1:2]
@@ -37,8 +44,26 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
                 f"{stuck.name} expects {stuck.expected} bytes in phase {stuck.completed} "
                 f"({source.quote(stuck.expect_line)}), but copies bring only {stuck.received}"
             )
-    report = "\n".join([f"deadlock in program {program}: nobody can go on", *lines, *_decided(chains, source)])
+    report = "\n".join(
+        [
+            f"deadlock in program {program}: nobody can go on",
+            *lines,
+            *_signalled(list(lacking), chains, source),
+            *_decided(chains, source),
+        ]
+    )
     return BarrierError("; ".join(short) + "\n" + report) if short else DeadlockError(report)
+
+
+def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: Source) -> list[str]:
+    """Where the barriers are signalled that somebody waits for, and what the slots and phases of both sides come from."""
+    sides = [source.values(chain, _SLOTS, argument) for chain in chains for argument in (0, 1)]
+    for name in names:
+        sides += [source.values([line], _SLOTS, argument) for line, argument in source.dataflow.given(name, _SILENT)]
+    waits = {chain[0] for chain in chains}
+    found = [place for place in by_turns(sides) if place not in waits]
+    quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_SIGNALS]]
+    return ["  slots and phases of the waits, and who signals these barriers", *quoted] if quoted else []
 
 
 def _decided(chains: Sequence[Sequence[int]], source: Source) -> list[str]:
@@ -47,6 +72,7 @@ def _decided(chains: Sequence[Sequence[int]], source: Source) -> list[str]:
     slices = [
         source.values(chain[level:], _AROUND, "around") for chain in chains for level in range(len(chain) - 1, -1, -1)
     ]
-    found = [one[i] for i in range(_AROUND) for one in slices if i < len(one)]
-    quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_QUOTED]]
+    quoted = [
+        f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(by_turns(slices)))[:_QUOTED]
+    ]
     return ["  how often they wait is decided at", *quoted] if quoted else []

@@ -18,6 +18,8 @@ _KINDS = ("left out", "by one", "strictness", "sign", "factor", "order", "name")
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 #: Attributes that name no barrier or buffer.
 _NO_MEMORY = {"type", "layout", "shape", "dtype", "block_type", "nbytes"}
+#: What calls of the language begin with.
+_MODULES = {"gl", "tl", "tma", "mbarrier", "triton", "gluon"}
 
 
 def drawn(kernels: Sequence[str], count: int, seed: int) -> list[Planted]:
@@ -39,7 +41,8 @@ def drawn(kernels: Sequence[str], count: int, seed: int) -> list[Planted]:
 def _changes(text: str, kind: str) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
     """(line as it is, as it becomes, what a message may name instead, its number) of every change of a kind in functions."""
     lines = text.splitlines(keepends=True)
-    for function in ast.parse(text).body:
+    tree = ast.parse(text)
+    for function in tree.body:
         if not isinstance(function, ast.FunctionDef):
             continue
         parameters = [one.arg for one in function.args.args]
@@ -51,25 +54,57 @@ def _changes(text: str, kind: str) -> Iterator[tuple[str, str, tuple[str, ...], 
                 continue
             line = lines[statement.lineno - 1]
             # Of what is left out nothing can be quoted: the barrier or buffer that it was about.
-            names = tuple(sorted(_about(statement))) if kind == "left out" else ()
+            names = tuple(sorted(_about(statement, function, tree))) if kind == "left out" else ()
             for start, end, new in _edits(statement, kind, parameters, line):
                 yield line, line[:start] + new + line[end:], names, statement.lineno
 
 
-def _about(statement: ast.stmt) -> set[str]:
-    """Barriers and buffers that the arguments of a call name."""
+def _about(statement: ast.stmt, function: ast.FunctionDef, tree: ast.Module) -> set[str]:
+    """Barriers and buffers that a call is about: those that its arguments name, or whose method it is; of a parameter or of a name
+    of the function's own, what callers pass on and what the name is made of."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call):
         return set()
     called = {id(node.func) for node in ast.walk(call) if isinstance(node, ast.Call)}
-    own = {node.id for node in call.args[:1] if isinstance(node, ast.Name)}
-    held = [
-        node
-        for one in call.args
+    base = call.func.value if isinstance(call.func, ast.Attribute) else None
+    given = [*call.args, *([base] if base is not None else [])]
+    held = {
+        node.attr
+        for one in given
         for node in ast.walk(one)
-        if isinstance(node, ast.Attribute) and id(node) not in called
-    ]
-    return own | {node.attr for node in held if node.attr not in _NO_MEMORY}
+        if isinstance(node, ast.Attribute) and id(node) not in called and node.attr not in _NO_MEMORY
+    }
+    # What memory is a view of, and what is in registers, comes first.
+    own = {name for one in (*call.args[:1], base) if one is not None and (name := _base(one))}
+    return held | {name for one in own for name in _known_as(one, function, tree)} - _MODULES
+
+
+def _known_as(name: str, function: ast.FunctionDef, tree: ast.Module, depth: int = 3) -> set[str]:
+    """A name, and what else a message may call the same memory."""
+    found, wanted = {name}, []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            wanted.append((node.value, function))
+    parameters = [one.arg for one in function.args.args]
+    for other in tree.body if name in parameters else ():
+        for node in ast.walk(other) if isinstance(other, ast.FunctionDef) else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function.name:
+                wanted += [(one, other) for one in node.args[parameters.index(name) :][:1]]
+    for value, inside in wanted:
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            value = value.func.value
+        if isinstance(value, ast.Attribute):
+            found.add(value.attr)
+        elif isinstance(value, ast.Name) and depth and value.id != name:
+            found |= _known_as(value.id, inside, tree, depth - 1)
+    return found
+
+
+def _base(node: ast.expr) -> str:
+    """The name that ``rows.index(0)`` and the like begin with; empty where it is an attribute."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _edits(statement: ast.stmt, kind: str, parameters: Sequence[str], line: str) -> Iterator[tuple[int, int, str]]:

@@ -75,6 +75,62 @@ def test_the_other_argument_is_another_question() -> None:
     ]
 
 
+RING = """\
+Ring = namedtuple("Ring", "tiles full empty")
+
+
+def slot_of(turn, part, piece):
+    return turn * 2 + part, piece
+
+
+def signal(bars, slot):
+    mbarrier.arrive(bars.index(slot), count=1)
+
+
+def await_(bars, slot):
+    mbarrier.wait(bars.index(slot), 0)
+
+
+def role(ring, weights, turn):
+    slot, lap = slot_of(turn, 0, 1)
+    await_(ring.empty, slot)
+    full = ring.full.index(slot)
+    mbarrier.expect(full, 64)
+    tma.async_load(desc, [0, 0], full, ring.tiles.index(slot))
+    signal(ring.empty, slot)
+    signal(sums.empty, slot)
+    x = gl.load(weights + lap)
+    gl.store(out, x)
+"""
+
+
+def test_who_is_given_a_barrier_under_whatever_name() -> None:
+    flow, text = Dataflow(ast.parse(RING)), RING.splitlines()
+
+    def given(name: str) -> list[str]:
+        return [text[line - 1].strip() for line, _ in flow.given(name, ("wait",))]
+
+    assert given("ring.full") == [
+        "mbarrier.expect(full, 64)",
+        "tma.async_load(desc, [0, 0], full, ring.tiles.index(slot))",
+    ]
+    # Where a helper only waits, nobody is signalled.
+    assert given("ring.empty") == ["mbarrier.arrive(bars.index(slot), count=1)", "signal(ring.empty, slot)"]
+    assert given("other.empty")[1:] == ["signal(ring.empty, slot)", "signal(sums.empty, slot)"]
+    assert given("ring.nothing") == []
+
+
+def test_what_is_loaded_from_global_memory_comes_from_its_address() -> None:
+    store = next(i for i, line in enumerate(RING.splitlines(), 1) if "gl.store" in line)
+    found = [RING.splitlines()[line - 1].strip() for line in Dataflow(ast.parse(RING)).lines([store], 9, 1)]
+    # A call of several arguments, which may be the wrong ones, counts as much as a sum.
+    assert found[1:] == [
+        "x = gl.load(weights + lap)",
+        "slot, lap = slot_of(turn, 0, 1)",
+        "return turn * 2 + part, piece",
+    ]
+
+
 def test_a_place_outside_functions_comes_from_nowhere() -> None:
     assert lines("LN2 = ") == []
 

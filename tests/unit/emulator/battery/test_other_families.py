@@ -86,6 +86,30 @@ def test_planted_bugs_are_found_and_pointed_at(planted: Planted) -> None:
     assert SAYS.get(planted.name, "") in message
 
 
+#: Changes drawn by a rule that once were missed, or whose message pointed elsewhere: kernel, line, what becomes of it, problems.
+DRAWN = (
+    ("hopper_ws_d64_causal", "row + g * ROWS)", "row - g * ROWS)", "without log-sum-exp"),
+    ("hopper_ws_d64_causal", "long = query_blocks - 1", "long = query_blocks + 1", "one query, one key"),
+    (EIGHT, "(rows.to(gl.int64) * stride_s)[:, None] + (columns", "(rows.to(gl.int64))[:, None] + (columns", "without log-sum-exp"),
+    (EIGHT, "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q", "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch", "without log-sum-exp"),
+    ("gemm_blackwell", "slot, lap = slot_of(turn, part, piece)", "slot, lap = slot_of(part, turn, piece)", "one small tile"),
+    ("gemm_blackwell", "[STAGES] + a_desc.block_type.shape", "[STAGES] + b_desc.block_type.shape", "one small tile"),
+    (GEMM, "sums = issue(ring, n, zero, False, g, A_ROWS", "sums = issue(ring, n, zero, False, A_ROWS, g", "one small tile"),
+    (BACKWARD, "pid // (HEADS_ABREAST * key_blocks)", "pid // (HEADS_ABREAST)", "abreast"),
+    (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
+    ("blackwell_fp8_d64_full", "store_rows(problem, softmax1, total1, maximum1, batch", "store_rows(problem, softmax1, total1, batch, maximum1", "without log-sum-exp"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "old", "new", "case"), DRAWN, ids=lambda one: None)
+def test_drawn_bugs_are_found_and_pointed_at(kernel: str, old: str, new: str, case: str) -> None:
+    text, changed = Planted("", kernel, "", old, new).text()
+    failures = put(kernel, case, text).failures
+    quoted = {int(line) for line in re.findall(r"line (\d+):", failures[0].message)}
+    # Its P is told by the key that is hidden wrongly: the line that counts blocks lies two functions away.
+    assert quoted & changed or (kernel, case) == (BACKWARD, "far below"), failures[0].message
+
+
 def test_names_of_problems_tell_them_apart() -> None:
     for kernel in (SERVING, GEMM, BACKWARD, EIGHT):
         labels = [one.label() for one in bench_for(Source(kernel_path(kernel)), None).todo()]
