@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.emulator.expressions import (
+    SIGNALS,
+    WAITS,
     Function,
     argument_of,
     arguments,
@@ -40,6 +42,8 @@ _NO_VALUES = {"layout", "type", "shape", "dtype", "element_ty"}
 _MOVES = {"load", "store", "convert_layout", "split", "join", "to", "index", "slice", "permute", "reshape"}
 #: Arguments of a call that may be mixed up.
 _SEVERAL = 3
+#: Of so many lines one may be one that only passes a value on.
+_PASSED = 6
 #: Steps that are followed at most.
 _STEPS = 2000
 
@@ -148,6 +152,34 @@ class Dataflow:
                             found[at] = named or found.get(at, False)
         return [at for at, named in found.items() if named] or list(found)
 
+    def beside(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
+        """As `given`, of the barriers that belong to what ``ring.full`` belongs to and have other names."""
+        owner, _, last = name.rpartition(".")
+        others = dict.fromkeys(
+            self._memory_of(function, one)
+            for function in self._functions.values()
+            for _, _, one in arguments(function, ())
+            if owner and self._made_of(function, one) == owner
+        )
+        return [at for other in others if other not in ("", last) for at in self.given(f"{owner}.{other}", silent)]
+
+    def signals_and_waits(self, line: int) -> list[int]:
+        """Of the function that ``line`` stands in: the wait that comes last before it, and the signal that comes first after it,
+        also by functions of the file."""
+        inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
+        calls = [n for n in ast.walk(inside) if isinstance(n, ast.Call)] if inside is not None else []
+        waits = sorted(n.lineno for n in calls if n.lineno < line and self._does(n, WAITS))
+        signals = sorted(n.lineno for n in calls if n.lineno > line and self._does(n, SIGNALS))
+        return [*waits[-1:], *signals[:1]]
+
+    def _does(self, call: ast.Call, names: Container[str], depth: int = 1) -> bool:
+        """Whether a call is one of these, or of a function that does one."""
+        name = last_name(call.func)
+        if name in names:
+            return True
+        inner = ast.walk(self._functions[name]) if name in self._functions and depth else ()
+        return any(self._does(one, names, depth - 1) for one in inner if isinstance(one, ast.Call))
+
     def _made_of(self, function: Function, node: ast.expr) -> str:
         """What stands before the last attribute of memory: ring, of ``ring.full.index(0)`` and of names for it."""
         own = base_name(node)
@@ -226,8 +258,11 @@ class Dataflow:
                 self._name(cost, frame, what, path)
             else:
                 self._expression(cost, frame, what, path)
-        # What only passes values on says less.
-        return [*self._found, *self._passed][:limit]
+        # What only passes values on says less; the nearest of it has a place all the same.
+        passed = list(self._passed)[: limit // _PASSED]
+        return list(dict.fromkeys([*list(self._found)[: limit - len(passed)], *passed, *self._found, *self._passed]))[
+            :limit
+        ]
 
     def _frame(self, chain: Sequence[int]) -> _Frame | None:
         frame, at = None, 0
@@ -253,9 +288,13 @@ class Dataflow:
                 return True
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in _MOVES:
                 return True
-            if isinstance(one, ast.Call) and last_name(one.func) in self._functions and len(one.args) >= _SEVERAL:
+            if isinstance(one, ast.Call) and len(one.args) >= _SEVERAL and self._is_own(last_name(one.func)):
                 return True
         return False
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a function or a class of named fields of the file is called that."""
+        return name in self._functions or name in self._fields
 
     def _push(self, cost: int, frame: _Frame, what: str | ast.expr, path: _Path, quoted: ast.AST | None = None) -> None:
         """Follow a name or an expression when its turn comes, and quote the statement that it stands in."""

@@ -8,6 +8,11 @@ from typing import Any
 
 #: Calls that only say where memory is.
 ADDRESSES = {"index", "slice", "permute", "reshape"}
+#: Calls that wait for others, and calls that tell them.
+WAITS = {"wait", "warpgroup_mma_wait", "store_wait", "wait_group"}
+SIGNALS = {"arrive", "expect", "tcgen05_commit", "mbarrier_arrive", "commit_group"}
+#: Calls that do not signal a barrier that they are given.
+SILENT = {"wait", "init", "invalidate"}
 
 Function = ast.FunctionDef
 

@@ -447,7 +447,7 @@ _BEHIND = 20
 #: Products with V that are quoted where others are left out.
 _PRODUCTS = 4
 #: Lines that tell which rows of Q a role takes.
-_WHOSE = 12
+_WHOSE = 15
 #: Lines that may put the keys of P into another order.
 _SHUFFLED = 4
 #: Lines about P where what hides scores is concerned.

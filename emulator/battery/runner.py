@@ -13,14 +13,17 @@ from tilecast.emulator.battery.coverage import Unreached
 from tilecast.emulator.battery.host import handed_on
 from tilecast.emulator.battery.launches import Labelled
 from tilecast.emulator.errors import (
+    BarrierError,
     BoundsError,
     EmulationError,
     IntegerError,
     LayoutError,
+    RaceError,
     RequestError,
     UninitializedError,
     UnsupportedError,
 )
+from tilecast.emulator.expressions import SILENT
 from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
@@ -117,10 +120,16 @@ def _behind(source: Source, error: EmulationError) -> str:
     """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
     if isinstance(error, (UninitializedError, LayoutError)):
         return _operands(source, error)
+    if isinstance(error, BarrierError) or (isinstance(error, RaceError) and "shared memory" in str(error)):
+        return _ordered(source, str(error))
     twice = str(error).startswith("race on element") and "between warps" not in str(error)
     if not twice and not isinstance(error, (BoundsError, IntegerError)):
         return ""
     frames = source.frames_of(error)
+    if isinstance(error, IntegerError):
+        # Of larger problems it shows at the end of a launch: where the number was made says more.
+        said = int(re.findall(r"line (\d+):", str(error) + " line 0:")[0])
+        frames = frames[frames.index(said) :] if said in frames else [said]
     # The address; of what lies outside also a copy's, its second argument, and which elements are asked for.
     behind = by_turns(
         [source.values(frames, _BEHIND, argument)[1:] for argument in ((0,) if twice else (0, 1, "mask"))]
@@ -133,6 +142,17 @@ def _behind(source: Source, error: EmulationError) -> str:
         return text + handed_on(source, "addresses depend on strides", ("stride", "attention["))
     tensor = re.search(r"outside (\w+): element", str(error))
     return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
+
+
+def _ordered(source: Source, said: str) -> str:
+    """Of accesses or arrivals that nothing orders, the waits before and the signals after them, and the other barriers of theirs."""
+    flow, places = source.dataflow, [int(line) for line in re.findall(r"line (\d+):", said)]
+    around = [line for place in dict.fromkeys(places) for line in flow.signals_and_waits(place) if line not in places]
+    name = re.search(r"(?:^|memory |: )([a-z_]\w*(?:\.\w+)*)\[", said)
+    back = [line for line, _ in flow.beside(name[1], SILENT)] if name else []
+    lines = [line for line in dict.fromkeys([*around, *back]) if line not in places][:_OPERAND]
+    quoted = [f"\n               {source.quote(line)[:100]}" for line in lines]
+    return "; waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
 
 
 def _operands(source: Source, error: EmulationError) -> str:
@@ -155,6 +175,8 @@ def _through(source: Source, error: BaseException) -> str:
     """Where the file's code was when it failed, and what those lines are computed from, as text to append."""
     frames = source.frames_of(error)
     lines = [*frames, *(line for frame in frames for line in source.computed(frame, "values"))]
+    # Of a refusal, what decides about it.
+    lines += source.computed(frames[0]) if frames else []
     lines += [line for frame in reversed(frames) for line in source.computed(frame, "function")]
     quoted = [source.quote(line)[:100] for line in dict.fromkeys(lines)][:_BEHIND]
     return "; it comes from" + "".join(f"\n               {one}" for one in quoted) if quoted else ""

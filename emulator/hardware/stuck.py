@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilecast.emulator.errors import BarrierError, DeadlockError
+from tilecast.emulator.expressions import SILENT
 from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
@@ -13,8 +14,6 @@ from tilecast.emulator.source import Source
 _QUOTED, _WIDTH, _AROUND = 12, 100, 6
 #: Lines that signal a barrier, and that one is followed back to; what a wait is followed back to.
 _SIGNALS, _SLOTS = 10, 4
-#: What does not signal a barrier that it is given.
-_SILENT = ("wait", "init", "invalidate")
 
 
 def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierError | DeadlockError:
@@ -59,7 +58,7 @@ def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: So
     """Where the barriers are signalled that somebody waits for, and what the slots and phases of both sides come from."""
     sides = [source.values(chain, _SLOTS, argument) for chain in chains for argument in (0, 1)]
     for name in names:
-        sides += [source.values([line], _SLOTS, argument) for line, argument in source.dataflow.given(name, _SILENT)]
+        sides += [source.values([line], _SLOTS, argument) for line, argument in source.dataflow.given(name, SILENT)]
     waits = {chain[0] for chain in chains}
     found = [place for place in by_turns(sides) if place not in waits]
     quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_SIGNALS]]

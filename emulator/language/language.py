@@ -22,6 +22,9 @@ from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
 from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
 
+#: Lines that a message about PTX quotes.
+_PTX = 8
+
 
 class Language(Products):
     """gluon.language for one session: plain functions of tensors."""
@@ -128,7 +131,15 @@ class Language(Products):
         is_pure: bool = True,
         pack: Any = 1,
     ) -> Any:
-        """Inline PTX on ``pack`` neighbouring elements at a time."""
+        """Inline PTX on ``pack`` neighbouring elements at a time; UnsupportedError says where its text comes from."""
+        try:
+            return self._inline(asm, constraints, args, dtype, pack)
+        except ptx.UnknownError as error:
+            behind = self.session.source.values(self.session.source.calls(), _PTX, 0)
+            quoted = "".join(f"\n               {self.session.source.quote(line)[:100]}" for line in behind)
+            raise UnsupportedError(f"{self.session.here()}: {error}; it comes from{quoted}") from None
+
+    def _inline(self, asm: Any, constraints: Any, args: Sequence[Any], dtype: Any, pack: Any) -> Any:
         text, outputs, size = str(asm), str(constraints).count("="), int(pack)
         number, lasting = self.program.number, self.program.role().registers
         if ptx_memory.touches_memory(text):

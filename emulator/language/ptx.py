@@ -12,6 +12,11 @@ import numpy as np
 
 from tilecast.emulator.errors import UnsupportedError
 
+
+class UnknownError(UnsupportedError):
+    """PTX that is not known, or reads what nothing has written."""
+
+
 _SMALLEST = np.float32(2.0**-126)
 
 
@@ -140,7 +145,7 @@ def _statement(text: str) -> Statement:
     elif op in _PLAIN:
         run = _PLAIN[op]
     else:
-        raise UnsupportedError(f"the emulator does not know the PTX instruction '{text}'")
+        raise UnknownError(f"the emulator does not know the PTX instruction '{text}'")
     return Statement(text, run, op.endswith("x2"), groups[0], tuple(groups[1:]), pipe)
 
 
@@ -209,7 +214,7 @@ class _Registers:
                 return np.full_like(self.like, int(name[2:], 16))
             number = int(name, 0)
         except ValueError:
-            raise UnsupportedError(f"PTX reads '{name}', which nothing has written") from None
+            raise UnknownError(f"PTX reads '{name}', which nothing has written") from None
         if number >= 1 << 32:
             return (np.full_like(self.like, number & 0xFFFFFFFF), np.full_like(self.like, number >> 32))
         return np.full_like(self.like, number & 0xFFFFFFFF)
