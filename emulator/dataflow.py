@@ -164,21 +164,23 @@ class Dataflow:
         return [at for other in others if other not in ("", last) for at in self.given(f"{owner}.{other}", silent)]
 
     def signals_and_waits(self, line: int) -> list[int]:
-        """Of the function that ``line`` stands in: the wait that comes last before it, and the signal that comes first after it,
-        also by functions of the file."""
+        """Of the function that ``line`` stands in: the wait that comes last before it, and the signal that comes first after it; of
+        those by functions of the file the lines in there, too."""
         inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
         calls = [n for n in ast.walk(inside) if isinstance(n, ast.Call)] if inside is not None else []
-        waits = sorted(n.lineno for n in calls if n.lineno < line and self._does(n, WAITS))
-        signals = sorted(n.lineno for n in calls if n.lineno > line and self._does(n, SIGNALS))
-        return [*waits[-1:], *signals[:1]]
+        waits = [found for n in calls if n.lineno < line and (found := self._does(n, WAITS))]
+        signals = [found for n in calls if n.lineno > line and (found := self._does(n, SIGNALS))]
+        return [*max(waits, default=[]), *min(signals, default=[])]
 
-    def _does(self, call: ast.Call, names: Container[str], depth: int = 1) -> bool:
-        """Whether a call is one of these, or of a function that does one."""
+    def _does(self, call: ast.Call, names: Container[str], depth: int = 1) -> list[int]:
+        """The line of a call that is one of these, or of a function that does one, and the line there; empty for others."""
         name = last_name(call.func)
         if name in names:
-            return True
+            return [call.lineno]
         inner = ast.walk(self._functions[name]) if name in self._functions and depth else ()
-        return any(self._does(one, names, depth - 1) for one in inner if isinstance(one, ast.Call))
+        found = (self._does(one, names, depth - 1) for one in inner if isinstance(one, ast.Call))
+        first = next((lines for lines in found if lines), [])
+        return [call.lineno, *first] if first else []
 
     def _made_of(self, function: Function, node: ast.expr) -> str:
         """What stands before the last attribute of memory: ring, of ``ring.full.index(0)`` and of names for it."""

@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
-from tilecast.emulator.language import newer, packed, wider
+from tilecast.emulator.language import launch_control, libdevice, newer, packed, threadwise, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
 from tilecast.emulator.language.im2col import TensorDescriptorIm2Col
@@ -118,11 +118,15 @@ def with_constructor(cls: type) -> type:
     return cls
 
 
+#: Types that kernels only name, in annotations.
+_TYPES = {
+    name: type(name, (), {}) for name in ("base_type", "base_value", "block_type", "pointer_type", "tuple_type", "void", "shared_memory_descriptor_type")
+}  # fmt: skip
 #: What tensors have as methods.
 _METHODS = (
     "expand_dims", "sum", "max", "min", "reduce", "ravel", "cast", "abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin",
     "cos", "floor", "ceil", "gather", "associative_scan", "histogram", "erf", "sqrt_rn", "cumsum", "cumprod", "xor_sum", "reduce_or",
-    "cdiv",
+    "cdiv", "sigmoid",
 )  # fmt: skip
 
 
@@ -144,7 +148,7 @@ def _language(session: Session, gl: Language) -> Module:
         "convert_layout": converting(session, gl.convert_layout),
         **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in ATOMICS.items()},
     }
-    more = {**wider.names(session), **newer.names(session)}
+    more = {**wider.names(session), **newer.names(session), **threadwise.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
     places = {
         "DistributedLinearLayout": layouts.DistributedLinearLayout,
@@ -162,6 +166,9 @@ def _language(session: Session, gl: Language) -> Module:
         **{name: meeting(session, more[name]) for name in scattering}, **moving,
     }  # fmt: skip
     session.methods = {name: functions[name] for name in _METHODS}
+    session.methods |= {
+        f"pointer.{name}": functions[name] for name in ("store", *(n for n in functions if n.startswith("atomic_")))
+    }
     return Module(
         "triton.experimental.gluon.language",
         session,
@@ -169,7 +176,7 @@ def _language(session: Session, gl: Language) -> Module:
             **functions, **types_, **places,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
             "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "dtype": dtypes.Dtype, "constexpr_function": lambda fn: fn,
-            **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint),
+            **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint), **_TYPES,
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
         },
     )  # fmt: skip
@@ -236,7 +243,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         {
             "async_load": gl.async_load, "async_copy_global_to_shared": gl.async_load, "async_store": gl.async_store,
             "async_copy_shared_to_global": gl.async_store, "store_wait": gl.store_wait, "tensor_descriptor": described,
-            "tensor_descriptor_im2col": columns, "tensor_descriptor_type": described, "async_load_im2col": gl.async_load_im2col,
+            "tensor_descriptor_im2col": columns, "tensor_descriptor_im2col_type": columns, "tensor_descriptor_type": described, "async_load_im2col": gl.async_load_im2col,
             "async_copy_global_to_shared_im2col": gl.async_load_im2col, "make_tensor_descriptor": gl.make_tensor_descriptor,
             **gl.reductions(),
         },
@@ -252,7 +259,11 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
             "wait_group": gl.wait_group, "mbarrier_arrive": gl.mbarrier_arrive,
         },
     )  # fmt: skip
-    clc = Module("clc", session, {"try_cancel": gl.try_cancel, "load_result": gl.load_result})
+    clc = Module(
+        "clc",
+        session,
+        {"try_cancel": gl.try_cancel, "load_result": gl.load_result, "clc_result": launch_control.Answer},
+    )
     cluster = Module("cluster", session, {"barrier": gl.cluster_barrier})
     shared = {
         **newer.CACHING,
@@ -279,7 +290,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     base = "triton.experimental.gluon"
     float2 = Module(f"{base}.language.nvidia.blackwell.float2", session, packed.NAMES)
     blackwell["float2"] = float2
-    libdevice = Module(f"{base}.language.extra.libdevice", session, wider.fast_math(gl))
+    device = Module(f"{base}.language.extra.libdevice", session, libdevice.names(gl))
     language = _language(session, gl)
     arch = 90 if session.tensor_kind == "wgmma" else 100
     driver = types.SimpleNamespace(
@@ -319,7 +330,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
     found: dict[str, types.ModuleType] = {
         "triton": triton,
         "triton.language": plain,
-        "triton.language.extra": Module("triton.language.extra", session, {"libdevice": libdevice}),
+        "triton.language.extra": Module("triton.language.extra", session, {"libdevice": device}),
         "triton.language.extra.cuda": Module("triton.language.extra.cuda", session, newer.dependent_launches(session)),
         "triton.language.core": core,
         "triton._C.libtriton": Module("triton._C.libtriton", session, {"nvidia": Placeholder(), "ir": Placeholder()}),
@@ -337,7 +348,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         f"{base}.language": language,
         # Kernels make operations of their own where a release has none for what it can do.
         f"{base}.language._core": Module(f"{base}.language._core", session, {"builtin": lambda fn: fn}),
-        f"{base}.language.extra": Module(f"{base}.language.extra", session, {"libdevice": libdevice}),
+        f"{base}.language.extra": Module(f"{base}.language.extra", session, {"libdevice": device}),
         f"{base}.language.nvidia": Module(f"{base}.language.nvidia", session, {}),
         f"{base}.language.nvidia.ampere": Module(
             f"{base}.language.nvidia.ampere",

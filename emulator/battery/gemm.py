@@ -44,6 +44,8 @@ class Product:
     in_place: bool = False
     gap: int = 0
     poisoned: bool = False
+    #: Whether there is no C, whatever beta is.
+    without_c: bool = False
     mode: str = "late"
     seed: int = 0
     sms: int = 3
@@ -74,11 +76,14 @@ class GemmBench(LaunchBench):
         yield replace(base, name="one small tile", m=3, n=8, k=8)
         yield replace(base, name="no rows", m=0, n=16)
         yield replace(base, name="no C", m=m // 2 + 3, n=n + 24, beta=0.0, dtype="fp16")
+        yield replace(base, name="without C", m=m // 2 + 3, n=n + 24, without_c=True)
         yield replace(base, name="C that is not read", m=m // 2 + 3, n=n - 8, beta=0.0, poisoned=True)
         yield replace(base, name="several tiles", m=3 * m + 9, n=2 * n + 8, again=True, gap=8)
         yield replace(base, name="one step", m=2 * m + 1, k=k, mode="random", seed=1)
         yield replace(base, name="more steps than slots", m=m + 2, n=n + 8, k=(2 * stages + 1) * k + 16, sms=2)
         yield replace(base, name="more rows of tiles than are walked together", m=(group + 1) * m + 3, n=2 * n + 8, k=k)
+        # A program that takes one tile too many finds no row of tiles left.
+        yield replace(base, name="all rows of tiles walked together", m=group * m, n=16, k=k, sms=3)
         for number, (a, b) in enumerate((("rows", "columns"), ("columns", "rows"), ("columns", "columns"))):
             yield replace(base, name="layouts", a=a, b=b, m=m + 24, dtype="fp16" if number == 1 else "bf16")
         for alpha, beta in ((0.5, -2.0), (1.0, 0.5), (-3.0, 1.0), (2.0, 0.0), (0.0, 1.0)):
@@ -114,7 +119,12 @@ class GemmBench(LaunchBench):
 
         def launched(watcher: Watcher | None = None) -> _Tensors:
             tensors = made()
-            given = (tensors.a, tensors.b, tensors.c if problem.beta or problem.poisoned else None, tensors.d)
+            given = (
+                tensors.a,
+                tensors.b,
+                tensors.c if (problem.beta and not problem.without_c) or problem.poisoned else None,
+                tensors.d,
+            )
             self.launch(
                 lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
@@ -125,9 +135,10 @@ class GemmBench(LaunchBench):
         beyond = done.holder[:, problem.n :]
         if not np.array_equal(beyond, done.beyond, equal_nan=True):
             raise WrongResultError("columns of D beyond its last one were written")
-        want = problem.alpha * (_f64(done.a) @ _f64(done.b)) + (problem.beta * done.before if problem.beta else 0.0)
+        adds = problem.beta and not problem.without_c
+        want = problem.alpha * (_f64(done.a) @ _f64(done.b)) + (problem.beta * done.before if adds else 0.0)
         size = abs(problem.alpha) * (np.abs(_f64(done.a)) @ np.abs(_f64(done.b)))
-        size = size + (abs(problem.beta * done.before) if problem.beta else 0.0)
+        size = size + (abs(problem.beta * done.before) if adds else 0.0)
         kind = _kind(problem, self._wide)
         rounded = np.abs(want.astype(_TYPES[kind]).astype(np.float64) - want)
         allowed = 1.01 * rounded + _SUM * size + _TIE[kind] * np.abs(want) + 2.0**-40

@@ -76,6 +76,12 @@ def run_battery(
         run = bench_for(source, machine)
     except SyntaxError as error:
         raise RequestError(f"{source.path}: line {error.lineno}: {error.msg}") from None
+    except EmulationError:
+        raise
+    except Exception as error:
+        # What stands at the top of the file, before anything is launched.
+        message = f"{source.quote_of(error)}: {type(error).__name__}: {error}{_through(source, error)}"
+        raise RequestError(f"{source.path} cannot be loaded: {message}") from None
     todo = [one for one in run.todo() if chosen(one)][:most]
     failures: list[Failure] = []
     solved = refusals = exponentials = 0

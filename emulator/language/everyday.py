@@ -158,17 +158,23 @@ class Everyday:
 
     # -- mathematics -----------------------------------------------------------------------------------------------------
 
-    def function(self, pipe: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
-        """An elementwise function of float32, by ``of_arrays`` of numpy; ``pipe`` is charged."""
+    def function(self, pipe: str, of_arrays: Callable[..., Any], own_type: bool = False) -> Callable[..., Any]:
+        """An elementwise function of float32, by ``of_arrays`` of numpy; ``pipe`` is charged.  ``own_type``: its results have the
+        type that numpy gives them."""
 
         def call(*args: Any) -> Any:
             if not any(isinstance(a, Tensor) for a in args):
+                if own_type:
+                    kinds = [np.int32 if isinstance(raw(a), int) else np.float32 for a in args]
+                    found = of_arrays(*(np.asarray(raw(a), kind) for a, kind in zip(args, kinds, strict=True)))
+                    return Int(int(found)) if found.dtype.kind in "iu" else float(found)
                 return float(np.float32(of_arrays(*(np.float32(raw(a)) for a in args))))
             layout = joint_layout(self.session, *args)
             kind = next(a.a.dtype for a in args if isinstance(a, Tensor))
             with np.errstate(all="ignore"):
                 values = of_arrays(*(a.a if isinstance(a, Tensor) else np.asarray(raw(a), kind) for a in args))
-            out = Tensor(self.session, np.asarray(values).astype(kind, copy=False), layout)
+            made = np.asarray(values)
+            out = Tensor(self.session, made if own_type else made.astype(kind, copy=False), layout)
             out.charge(pipe, out.a.size)
             return out
 
@@ -190,6 +196,7 @@ class Everyday:
             **{name: self.function("mufu", fn) for name, fn in special.items()},
             **{name: self.function("fma", fn) for name, fn in plain.items()},
             **{name: self.function("div", np.divide) for name in ("fdiv", "div_rn")},
+            "sigmoid": self.function("mufu", lambda x: 1 / (1 + np.exp(-np.float64(x)))),
         }
 
     # -- assertions and prints -------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
-from tilecast.emulator.language.everyday import Everyday
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout
@@ -167,15 +166,6 @@ def packed_arithmetic(session: Session) -> dict[str, Callable[..., Tensor]]:
 
 def unplaced(*_given: Any) -> None:
     """AutoLayout and CoalescedLayout: threads that the compiler chooses, which fit everything here."""
-
-
-def fast_math(gl: Everyday) -> dict[str, Callable[..., Any]]:
-    """libdevice's approximations, computed exactly and rounded once."""
-    return {
-        "fast_expf": gl.function("mufu", np.exp), "fast_logf": gl.function("mufu", np.log),
-        "fast_log2f": gl.function("mufu", np.log2), "fast_sinf": gl.function("mufu", np.sin),
-        "fast_cosf": gl.function("mufu", np.cos), "fast_dividef": gl.function("div", np.divide),
-    }  # fmt: skip
 
 
 def names(session: Session) -> dict[str, Any]:

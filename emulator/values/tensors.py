@@ -245,7 +245,7 @@ class Tensor:
     @property
     def type(self) -> Any:
         """What kernels ask of a type."""
-        return types.SimpleNamespace(layout=self.layout, shape=self.shape, element_ty=self.dtype)
+        return types.SimpleNamespace(layout=self.layout, shape=self.shape, element_ty=self.dtype, scalar=self.dtype)
 
     @property
     def dtype(self) -> dtypes.Dtype:
@@ -281,6 +281,17 @@ class Tensor:
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         new = tuple(int(n) for n in extents)
         return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
+
+    def flip(self, dim: Any = None) -> Tensor:
+        """Elements in the opposite order, by default along the last dimension."""
+        return self.like(np.ascontiguousarray(np.flip(self.a, -1 if dim is None else int(dim))), self.layout)
+
+    def item(self) -> Any:
+        """The one element, as a scalar."""
+        if self._a.size != 1:
+            raise LayoutError(f"item needs one element, got {list(self._a.shape)}")
+        value = self.a.reshape(-1)[0]
+        return Int(int(value)) if self._a.dtype.kind in "iub" else Float(value)
 
     @property
     def T(self) -> Tensor:  # noqa: N802
@@ -435,6 +446,15 @@ class Pointer:
 
     def __getitem__(self, key: Any) -> Pointer:
         return Pointer(self.memory, self.offset[key])
+
+    def __getattr__(self, name: str) -> Any:
+        """pointers.store(value) and pointers.atomic_add(value): functions of the language, where the pointers know whose."""
+        if name.startswith("__") or not isinstance(self.offset, Tensor):
+            raise AttributeError(name)
+        function = self.offset.session.methods.get(f"pointer.{name}")
+        if function is None:
+            raise UnsupportedError(f"{self.offset.session.here()}: the emulator does not know pointer.{name}")
+        return functools.partial(function, self)
 
 
 def reduced(session: Session, x: Tensor, axis: int | None, compute: Any, pipe: str) -> Any:

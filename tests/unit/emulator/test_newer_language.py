@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import tilecast
 from tilecast.emulator.errors import DeadlockError, EmulationError, RaceError, WrongResultError
+from tilecast.emulator.values.layouts import BlockedLayout, NvmmaDistributedLayout, SliceLayout
+from tilecast.emulator.values.registers import linear_of
 
 pytest.importorskip("greenlet")
 
@@ -143,3 +146,94 @@ def kernel(out, NAME: gl.constexpr):
     assert out[0] == 25
     with pytest.raises(EmulationError, match="no field 'c'"):
         module.kernel[(1,)](out, NAME=False)
+
+
+BY_THREAD = """
+W = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
+
+
+def rotated(outputs, inputs):
+    (out,), (x, scale) = outputs, inputs
+    return "\\n".join(f"mul.f32 {dst}, {src}, {scale[0]};" for dst, src in zip(out, x[1:] + x[:1]))
+
+
+def first(outputs, inputs):
+    return f"mov.b32 {outputs[0][0]}, {inputs[0][0]};"
+
+
+@gluon.jit
+def kernel(x, out, firsts):
+    i = gl.arange(0, 64, layout=gl.SliceLayout(1, W))[:, None] * 32 + gl.arange(0, 32, layout=gl.SliceLayout(0, W))[None, :]
+    v = gl.load(x + i)
+    gl.store(out + i, gl.inline_asm(rotated, ("=f", "f", "f"), [v, 2.0], gl.distributed_type(gl.float32, [64, 32], W), is_pure=True))
+    whole, number = gl.inline_asm("mov.b32 $0, $2; mov.b32 $1, 7;", "=r,=r,r", [gl.arange(0, 128, layout=L)], [gl.arange(0, 128, layout=L).type, gl.int32])
+    gl.store(firsts + gl.arange(0, 128, layout=L), whole + number)
+
+
+@gluon.jit
+def different(x):
+    gl.inline_asm(first, ("=r", "r"), [gl.load(x + gl.arange(0, 128, layout=L))], gl.float32)
+"""
+
+
+def test_inline_asm_sees_the_registers_of_a_thread_in_their_order(tmp_path: Path) -> None:
+    module = load(tmp_path, BY_THREAD)
+    x = np.arange(2048, dtype=np.float32)
+    out, firsts = np.zeros(2048, np.float32), np.zeros(128, np.int32)
+    module.kernel[(1,)](x, out, firsts)
+    assert np.array_equal(firsts, np.arange(128) + 7)
+    # Registers of wgmma: a neighbour, eight rows further, then every eight columns; the last one is followed by the first.
+    row, column = (n.reshape(-1) for n in np.indices((64, 32)))
+    number = (column & 1) | (row >> 3 & 1) << 1 | (column >> 3) << 2
+    after = (number + 1) % 16
+    wanted = ((row & ~8) | (after >> 1 & 1) << 3) * 32 + ((column & ~25) | (after & 1) | (after >> 2) << 3)
+    assert np.array_equal(out, 2.0 * wanted)
+    with pytest.raises(EmulationError, match="a scalar result of inline_asm differs between threads"):
+        module.different[(1,)](x)
+
+
+def test_layouts_become_linear_ones_as_triton_has_them() -> None:
+    wgmma = NvmmaDistributedLayout.make([3, 0], [4, 1], [16, 32, 16])
+    # Printed by Triton 3.9's to_linear_layout, compiled offline.
+    found = linear_of(wgmma, (128, 64))
+    assert found.reg_bases == [[0, 1], [8, 0], [0, 8], [0, 16], [0, 32], [64, 0]]
+    assert (found.lane_bases, found.warp_bases) == ([[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]])
+    assert linear_of(wgmma, (64, 16)).reg_bases == [[0, 1], [8, 0], [0, 8], [0, 0]]
+    sync = linear_of(NvmmaDistributedLayout.make([2, 0], [2, 2], [16, 8]), (64, 64))
+    assert sync.reg_bases == [[0, 1], [8, 0], [0, 16], [0, 32], [32, 0]] and sync.warp_bases == [[0, 8], [16, 0]]
+    part = linear_of(SliceLayout(1, BlockedLayout([1, 2], [4, 8], [2, 2], [1, 0])), (64,))
+    assert (part.reg_bases, part.lane_bases) == ([[8], [16], [32]], [[0], [0], [0], [1], [2]])
+
+
+def test_methods_and_functions_of_one_element(tmp_path: Path) -> None:
+    module = load(
+        tmp_path,
+        """
+from triton.experimental.gluon.language.extra import libdevice
+
+
+@gluon.jit
+def kernel(x, out, bits, counts):
+    i = gl.arange(0, 128, layout=L)
+    v = gl.load(x + i)
+    gl.store(out + i, v.sigmoid())
+    (out + 128 + i).store(libdevice.tanh(v) + libdevice.copysign(libdevice.round(v), v))
+    gl.store(out + 256 + i, libdevice.normcdf(v).flip())
+    gl.store(bits + i, libdevice.float_as_int(v))
+    n = gl.load(bits + i)
+    gl.store(bits + 128 + i, libdevice.popc(n) + 100 * libdevice.clz(n))
+    gl.store(bits + 256 + i, libdevice.float2int_rz(v) + 100 * libdevice.ffs(n) + libdevice.isnan(v))
+    (counts + i % 4).atomic_add(1)
+""",
+    )
+    x = np.linspace(-4, 4, 128, dtype=np.float32)
+    out, bits, counts = np.zeros(384, np.float32), np.zeros(384, np.int32), np.zeros(4, np.int32)
+    module.kernel[(1,)](x, out, bits, counts)
+    wide = x.astype(np.float64)
+    assert np.allclose(out[:128], 1 / (1 + np.exp(-wide)), rtol=1e-6)
+    assert np.allclose(out[128:256], np.tanh(wide) + np.sign(wide) * np.floor(np.abs(wide) + 0.5), rtol=1e-6)
+    assert np.allclose(out[256:][::-1], [0.5 * math.erfc(-one / math.sqrt(2)) for one in wide], rtol=1e-6)
+    words = x.view(np.uint32)
+    assert np.array_equal(bits[:128], x.view(np.int32)) and np.array_equal(counts, [32] * 4)
+    assert np.array_equal(bits[128:256], [bin(n).count("1") + 100 * (32 - int(n).bit_length()) for n in words])
+    assert np.array_equal(bits[256:], np.trunc(x) + 100 * np.array([(int(n) & -int(n)).bit_length() for n in words]))

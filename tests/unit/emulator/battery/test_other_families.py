@@ -10,6 +10,7 @@ from support.planted_families import FAMILIES
 
 from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.runner import Battery, run_battery
+from tilecast.emulator.errors import RequestError
 from tilecast.emulator.report import is_forward
 from tilecast.emulator.run import emulate, kernel_path
 from tilecast.emulator.source import Source
@@ -94,6 +95,9 @@ DRAWN = (
     (EIGHT, "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q", "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch", "without log-sum-exp"),
     ("gemm_blackwell", "slot, lap = slot_of(turn, part, piece)", "slot, lap = slot_of(part, turn, piece)", "one small tile"),
     ("gemm_blackwell", "[STAGES] + a_desc.block_type.shape", "[STAGES] + b_desc.block_type.shape", "one small tile"),
+    ("gemm_blackwell", "+ gl.num_programs(0) - 1) // gl", "+ gl.num_programs(0) + 1) // gl", "all rows of tiles"),
+    (SERVING, "n // slots & 1 ^ 1)", "n // slots & 2 ^ 1)", "layouts: 4"),
+    (GEMM, "adds = c is not None and", "adds = d is not None and", "without C"),
     (GEMM, "sums = issue(ring, n, zero, False, g, A_ROWS", "sums = issue(ring, n, zero, False, A_ROWS, g", "one small tile"),
     (BACKWARD, "pid // (HEADS_ABREAST * key_blocks)", "pid // (HEADS_ABREAST)", "abreast"),
     (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
@@ -108,6 +112,12 @@ def test_drawn_bugs_are_found_and_pointed_at(kernel: str, old: str, new: str, ca
     quoted = {int(line) for line in re.findall(r"line (\d+):", failures[0].message)}
     # Its P is told by the key that is hidden wrongly: the line that counts blocks lies two functions away.
     assert quoted & changed or (kernel, case) == (BACKWARD, "far below"), failures[0].message
+
+
+def test_a_file_that_fails_at_its_top_is_refused_with_the_line() -> None:
+    text = Planted("", GEMM, "", "STAGES = gl.constexpr(", "STAGES = 3 - gl.constexpr('4' if 1 else ").text()[0]
+    with pytest.raises(RequestError, match=r"cannot be loaded: line \d+: STAGES = .*TypeError"):
+        run_battery(Source("gemm.py", text))
 
 
 def test_names_of_problems_tell_them_apart() -> None:
