@@ -357,6 +357,15 @@ class Scales(Tmem):
     def assign(self, values: Any) -> None:
         """Put factors there."""
         self._a[...] = values
+        if self._whole():
+            # Bytes of a column: four factors of a row; columns: blocks of 32 rows, then the next four factors; each warp has all.
+            octets = self._a.view(np.uint8).reshape(self.rows // 32, 32, self.columns // 4, 4).transpose(1, 2, 0, 3)
+            size = 4 * self._taken
+            self.program.tmem_bytes[:_LANES, self.byte : self.byte + size] = np.tile(octets.reshape(32, size), (4, 1))
+
+    def _whole(self) -> bool:
+        """Whether the factors fill columns of one CTA."""
+        return self.program.ctas == 1 and self.rows % 32 == 0 and self.columns % 4 == 0
 
     def cells_of(self, cta: int) -> Any:
         """Cell numbers in one CTA."""
@@ -367,9 +376,18 @@ class Scales(Tmem):
         raise UnsupportedError(f"{self.program.here()}: a slice of scale factors in tensor memory is not emulated")
 
     def reinterpret(self, dtype: Any = None, shape: Any = None, layout: Any = None) -> Tmem:
-        """Refused: where the factors lie is not followed."""
+        """The columns of one CTA as bytes of 128 rows; refused otherwise."""
+        wanted = () if shape is None else tuple(int(n) for n in shape)
+        kind = self.dtype if dtype is None else dtype
+        if (
+            self._whole()
+            and isinstance(layout, TensorMemoryLayout)
+            and wanted == (_LANES, 4 * self._taken)
+            and kind.bits == 8
+        ):
+            return self._as(Tmem(self.program, self.byte, wanted[1], kind, self.name, _LANES, layout))
         raise UnsupportedError(
-            f"{self.program.here()}: scale factors in tensor memory, seen otherwise, are not emulated"
+            f"{self.program.here()}: scale factors in tensor memory, seen otherwise than as bytes of {_LANES} rows, are not emulated"
         )
 
     _reinterpret = reinterpret

@@ -237,3 +237,39 @@ def kernel(x, out, bits, counts):
     assert np.array_equal(bits[:128], x.view(np.int32)) and np.array_equal(counts, [32] * 4)
     assert np.array_equal(bits[128:256], [bin(n).count("1") + 100 * (32 - int(n).bit_length()) for n in words])
     assert np.array_equal(bits[256:], np.trunc(x) + 100 * np.array([(int(n) & -int(n)).bit_length() for n in words]))
+
+
+def test_scale_factors_in_tensor_memory_are_bytes_of_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(
+        """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout, TensorMemoryScalesLayout, allocate_tensor_memory, mbarrier, tcgen05_commit, tcgen05_copy,
+)
+ROWS = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def kernel(x, out, WIDE: gl.constexpr):
+    places = gl.arange(0, 64, layout=gl.SliceLayout(1, ROWS))[:, None] * 8 + gl.arange(0, 8, layout=gl.SliceLayout(0, ROWS))[None, :]
+    shared = gl.allocate_shared_memory(gl.int8, [64, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    shared.store(gl.load(x + places))
+    scales = allocate_tensor_memory(gl.int8, [64, 8], TensorMemoryScalesLayout())
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    tcgen05_copy(shared, scales)
+    tcgen05_commit(bar)
+    mbarrier.wait(bar, 0)
+    octets = scales.reinterpret(gl.int8, [128, WIDE], TensorMemoryLayout((128, WIDE), col_stride=1)).load(ROWS)
+    rows = gl.arange(0, 128, layout=gl.SliceLayout(1, ROWS))[:, None] * WIDE
+    gl.store(out + rows + gl.arange(0, WIDE, layout=gl.SliceLayout(0, ROWS))[None, :], octets)
+"""
+    )
+    module = tilecast.emulated(str(tmp_path / "kernel.py"), machine="b200", triton="3.9")
+    x, out = np.arange(512).astype(np.int8), np.zeros((128, 16), np.int8)
+    module.kernel[(1,)](x, out, 16)
+    # As Triton's own test of the copy has it: each warp finds, of every 32 rows, four factors side by side.
+    assert np.array_equal(out, np.tile(x.reshape(2, 32, 2, 4).transpose(1, 2, 0, 3).reshape(32, 16), (4, 1)))
+    with pytest.raises(EmulationError, match="seen otherwise than as bytes of 128 rows"):
+        module.kernel[(1,)](x, out, 8)
