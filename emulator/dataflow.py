@@ -78,6 +78,14 @@ class Dataflow:
                 self._fields[node.name] = [
                     n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
                 ]
+        #: Names that statements at the top read.
+        self._outside = {
+            n.id
+            for node in tree.body
+            if not isinstance(node, Function)
+            for n in ast.walk(node)
+            if isinstance(n, ast.Name)
+        }
         #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
         self._calls: dict[str, list[tuple[Function, list[ast.expr], ast.Call | None]]] = {}
         self._stores: dict[str, list[tuple[Function, ast.Call]]] = {}
@@ -93,7 +101,7 @@ class Dataflow:
         self._passed: dict[int, None] = {}
         self._seen: set[Any] = set()
         self._right: Container[str] = ()
-        self._products, self._prefer, self._layouts = False, "", False
+        self._products, self._prefer, self._layouts, self._counters = False, "", False, False
         #: Lines of statements that the run in question did not execute: nothing came from them.
         self.left_out: frozenset[int] = frozenset()
         self._ifs: dict[str, list[ast.If]] = {}
@@ -141,7 +149,7 @@ class Dataflow:
         ``silent``: functions that do not count."""
         owner, _, last = name.rpartition(".")
         found: dict[tuple[int, int], bool] = {}
-        for function in self._functions.values():
+        for function in self._on_chip():
             for node, place, one in arguments(function, silent):
                 called = last_name(node.func)
                 if called not in self._fields and self._memory_of(function, one) == last:
@@ -155,13 +163,35 @@ class Dataflow:
     def beside(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
         """As `given`, of the barriers that belong to what ``ring.full`` belongs to and have other names."""
         owner, _, last = name.rpartition(".")
-        others = dict.fromkeys(
-            self._memory_of(function, one)
-            for function in self._functions.values()
+        held = {
+            (self._made_of(function, one), self._memory_of(function, one)): None
+            for function in self._on_chip()
             for _, _, one in arguments(function, ())
-            if owner and self._made_of(function, one) == owner
-        )
-        return [at for other in others if other not in ("", last) for at in self.given(f"{owner}.{other}", silent)]
+        }
+        # A function may know it by a parameter's name.
+        owners = {owner} if any(one == owner for one, _ in held) else {one for one, other in held if other == last}
+        names = [
+            f"{one}.{other}" for one, other in held if one in owners and one and other not in ("", last, *_NO_VALUES)
+        ]
+        return [at for other in names for at in self.given(other, silent)]
+
+    def _on_chip(self) -> list[Function]:
+        """Functions that are no host code."""
+        return [function for function in self._functions.values() if function.decorator_list]
+
+    def unused(self) -> list[str]:
+        """Functions for the chip whose names stand nowhere else in the file: what was to call them does not."""
+        read = {n.id for f in self._functions.values() for n in ast.walk(f) if isinstance(n, ast.Name)}
+        return [
+            function.name
+            for function in self._on_chip()
+            if function.name not in read and function.name not in self._outside
+        ]
+
+    def assigned(self, name: str) -> list[int]:
+        """Lines of kernels that assign to a name."""
+        nodes = (n for f in self._on_chip() for n in nearest_assignments(f) if not isinstance(n, ast.For))
+        return [line for n in nodes if name in [t.id for t in targets_of(n)] for line in lines_of(n)]
 
     def signals_and_waits(self, line: int) -> list[int]:
         """Of the function that ``line`` stands in: the wait that comes last before it, and the signal that comes first after it; of
@@ -217,14 +247,16 @@ class Dataflow:
         products: bool = False,
         prefer: str = "",
         layouts: bool = False,
+        counters: bool = False,
     ) -> list[int]:
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
         ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs; ``right``: memories whose values are not followed further; ``products``: whether the
         accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first; ``layouts``: what makes
-        layouts is, too.
+        layouts is, too; ``counters``: where they start, too.
         """
         self._right, self._products, self._prefer, self._layouts = right, products, prefer, layouts
+        self._counters = counters
         frame = self._frame(chain)
         if frame is None:
             return []
@@ -414,7 +446,7 @@ class Dataflow:
         if isinstance(node, ast.For):
             return False
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, int):
-            return True
+            return not self._counters
         if isinstance(node, ast.AnnAssign) and "constexpr" in ast.unparse(node.annotation):
             return not says_value(node)
         made = node.value

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.host import handed_on, unstored
 from tilecast.emulator.battery.launches import LaunchBench, Trail, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.hardware.memory import Shared
@@ -167,7 +167,9 @@ class GemmBench(LaunchBench):
                 self.source, "how many tiles and steps there are", ("sizes", "rows, columns", "TILE_", "[grid]")
             )
         error = explain(self.source, trail, what, ["d"], step)
-        return WrongResultError(str(error) + host)
+        return WrongResultError(
+            str(error) + (host if "nothing was stored" not in what else unstored(self.source, what))
+        )
 
     def refused(self) -> int:
         """Wrong calls."""

@@ -53,7 +53,8 @@ def unstored(source: Source, said: str) -> str:
     """Of a result that nobody stored, the host's lines about how many programs there are; nothing of others."""
     if "nothing was stored there" not in said:
         return ""
-    return handed_on(source, "how many programs there are, and what for", _PROGRAMS)
+    unused = "".join(f"\n             no use of {name}" for name in source.dataflow.unused())
+    return unused + handed_on(source, "how many programs there are, and what for", _PROGRAMS)
 
 
 def _returned(tree: ast.Module, lines: list[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from tilecast.model.machine.machine import Machine
 _BEHIND = 16
 #: Lines that an operand is followed back to; operands.
 _OPERAND, _OPERANDS = 8, 4
+#: Frames of an error up to the last caller that is quoted.
+_CALLERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def _behind(source: Source, error: EmulationError) -> str:
     if isinstance(error, (UninitializedError, LayoutError)):
         return _operands(source, error)
     if isinstance(error, BarrierError) or (isinstance(error, RaceError) and "shared memory" in str(error)):
-        return _ordered(source, str(error))
+        return _ordered(source, str(error), source.frames_of(error)[1:_CALLERS])
     twice = str(error).startswith("race on element") and "between warps" not in str(error)
     if not twice and not isinstance(error, (BoundsError, IntegerError)):
         return ""
@@ -140,7 +142,10 @@ def _behind(source: Source, error: EmulationError) -> str:
     behind = by_turns(
         [source.values(frames, _BEHIND, argument)[1:] for argument in ((0,) if twice else (0, 1, "mask"))]
     )
-    lines = list(dict.fromkeys([*frames[1:3], *behind]))[:_BEHIND]
+    # Of a slot that is not there, how many were made.
+    slots = re.search(r"(\w+) has \d+ slots", str(error))
+    made = source.dataflow.assigned(slots[1]) if slots else []
+    lines = list(dict.fromkeys([*frames[1:3], *made, *behind]))[:_BEHIND]
     text = (
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
@@ -150,13 +155,13 @@ def _behind(source: Source, error: EmulationError) -> str:
     return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
 
 
-def _ordered(source: Source, said: str) -> str:
+def _ordered(source: Source, said: str, callers: Sequence[int]) -> str:
     """Of accesses or arrivals that nothing orders, the waits before and the signals after them, and the other barriers of theirs."""
     flow, places = source.dataflow, [int(line) for line in re.findall(r"line (\d+):", said)]
     around = [line for place in dict.fromkeys(places) for line in flow.signals_and_waits(place) if line not in places]
     name = re.search(r"(?:^|memory |: )([a-z_]\w*(?:\.\w+)*)\[", said)
     back = [line for line, _ in flow.beside(name[1], SILENT)] if name else []
-    lines = [line for line in dict.fromkeys([*around, *back]) if line not in places][:_OPERAND]
+    lines = [line for line in dict.fromkeys([*callers, *around, *back]) if line not in places][:_OPERAND]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in lines]
     return "; waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
 
@@ -173,6 +178,7 @@ def _operands(source: Source, error: EmulationError) -> str:
         if chain
         else []
     )
+    lines = [*source.frames_of(error)[1:_CALLERS], *lines]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:_BEHIND]]
     return "; its operands come from" + "".join(quoted) if quoted else ""
 

@@ -56,9 +56,12 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
 
 def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: Source) -> list[str]:
     """Where the barriers are signalled that somebody waits for, and what the slots and phases of both sides come from."""
-    sides = [source.values(chain, _SLOTS, argument) for chain in chains for argument in (0, 1)]
+    sides = [source.values(chain, _SLOTS, argument, counters=True) for chain in chains for argument in (0, 1)]
     for name in names:
-        sides += [source.values([line], _SLOTS, argument) for line, argument in source.dataflow.given(name, SILENT)]
+        sides += [
+            source.values([line], _SLOTS, argument, counters=True)
+            for line, argument in source.dataflow.given(name, SILENT)
+        ]
     waits = {chain[0] for chain in chains}
     found = [place for place in by_turns(sides) if place not in waits]
     quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_SIGNALS]]

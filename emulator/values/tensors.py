@@ -336,7 +336,9 @@ class Tensor:
             if item is None:
                 layout = expanded(layout, place)
             elif item != slice(None):
-                raise UnsupportedError(f"indexing a register tensor with {item!r}: only None and : are possible")
+                raise LayoutError(
+                    f"{self.session.here()}: a register tensor takes None and : as an index, got {item!r}"
+                )
         return self.like(self.a[keys], layout).sampled(self.far)
 
     def __invert__(self) -> Tensor:

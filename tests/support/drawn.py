@@ -65,6 +65,10 @@ def _about(statement: ast.stmt, function: ast.FunctionDef, tree: ast.Module) -> 
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call):
         return set()
+    # A function of the file that is not called any more.
+    function_called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+    known = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    named = {function_called.id} & known if isinstance(function_called, ast.Name) else set()
     called = {id(node.func) for node in ast.walk(call) if isinstance(node, ast.Call)}
     base = call.func.value if isinstance(call.func, ast.Attribute) else None
     given = [*call.args, *([base] if base is not None else [])]
@@ -76,7 +80,7 @@ def _about(statement: ast.stmt, function: ast.FunctionDef, tree: ast.Module) -> 
     }
     # What memory is a view of, and what is in registers, comes first.
     own = {name for one in (*call.args[:1], base) if one is not None and (name := _base(one))}
-    return held | {name for one in own for name in _known_as(one, function, tree)} - _MODULES
+    return named | held | {name for one in own for name in _known_as(one, function, tree)} - _MODULES
 
 
 def _known_as(name: str, function: ast.FunctionDef, tree: ast.Module, depth: int = 3) -> set[str]:

@@ -79,18 +79,22 @@ RING = """\
 Ring = namedtuple("Ring", "tiles full empty")
 
 
+@gluon.jit
 def slot_of(turn, part, piece):
     return turn * 2 + part, piece
 
 
+@gluon.jit
 def signal(bars, slot):
     mbarrier.arrive(bars.index(slot), count=1)
 
 
+@gluon.jit
 def await_(bars, slot):
     mbarrier.wait(bars.index(slot), 0)
 
 
+@gluon.jit
 def role(ring, weights, turn):
     slot, lap = slot_of(turn, 0, 1)
     await_(ring.empty, slot)
@@ -118,6 +122,9 @@ def test_who_is_given_a_barrier_under_whatever_name() -> None:
     assert given("ring.empty") == ["mbarrier.arrive(bars.index(slot), count=1)", "signal(ring.empty, slot)"]
     assert given("other.empty")[1:] == ["signal(ring.empty, slot)", "signal(sums.empty, slot)"]
     assert given("ring.nothing") == []
+    # What gives the slots back beside it; and whom nobody calls.
+    assert "signal(ring.empty, slot)" in [text[line - 1].strip() for line, _ in flow.beside("ring.full", ("wait",))]
+    assert flow.unused() == ["role"]
 
 
 def test_what_is_loaded_from_global_memory_comes_from_its_address() -> None:
