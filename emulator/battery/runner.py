@@ -29,7 +29,7 @@ from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message about a place outside a tensor quotes.
-_BEHIND = 16
+_BEHIND = 22
 #: Lines that an operand is followed back to; operands.
 _OPERAND, _OPERANDS = 8, 4
 #: Frames of an error up to the last caller that is quoted.
@@ -130,7 +130,7 @@ def _behind(source: Source, error: EmulationError) -> str:
         return _operands(source, error)
     if isinstance(error, BarrierError) or (isinstance(error, RaceError) and "shared memory" in str(error)):
         return _ordered(source, str(error), source.frames_of(error)[1:_CALLERS])
-    twice = str(error).startswith("race on element") and "between warps" not in str(error)
+    twice = str(error).startswith("race on element")
     if not twice and not isinstance(error, (BoundsError, IntegerError)):
         return ""
     frames = source.frames_of(error)

@@ -158,6 +158,10 @@ class ServingBench(LaunchBench):
             yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), layout="cache")
             yield replace(base, name="offsets of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
                           layout="cache", mode="random", seed=first)  # fmt: skip
+        # One query each, and the left limit in every place of a block.
+        counts = [(1, n + n // 2 + i) for i in range(n)]
+        yield replace(base, name="left limits of every residue", lengths=tuple(counts), heads=(1, 1), window=(n // 2, 0),
+                      layout="packed")  # fmt: skip
 
     def synchronises(self, problem: Batch) -> bool:
         """Whether it is about more than lengths, windows and scales."""

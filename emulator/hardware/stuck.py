@@ -13,7 +13,7 @@ from tilecast.emulator.source import Source
 #: Lines about loops that a message quotes, characters of each, and lines that one loop is followed back to.
 _QUOTED, _WIDTH, _AROUND = 12, 100, 6
 #: Lines that signal a barrier, and that one is followed back to; what a wait is followed back to.
-_SIGNALS, _SLOTS = 10, 4
+_SIGNALS, _SLOTS = 14, 6
 
 
 def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierError | DeadlockError:
