@@ -111,7 +111,7 @@ FAMILIES = (
     _p("place of a factor without its batch", B8, A, "    place = (batch * launched.heads_q + head) // launched.group  # of its key head\n", "    place = head // launched.group\n"),
     _p("lift lost in the log-sum-exp", B8, N, "gl.log2(total) - LIFT) * LN2", "gl.log2(total)) * LN2"),
     _p("factor of q twice", B8, N, "        scale_log2 *= gl.load(launched.k_descale + place * launched.k_step)\n", "        scale_log2 *= gl.load(launched.q_descale + place * launched.q_step)\n"),
-    _p("O of the block before is not rescaled", H8, N, "    o = scaled(o, due) + part\n", "    o = o + part\n"),
+    _p("O of the block before is not rescaled", H8, N, "    o = scaled(o, statistics.factor) + part\n", "    o = o + part\n"),
     _p("lift beyond what e4m3 holds", H6, N, "LIFT = gl.constexpr(-8.0)", "LIFT = gl.constexpr(-9.5)"),
     _p("rows grow further than P can", B8, N, "MAX_GROWTH = gl.constexpr(4.0)", "MAX_GROWTH = gl.constexpr(16.0)"),
     _p("the diagonal a key late", H8, M, "    end = gl.maximum(gl.minimum(position + 1, seqlen_k), 0)\n    return end // TILE_N\n", "    end = gl.maximum(gl.minimum(position + 2, seqlen_k), 0)\n    return end // TILE_N\n"),
