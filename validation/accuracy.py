@@ -26,7 +26,7 @@ from tilecast.validation.measured.kept import kept_profiles
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
 from tilecast.validation.published.points import best_per_shape, load_points
-from tilecast.validation.published.run import EXAMPLES, default_predictor
+from tilecast.validation.published.run import EXAMPLES, default_predictor, fluid_predictor
 from tilecast.validation.statistics import summarise
 
 #: Kernels, level, machine, dtype class, signed error of the forecast throughput.
@@ -41,12 +41,14 @@ def published() -> list[Checked]:
     known = [p for p in known if p.family or p.emulated_share is not None]
     out: list[Checked] = []
     for point in best_per_shape(known):
-        try:
-            answer = default_predictor(point, "short")
-        except ValueError:
-            continue
-        error = point.flop / (answer.time_ms * 1e9) / point.tflops - 1.0
-        out.append(("published kernels", BEFORE, point.machine, point.dtype_class, error))
+        for predictor in (fluid_predictor, default_predictor):
+            try:
+                answer = predictor(point, "short")
+            except ValueError:
+                continue
+            if predictor is fluid_predictor or answer.level == COMPILED:
+                error = point.flop / (answer.time_ms * 1e9) / point.tflops - 1.0
+                out.append(("published kernels", answer.level, point.machine, point.dtype_class, error))
     return out
 
 

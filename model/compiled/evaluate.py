@@ -8,6 +8,7 @@ take around it, masked blocks included, stays what it was before compilation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilecast.model.chip.evaluate import Evaluation, PredictError, evaluate, timed
 from tilecast.model.chip.launch import ChipRun, play
@@ -54,19 +55,20 @@ def evaluate_compiled(
     """
     if machine.arch != made.target:
         raise PredictError(f"machine code for {made.target} does not run on {machine.name} ({machine.arch})")
+    if made.code is None and made.roles is None:
+        raise PredictError(f"no simulator follows {variant.family} kernels for {made.target}: use --level fluid")
     before = evaluate(workload, machine, variant, clock)
     try:
         if made.code is not None:
             return _whole_tiles(made.code, workload, machine, clock, before)
-        if made.roles is not None:
-            return _steady_loop(made.roles, workload, machine, variant, clock, before)
+        assert made.roles is not None
+        return evaluate_loop(made.roles, workload, machine, variant, clock)
     except MachineError as error:
         raise PredictError(
             f"{machine.name} is not known well enough to follow machine code: {error}: use --level fluid"
         ) from None
     except CodeError as error:
         raise PredictError(f"the machine code of this kernel cannot be followed: {error}: use --level fluid") from None
-    raise PredictError(f"no simulator follows {variant.family} kernels for {made.target}: use --level fluid")
 
 
 def _whole_tiles(
@@ -110,13 +112,24 @@ def _chip(
     return chip, rounds * before.trace.ii_cycles
 
 
-def _steady_loop(
-    roles: KernelRoles, workload: Workload, machine: Machine, variant: Variant, clock: str | float, before: Evaluation
+def evaluate_loop(
+    roles: KernelRoles, workload: Workload, machine: Machine, variant: Variant, clock: str | float
 ) -> Evaluation:
-    extra = run_roles(roles, role_costs(machine)).cycles / _blocks(roles, workload, before) - before.trace.ii_cycles
+    """Forecast of a legal ``variant`` whose steady loop is ``roles``: what its tiles take around it, as before compilation.
+
+    Raises CodeError for a loop that is not of this variant or cannot be followed, MachineError for a fact that is missing.
+    """
+    before = evaluate(workload, machine, variant, clock)
+    cycles = _steady_cycles(roles, machine)
+    extra = cycles / _blocks(roles, workload, before) - before.trace.ii_cycles
     chip = play(workload, variant, before.pipeline, machine, extra)
     found = timed(workload, machine, before.pipeline, chip, clock)
     return replace(found, trace=before.trace.longer(extra), loop_before=before.chip.loop_cycles)
+
+
+@lru_cache(maxsize=512)
+def _steady_cycles(roles: KernelRoles, machine: Machine) -> float:
+    return run_roles(roles, role_costs(machine)).cycles
 
 
 def _blocks(roles: KernelRoles, workload: Workload, before: Evaluation) -> int:

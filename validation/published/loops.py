@@ -1,10 +1,13 @@
-"""The published cells in cycles, forecast from the machine code of the kernel that they are of.
+"""Published kernels whose machine code is at hand: FlashAttention-4's steady loops.
 
-`data/published/fa4_loops.txt` holds the steady loops of flash-attn-4 4.0.0b36 as its authors' compiler makes them (read by
-`codegen/compiler/structure/steady.py`).  No constant of the simulator was chosen on these cells.
+`data/published/fa4_loops.txt` holds those of flash-attn-4 4.0.0b36 as its authors' compiler makes them, for every head
+dimension, mask, dtype and target that can be read (`tools/fa4_loops.py`).  No constant of the simulator was chosen on rows or
+cells that are forecast from them.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from tilecast.base.data import PUBLISHED
 from tilecast.base.text_file import read_text
@@ -13,7 +16,10 @@ from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import run_roles
 from tilecast.model.compiled.roles.store import load_roles
-from tilecast.model.machine.machine import load_machine
+from tilecast.model.kernel.variant import Variant
+from tilecast.model.kernel.variants.fa4 import Fa4Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.validation.published.points import CyclePoint
 
 LOOPS = PUBLISHED / "fa4_loops.txt"
@@ -22,18 +28,41 @@ LOOPS = PUBLISHED / "fa4_loops.txt"
 _COUNTED = {"tensor": "tensor", "xu": "mufu", "alu": "alu", "issue": "issue"}
 
 
+@lru_cache(maxsize=1)
 def read_loops() -> dict[str, KernelRoles]:
-    """Kernels by machine, dtype and head dimension, such as "b200 bf16 head_dim 128"."""
+    """Kernels by `loop_name`."""
     return load_roles(read_text(LOOPS, "the loops", CodeError))
+
+
+def loop_name(
+    target: str, head_dims: tuple[int, int], mask: str, dtype: str, emulated_share: float | None = None
+) -> str:
+    """A kernel's name in the file: "sm_100a 128/128 none bf16"; with the share of emulated exponentials where it is not as shipped."""
+    share = "" if emulated_share is None else f" emulated {emulated_share:g}"
+    return f"{target} {head_dims[0]}/{head_dims[1]} {mask} {'fp8' if dtype == 'fp8' else 'bf16'}{share}"
 
 
 def loop_of(point: CyclePoint, loops: dict[str, KernelRoles]) -> KernelRoles | None:
     """The kernel that a cell is of, where its machine code is at hand."""
-    return (
-        loops.get(f"{point.machine} {point.dtype} head_dim {point.head_dim}")
-        if point.kernel.startswith("fa4")
-        else None
-    )
+    if not point.kernel.startswith("fa4"):
+        return None
+    head_dims = (point.head_dim, point.head_dim)
+    return loops.get(loop_name(load_machine(point.machine).arch, head_dims, point.mask, point.dtype))
+
+
+def loop_for(
+    workload: Workload, machine: Machine, variant: Variant, emulated_share: float | None
+) -> KernelRoles | None:
+    """FlashAttention-4's loop for a row whose kernel is taken for ``variant``; None where it is not at hand.
+
+    ``emulated_share`` is what the row's source states, None where the kernel is as shipped.
+    """
+    if not isinstance(variant, Fa4Variant):
+        return None
+    head_dims = (workload.head_dim_qk, workload.head_dim_v)
+    found = read_loops().get(loop_name(machine.arch, head_dims, workload.mask, workload.dtype, emulated_share))
+    # Short problems run single CTAs where others run pairs: another kernel.
+    return found if found is not None and found.pair == (variant.cta_group == 2) else None
 
 
 def simulated(point: CyclePoint, kernel: KernelRoles) -> tuple[float, dict[str, float]]:

@@ -11,8 +11,9 @@ from typing import Any
 from tilecast.base.pool import spread
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import REGIMES, evaluate, evaluate_seconds
+from tilecast.model.compiled.evaluate import evaluate_loop
 from tilecast.model.families import build_pipeline, loop_shape, native_family, near_published, published_variant
-from tilecast.model.forecast.answer import pipe_shares
+from tilecast.model.forecast.answer import BEFORE, COMPILED, pipe_shares
 from tilecast.model.forecast.interval import fact_effects, interval
 from tilecast.model.forecast.predict import choose
 from tilecast.model.kernel.variant import Variant, with_emulated_share
@@ -21,7 +22,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
-from tilecast.validation.published.loops import loop_of, read_loops, simulated
+from tilecast.validation.published.loops import loop_for, loop_of, read_loops, simulated
 from tilecast.validation.published.points import (
     CyclePoint,
     Excluded,
@@ -51,6 +52,8 @@ class Row:
     clock_mhz: float
     kernel: str
     refused: str = ""
+    #: `BEFORE` compilation, or `COMPILED`: from the kernel's own machine code.
+    level: str = BEFORE
     #: The forecast's interval; both ends are ``tflops`` where none was asked for.
     ends: tuple[float, float] = (0.0, 0.0)
 
@@ -115,6 +118,7 @@ class Answer:
     time_ms: float
     clock_mhz: float
     pipeline: Pipeline
+    level: str = BEFORE
     #: Ends of the forecast's interval over its TFLOP/s; 1 where none was asked for.
     low: float = 1.0
     high: float = 1.0
@@ -145,16 +149,26 @@ def _board(machine: str, watts: float | None) -> Machine:
 @lru_cache(maxsize=8192)
 def _forecast(
     workload: Workload, machine: str, watts: float | None, family: str, share: float | None, clock: str | float,
-    ends: bool = False,
+    ends: bool = False, code: bool = True,
 ) -> Answer:  # fmt: skip
     chip, work = _board(machine, watts), workload.reduced()
     variant, _ = choose(work, chip, published_kernel(workload, chip, family, share, clock), clock=clock)
     answer = evaluate(work, chip, variant, clock)
+    # Facts move both levels alike.
     low, high = (
         end / answer.tflops
         for end in interval(answer.tflops, fact_effects(work, chip, variant, clock, answer) if ends else ())
     )
-    return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline, low, high)
+    roles = loop_for(work, chip, variant, share) if code and family else None
+    if roles is not None:
+        answer = evaluate_loop(roles, work, chip, variant, clock)
+    level = BEFORE if roles is None else COMPILED
+    return Answer(answer.seconds * 1e3, answer.clock.mhz, answer.pipeline, level, low, high)
+
+
+def fluid_predictor(point: PublishedPoint, regime: str) -> Answer:
+    """`default_predictor` before compilation, whatever machine code is at hand."""
+    return default_predictor(point, regime, code=False)
 
 
 def interval_predictor(point: PublishedPoint, regime: str) -> Answer:
@@ -162,15 +176,16 @@ def interval_predictor(point: PublishedPoint, regime: str) -> Answer:
     return default_predictor(point, regime, True)
 
 
-def default_predictor(point: PublishedPoint, regime: str, ends: bool = False) -> Answer:
-    """The row's kernel (`published_kernel`) at the clock of ``regime``, on a board of the power that the row states.
+def default_predictor(point: PublishedPoint, regime: str, ends: bool = False, code: bool = True) -> Answer:
+    """The row's kernel (`published_kernel`) at the clock of ``regime``, on a board of the power that the row states: from its
+    machine code where that is at hand and ``code`` is set, otherwise before compilation.
 
     A locked clock is a ceiling: the power limit still holds below it.
     """
     what = point.workload, point.machine, point.board_power_w, point.family, point.emulated_share
-    answer = _forecast(*what, regime, ends)
+    answer = _forecast(*what, regime, ends, code)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
-        answer = _forecast(*what, point.clock_mhz, ends)
+        answer = _forecast(*what, point.clock_mhz, ends, code)
     return answer
 
 
@@ -199,7 +214,7 @@ def run_regimes(
     for point in points:
         groups.setdefault((point.machine, loop_shape(point.workload)), []).append(point)
     jobs = sorted(groups.values(), key=len, reverse=True)
-    many = predictor in (default_predictor, interval_predictor) and len(points) >= _MANY
+    many = predictor in (default_predictor, fluid_predictor, interval_predictor) and len(points) >= _MANY
     made = spread(partial(_rows, regimes, predictor), jobs, 0 if many else 1)
     stage = f"forecast, {' and '.join(regimes)} clock"
     by_row = {rows[0].point.row: rows for job in reported(made, stage, len(jobs), progress) for rows in job}
@@ -244,7 +259,8 @@ def _row(point: PublishedPoint, regime: str, predictor: Predictor) -> Row:
         return Row(point, 0.0, 0.0, 0.0, "", str(error))
     tflops = point.flop / (answer.time_ms * 1e9)
     ends = (tflops * getattr(answer, "low", 1.0), tflops * getattr(answer, "high", 1.0))
-    return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name, ends=ends)
+    level = getattr(answer, "level", BEFORE)
+    return Row(point, tflops, answer.time_ms, answer.clock_mhz, answer.pipeline.name, level=level, ends=ends)
 
 
 def headline_points(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tilecast.model.forecast.checked_range import COMPILED
 from tilecast.validation.published.points import reasons
 from tilecast.validation.published.run import CycleRow, PublishedReport, Row, share_within
 from tilecast.validation.statistics import ErrorSummary
@@ -16,6 +17,7 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
         f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
         f"(locked, and the board's power, where the source says so); rank correlation (Kendall) {report.tau:.3f}",
         "No constant was fitted on these rows.",
+        *_levels(report),
         "",
     ]
     for one in (report, other) if other is not None else (report,):
@@ -52,6 +54,16 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
             sentences[row.refused] = sentences.get(row.refused, 0) + 1
         lines += [f"  {count:4d}  {why}" for why, count in sentences.items()]
     return "\n".join(lines)
+
+
+def _levels(report: PublishedReport) -> list[str]:
+    """On which level the rows stand."""
+    followed = sum(row.level == COMPILED for row in report.rows)
+    if not followed:
+        return []
+    return [
+        f"{followed} rows of FlashAttention-4 are forecast from its machine code (4.0.0b36), the others before compilation."
+    ]
 
 
 def _header(title: str) -> str:
@@ -97,7 +109,7 @@ def _rows(rows: tuple[Row, ...]) -> list[str]:
         shape = f"b{w.batch} h{w.heads_q}/{w.heads_kv} s{w.seqlen_q} d{w.head_dim_qk}/{w.head_dim_v} {w.mask}"
         lines.append(
             f"{p.machine:<9} {p.kernel[:27]:<27} {p.dtype_as_written:<6} {shape:<44} {p.tflops:8.1f} {row.tflops:9.1f} "
-            f"{row.error:+7.1%} {row.clock_mhz:6.0f}  {row.kernel}"
+            f"{row.error:+7.1%} {row.clock_mhz:6.0f}  {row.kernel}{', from machine code' if row.level == COMPILED else ''}"
         )
     return lines
 
@@ -127,7 +139,7 @@ def report_dict(report: PublishedReport) -> dict[str, Any]:
         "rows": [
             {"row": r.point.row, "machine": r.point.machine, "kernel": r.point.kernel, "dtype": r.point.dtype_as_written,
              "workload": r.point.workload.as_dict(), "convention": r.point.convention, "board_power_w": r.point.board_power_w, "measured_tflops": r.point.tflops,
-             "predicted_tflops": r.tflops, "error": r.error, "clock_mhz": r.clock_mhz, "predicted_as": r.kernel}
+             "predicted_tflops": r.tflops, "error": r.error, "clock_mhz": r.clock_mhz, "predicted_as": r.kernel, "level": r.level}
             for r in report.rows
         ],
         "excluded": reasons(list(report.excluded)),

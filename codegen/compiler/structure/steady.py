@@ -79,6 +79,7 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
             f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
         )
     chosen = _placed([one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)])
+    chosen = _every_iteration(chosen)
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
     if unknown is not None:
@@ -129,6 +130,33 @@ def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def _every_iteration(chosen: Sequence[_Steady]) -> list[_Steady]:
+    """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch.
+
+    (A loop over all blocks of all tiles brings Q, and gives it back, once a tile.)
+    """
+    always: set[object] = set()
+    waited: set[object] = set()
+    brought: set[object] = set()
+    for one in chosen:
+        for step in one.repeated:
+            used = _slots(one.site(step))
+            (always if not step.guard else waited if step.kind == "wait" else brought).update(used)
+    seldom = (waited & brought) - always
+    kept = []
+    for one in chosen:
+        left = {step.guard for step in one.repeated if step.guard and _slots(one.site(step)) & seldom}
+        kept.append(dataclasses.replace(one, repeated=tuple(step for step in one.repeated if step.guard not in left)))
+    return kept
+
+
+def _slots(site: Barrier | None) -> frozenset[object]:
+    """What tells apart the barriers that a step may mean: slots of one ring go by several names."""
+    if site is None:
+        return frozenset()
+    return frozenset(site.places) if site.resolved and not site.named else frozenset((site,))
+
+
 def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
     """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
 
@@ -169,12 +197,26 @@ def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], L
 
 
 def _unrolled(loop: Loop) -> Loop:
-    """``loop`` with what it repeats only until all lanes have had their turn (a copy whose operands may differ) run in line, once."""
+    """``loop`` with what it repeats only until all lanes have had their turn (a copy whose operands may differ) run in line, once.
+
+    In a loop that itself waits for slots and has the copy engine fill them, loops that know no barrier are another way to
+    fill one (rows gathered from pages, lane by lane) and are left out.
+    """
     body: list[Step | Loop] = []
+    fills = {"wait", "copy_in"} <= {step.kind for step in loop.steps if step.instruction.opcode != "LDGSTS"}
     for one in loop.body:
         inner = _unrolled(one) if isinstance(one, Loop) else one
-        body += inner.body if isinstance(inner, Loop) and _takes_turns(inner) else (inner,)
+        if isinstance(inner, Loop) and _takes_turns(inner):
+            body += inner.body
+        elif not (fills and isinstance(inner, Loop) and _alone(inner)):
+            body.append(inner)
     return dataclasses.replace(loop, body=tuple(body), beside=tuple(map(_unrolled, loop.beside)))
+
+
+def _alone(loop: Loop) -> bool:
+    """Whether a loop neither multiplies nor meets other roles."""
+    met = {"matrix", "wait", "arrive", "commit", "expect", *_NAMED}
+    return not any(met & {step.kind for step in one.steps} for one in loop.walk())
 
 
 def _takes_turns(loop: Loop) -> bool:

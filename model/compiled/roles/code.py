@@ -92,6 +92,11 @@ class KernelRoles:
         return next(i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop))
 
     @property
+    def pair(self) -> bool:
+        """Whether its products are those of a pair of CTAs."""
+        return any(one.pair for role in self.roles for one in role.loop if one.kind in MATRIX_KINDS)
+
+    @property
     def flop(self) -> float:
         """FLOP of a CTA in an iteration of the matrix roles: half of what a pair's products are, and what the warps of all four
         sub-partitions multiply where each does."""

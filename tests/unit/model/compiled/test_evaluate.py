@@ -113,7 +113,7 @@ def test_a_what_if_times_the_kept_code_under_the_changed_facts() -> None:
 
 def stored_roles() -> KernelRoles:
     """FlashAttention-4's loop for head_dim 128 without a mask, which has a block of 128 keys of two tiles of 128 rows."""
-    return read_loops()["b200 bf16 head_dim 128"]
+    return read_loops()["sm_100a 128/128 none bf16"]
 
 
 def test_a_steady_loop_takes_the_place_of_the_one_before_compilation() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tilecast.validation.published.loops import loop_of, read_loops, simulated
-from tilecast.validation.published.points import load_cycles
+from tilecast.model.forecast.answer import BEFORE, COMPILED
+from tilecast.model.machine.machine import load_machine
+from tilecast.validation.published.loops import loop_for, loop_name, loop_of, read_loops, simulated
+from tilecast.validation.published.points import PublishedPoint, load_cycles, load_points
+from tilecast.validation.published.run import default_predictor, fluid_predictor, published_kernel
 
 CELLS = {
     ("b200", "bf16"): (1238, 0.060),
@@ -32,3 +37,41 @@ def test_every_cell_keeps_its_error() -> None:
         # ALU apart: its own error is told in docs/machine-code.md.
         assert all(abs(points) <= 5.1 for unit, points in shares.items() if unit != "alu"), (cell, shares)
     assert sum(map(abs, errors)) / len(errors) <= 0.042
+
+
+def rows_of(machine: str, dtype: str, head_dim: int, mask: str) -> list[PublishedPoint]:
+    return [
+        point
+        for point in load_points()[0]
+        if point.family == "fa4"
+        and (point.machine, point.dtype_class, point.workload.head_dim_qk, point.workload.mask)
+        == (machine, dtype, head_dim, mask)
+    ]
+
+
+def test_rows_of_flash_attention_4_stand_on_its_machine_code() -> None:
+    points = rows_of("gb300", "16 bit", 64, "none")
+    assert len(points) == 9
+    for point in points:
+        row, before = default_predictor(point, "short"), fluid_predictor(point, "short")
+        assert (row.level, before.level) == (COMPILED, BEFORE)
+        # Its loop waits where the pipeline does not, a quarter of its time: docs/accuracy.md.
+        assert 1.1 < row.time_ms / before.time_ms < 1.3
+
+
+def test_a_row_that_states_its_share_of_emulation_gets_that_code() -> None:
+    (point, *_) = rows_of("b200", "fp8", 64, "none")
+    assert point.emulated_share == 0.0
+    loops = {share: read_loops()[loop_name("sm_100a", (64, 64), "none", "fp8", share)] for share in (None, 0.0)}
+    exponentials = {
+        share: sum(one.pipe == "mufu" for one in max(kernel.roles, key=lambda role: len(role.loop)).loop)
+        for share, kernel in loops.items()
+    }
+    # 128 x 128 scores are 128 to a thread; as shipped some go to the FMA pipe.
+    assert exponentials[None] < 128 <= exponentials[0.0]
+    chip = load_machine("b200")
+    variant = published_kernel(point.workload, chip, "fa4", point.emulated_share, "short")
+    assert loop_for(point.workload, chip, variant, 0.0) == loops[0.0]
+    assert loop_for(point.workload, chip, variant, 0.5) is None
+    # A pair of CTAs runs another kernel.
+    assert loop_for(point.workload, chip, replace(variant, cta_group=2), 0.0) is None  # type: ignore[call-arg]
