@@ -35,6 +35,38 @@ def summarise(errors: Iterable[float]) -> ErrorSummary:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Where measurements lie beside their forecasts, and how often that holds of rows that had no part in it; shares."""
+
+    count: int
+    #: Ends of the interval that all rows give: measured over forecast less one.
+    low: float
+    high: float
+    #: Share of rows inside the interval that the rows of other folds give.
+    coverage: float
+
+
+def held_out(ratios: Sequence[float], keys: Sequence[object], share: float = 0.8, folds: int = 5) -> HeldOut:
+    """The middle ``share`` of measured over forecast, tried on rows that it was not taken from.
+
+    Rows of one key (a shape) are in one of ``folds`` folds, keys dealt in turns as they first appear.  Zeros for fewer keys
+    than folds.
+    """
+    order = {key: index % folds for index, key in enumerate(dict.fromkeys(keys))}
+    if len(order) < folds:
+        return HeldOut(0, 0.0, 0.0, 0.0)
+    ends = (50.0 * (1.0 - share), 50.0 * (1.0 + share))
+    found, fold = np.asarray(ratios, dtype=float), np.asarray([order[key] for key in keys])
+    inside = 0
+    for held in range(folds):
+        low, high = np.percentile(found[fold != held], ends)
+        mine = found[fold == held]
+        inside += int(((low <= mine) & (mine <= high)).sum())
+    low, high = np.percentile(found, ends)
+    return HeldOut(int(found.size), float(low) - 1.0, float(high) - 1.0, inside / found.size)
+
+
 def grouped(items: Sequence[T], key: Callable[[T], object], error: Callable[[T], float]) -> dict[str, ErrorSummary]:
     """Summaries by group, groups in sorted order."""
     groups: dict[str, list[float]] = {}

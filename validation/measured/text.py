@@ -9,7 +9,7 @@ from tilecast.model.forecast.answer import BEFORE, COMPILED
 from tilecast.validation.measured import settled
 from tilecast.validation.measured.kept import picks_text
 from tilecast.validation.measured.run import LEVELS, MeasuredReport
-from tilecast.validation.statistics import ErrorSummary, summarise
+from tilecast.validation.statistics import ErrorSummary, held_out, summarise
 
 _HEAD = f"{'':<44}{'n':>5}{'mean':>8}{'median':>8}{'p90':>8}{'max':>8}{'bias':>8}"
 
@@ -20,6 +20,25 @@ _CLOSE = 0.03
 
 def _line(name: str, s: ErrorSummary) -> str:
     return f"{name:<44}{s.count:>5}{s.mean:>8.1%}{s.median:>8.1%}{s.p90:>8.1%}{s.worst:>8.1%}{s.bias:>+8.1%}"
+
+
+def _held_out(report: MeasuredReport) -> list[str]:
+    """The 80 % interval of errors by level, tried on other shapes."""
+    found = {}
+    for level in LEVELS:
+        rows = [row for row in report.rows if level in row.cycles]
+        found[level] = held_out(
+            [row.point.cycles / row.cycles[level] for row in rows], [row.point.workload() for row in rows]
+        )
+    lines = [
+        f"  {level}: {one.low:+.1%} to {one.high:+.1%}, {one.coverage:.0%} of {one.count}"
+        for level, one in found.items()
+        if one.count
+    ]
+    head = (
+        "Where 80 % of measurements lie beside the forecast (cycles), and of how many rows of other shapes that holds:"
+    )
+    return ["", head, *lines] if lines else []
 
 
 def report_text(report: MeasuredReport, rows: bool) -> str:
@@ -53,6 +72,7 @@ def report_text(report: MeasuredReport, rows: bool) -> str:
         lines += ["", f"By {title} ({level}, all roles):", _HEAD]
         lines += [_line(name, summary) for name, summary in groups.items()]
     lines += _settled(report, rows)
+    lines += _held_out(report)
     if without:
         why = "no profile of their machine code is at hand (tilecast profile PLAN.toml -o codes.txt makes them, --code codes.txt reads them)"
         if report.kept:

@@ -31,7 +31,7 @@ from tilecast.validation.published.points import (
     load_cycles,
     load_points,
 )
-from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
+from tilecast.validation.statistics import ErrorSummary, HeldOut, grouped, held_out, rank_correlation, summarise
 
 #: Kernels that exist to teach a language, not to win: reported, but no peers in "best kernel per shape".
 EXAMPLES = ("triton", "gluon", "tlx", "tilelang")
@@ -109,6 +109,8 @@ class PublishedReport:
     tau: float
     #: Share of rows whose measurement lies in the forecast's interval, by set; empty where no intervals were asked for.
     coverage: dict[str, float]
+    #: The 80 % interval of past errors, by set, tried on other shapes.
+    held_out: dict[str, HeldOut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ def _report(
         cycles=cycles,
         loops=loops,
         coverage=_coverage(points, by_row) if any(row.ends[0] < row.ends[1] for row in usable) else {},
+        held_out=_held_out(points, by_row),
         tau=rank_correlation([r.tflops for r in usable], [r.point.tflops for r in usable]),
     )
 
@@ -284,6 +287,17 @@ def _coverage(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str,
         name: [by_row[p.row].held for p in chosen if p.row in by_row] for name, chosen in _headline_sets(points).items()
     }
     return {name: sum(held) / len(held) for name, held in sets.items() if held}
+
+
+def _held_out(points: list[PublishedPoint], by_row: dict[int, Row]) -> dict[str, HeldOut]:
+    """For the sets of the headline that hold several machines of a kind."""
+    sets = {name: [by_row[p.row] for p in chosen if p.row in by_row] for name, chosen in _headline_sets(points).items()}
+    found = {
+        name: held_out([row.point.tflops / row.tflops for row in rows], [row.point.workload for row in rows])
+        for name, rows in sets.items()
+        if not name.startswith(" ")
+    }
+    return {name: one for name, one in found.items() if one.count}
 
 
 def _headline_sets(points: list[PublishedPoint]) -> dict[str, list[PublishedPoint]]:

@@ -32,6 +32,15 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
                 f"Inside the forecast's interval, {one.regime} clock (ranges of the machine's facts, no model error)",
             ]
             lines += [f"  {name:<64}{share:>6.0%}" for name, share in one.coverage.items()]
+        if one.held_out:
+            lines += [
+                "",
+                f"Where 80 % of measurements lie beside the forecast, {one.regime} clock, and of how many other shapes that holds",
+            ]
+            lines += [
+                f"  {name:<64}{found.low:>+6.0%} to {found.high:>+4.0%}   {found.coverage:.0%} of {found.count}"
+                for name, found in one.held_out.items()
+            ]
     close = share_within(report.speed_ups, 6.0)
     if report.speed_ups:
         lines += [
@@ -124,6 +133,10 @@ def report_dict(report: PublishedReport) -> dict[str, Any]:
         "regime": report.regime,
         "kendall_tau": report.tau,
         "coverage": {name.strip(): share for name, share in report.coverage.items()},
+        "held_out": {
+            name: {"low": one.low, "high": one.high, "coverage": one.coverage, "count": one.count}
+            for name, one in report.held_out.items()
+        },
         "headline": {name.strip(): summary(s) for name, s in report.headline.items()},
         "groups": {title: {n: summary(s) for n, s in group.items()} for title, group in report.groups.items()},
         "speed_up_gb300_over_gb200": {

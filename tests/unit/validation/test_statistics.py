@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tilecast.validation.statistics import grouped, rank_correlation, summarise
+from tilecast.validation.statistics import grouped, held_out, rank_correlation, summarise
 
 
 def test_summary_by_hand() -> None:
@@ -49,3 +50,16 @@ def test_rank_correlation_needs_two_values_of_each() -> None:
     assert rank_correlation([1.0], [2.0]) == 0.0
     with pytest.raises(ValueError, match="equal length, got 1 and 2"):
         rank_correlation([1.0], [1.0, 2.0])
+
+
+def test_an_interval_is_tried_on_shapes_it_was_not_taken_from() -> None:
+    rng = np.random.default_rng(0)
+    alike = held_out(list(rng.lognormal(0.02, 0.1, 1000)), list(range(1000)))
+    assert alike.count == 1000 and alike.coverage == pytest.approx(0.8, abs=0.03)
+    assert alike.low == pytest.approx(np.exp(0.02 - 1.2816 * 0.1) - 1, abs=0.02)
+    assert alike.high == pytest.approx(np.exp(0.02 + 1.2816 * 0.1) - 1, abs=0.02)
+    # Rows of one shape stand in one fold: where every shape has its own error, each row does not vouch for its twin.
+    shapes = np.linspace(0.5, 1.5, 5)
+    twins = held_out(list(np.repeat(shapes, 20)), list(np.repeat(np.arange(5), 20)))
+    assert twins.coverage < 0.7
+    assert held_out([1.0, 1.1], [0, 1]).count == 0
