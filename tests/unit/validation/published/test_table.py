@@ -91,6 +91,15 @@ def test_coverage_counts_the_measurements_inside_their_intervals() -> None:
     assert none.coverage == {} and "Inside the" not in report_text(none)
 
 
+def test_where_measurements_lie_beside_forecasts_that_are_all_alike() -> None:
+    chosen = headline_points(POINTS, ("gb200",), ("16 bit", "fp8"))
+    found = run_published("short", perfect(1.25), chosen)
+    (name,) = found.held_out
+    assert name.startswith("Blackwell, best") and found.held_out[name].count == len(chosen)
+    assert (found.held_out[name].low, found.held_out[name].high) == pytest.approx((-0.2, -0.2), abs=1e-6)
+    assert "Where 80 % of measurements lie beside the forecast, short clock" in report_text(found)
+
+
 def test_a_perfect_predictor_has_no_error_and_a_biased_one_its_bias() -> None:
     exact = run_published("short", perfect(1.0), POINTS[:200])
     assert all(abs(row.error) < 1e-12 for row in exact.rows)
