@@ -1,14 +1,14 @@
-"""The kernel classes of backward passes that are written: their records, and their variants as text.
+"""The kernel classes of backward passes: their records, and their variants as text.
 
-Beside `families`, which holds the forward classes: those have a loop to forecast, these have none yet, so no verb that
-ranks, forecasts or sweeps sees them.
+Beside `families`, which holds the forward classes: a forward pass is one launch and its loop, a backward pass several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from tilecast.model.kernel.knobs import family_named, parse_knobs
 from tilecast.model.kernel.variant import BOOLEANS
@@ -19,6 +19,8 @@ from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVa
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.backward import fa2, fa3, fa3_apart
+from tilecast.model.pipeline.backward.kernels import BackwardPass
 
 BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant
 V = TypeVar("V", bound=BackwardVariant)
@@ -38,19 +40,26 @@ class BackwardFamily:
     #: Every legal combination of knobs worth telling apart, and the one to start from.
     space: Callable[[Workload, Machine], Iterable[BackwardVariant]]
     chosen: Callable[[Workload, Machine], BackwardVariant]
+    #: (workload, variant, machine) -> its launches, their loops as pipelines.
+    build: Callable[[Workload, Any, Machine], BackwardPass]
+    #: Other names, those of the forward class of its kind.
+    also: tuple[str, ...] = ()
 
 
 TRITON_BACKWARD = BackwardFamily(
     *fa2_backward.NAMES, "plain Triton without atomics, any GPU from Ampere on", Fa2BackwardVariant,
-    fa2_backward.legality, fa2_backward.writable, fa2_backward.space, fa2_backward.chosen,
+    fa2_backward.legality, fa2_backward.writable, fa2_backward.space, fa2_backward.chosen, fa2.build,
+    ("fa2", "triton"),
 )  # fmt: skip
 HOPPER_BACKWARD = BackwardFamily(
     *fa3_backward.NAMES, "Gluon for Hopper, dQ summed in a fixed order", Fa3BackwardVariant,
-    fa3_backward.legality, fa3_backward.writable, fa3_backward.space, fa3_backward.chosen,
+    fa3_backward.legality, fa3_backward.writable, fa3_backward.space, fa3_backward.chosen, fa3.build,
+    ("fa3", "hopper_ws"),
 )  # fmt: skip
 HOPPER_BACKWARD_APART = BackwardFamily(
     *fa3_backward_apart.NAMES, "Gluon for Hopper, two kernels, head_dim 256", Fa3BackwardApartVariant,
     fa3_backward_apart.legality, fa3_backward_apart.writable, fa3_backward_apart.space, fa3_backward_apart.chosen,
+    fa3_apart.build,
 )  # fmt: skip
 #: The first is what `--pass bwd` takes where no family is named.
 BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART)
@@ -66,6 +75,20 @@ def writable(variant: BackwardVariant, workload: Workload, machine: Machine) -> 
     family = family_of(variant)
     verdict = family.legality(variant, workload, machine)
     return family.writable(variant, workload, machine) if verdict.legal else verdict
+
+
+def native_backward(workload: Workload, machine: Machine) -> BackwardFamily:
+    """The class built for the machine's matrix unit that has a variant for ``workload``; the portable one where none has."""
+    for family in reversed(BACKWARD_FAMILIES):
+        if any(True for _ in family.space(workload, machine)):
+            return family
+    return TRITON_BACKWARD
+
+
+@lru_cache(maxsize=1 << 13)
+def build_backward(workload: Workload, variant: BackwardVariant, machine: Machine) -> BackwardPass:
+    """The launches of a legal ``variant``."""
+    return family_of(variant).build(workload, variant, machine)
 
 
 def parse_backward(text: str, base: V) -> V:
@@ -89,8 +112,8 @@ def named_in(text: str) -> BackwardFamily | None:
 
 def find_backward(name: str) -> BackwardFamily:
     """The family of backward passes of a name, or the one of a forward family's kind; VariantError where there is none."""
-    for family, also in zip(BACKWARD_FAMILIES, (("fa2", "triton"), ("fa3", "hopper_ws"), ()), strict=True):
-        if name in (family.name, family.template, *also):
+    for family in BACKWARD_FAMILIES:
+        if name in (family.name, family.template, *family.also):
             return family
     known = ", ".join(f"{family.name} or {family.template}" for family in BACKWARD_FAMILIES)
     raise VariantError(f"--pass bwd: expected family {known}, got '{name}': no other is written yet")

@@ -131,9 +131,7 @@ def _refuse_others(name: str) -> None:
     if name.startswith("gemm_"):
         raise VariantError(f"family {name} multiplies matrices: 'tilecast gemm' forecasts and writes it")
     if name in (*fa2_backward.NAMES, *fa3_backward.NAMES):
-        raise VariantError(
-            f"family {name} is a backward pass: 'tilecast generate --pass bwd' writes it, and nothing forecasts it yet"
-        )
+        raise VariantError(f"family {name} is a backward pass: --pass bwd forecasts it and writes it")
 
 
 def family_of(variant: Variant) -> Family:

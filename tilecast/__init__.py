@@ -24,6 +24,8 @@ _HOME = {
     "quantize_e4m3": "tilecast.kernels",
     "register_flash_attention": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
+    "predict_backward": "tilecast.model.training.forecast",
+    "predict_training": "tilecast.model.training.forecast",
     "best": "tilecast.model.search.best",
     "compiled_variant": "tilecast.codegen.compiler.kept",
     "kept_loop": "tilecast.model.compiled.loops.shelf",

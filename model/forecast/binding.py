@@ -50,8 +50,11 @@ POWER_BOUND = 0.8
 OUTSIDE_LOOP = ("launch", "start", "occupancy")
 
 
-def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding:
-    """The binding of a launch: of the parts of its time, what the longest sits on."""
+def binding(workload: Workload, machine: Machine, answer: Evaluation, flop_per_score: float | None = None) -> Binding:
+    """The binding of a launch: of the parts of its time, what the longest sits on.
+
+    ``flop_per_score``: FLOP of its products for an element of the score tile, where they are not those of a forward pass.
+    """
     chip = answer.chip
     body = answer.seconds - answer.launch_seconds
     slack = tuple((unit, 1.0 - share) for unit, share in answer.trace.unit_shares().items())
@@ -67,7 +70,7 @@ def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding
         return Binding("memory", "L2 bandwidth")
     if chip.edge_cycles + chip.fill_cycles > chip.loop_cycles + chip.mask_cycles:
         return Binding("start", "start, fill and end of tiles", (), slack)
-    bound = loop_bound(answer.pipeline, answer.trace.ii_cycles, workload, machine)
+    bound = loop_bound(answer.pipeline, answer.trace.ii_cycles, workload, machine, flop_per_score)
     chain = tuple(step.op for step in critical_recurrence(answer.trace)) if bound == "recurrence" else ()
     # Twice the tiles would find idle SMs, and memory with time to spare.
     if 2 * chip.tiles <= chip.slots and chip.hbm_seconds <= 0.5 * body:
@@ -75,22 +78,24 @@ def binding(workload: Workload, machine: Machine, answer: Evaluation) -> Binding
     return Binding("recurrence" if bound == "recurrence" else "unit", bound, chain, slack)
 
 
-def loop_bound(pipeline: Pipeline, ii_cycles: float, workload: Workload, machine: Machine) -> str:
+def loop_bound(
+    pipeline: Pipeline, ii_cycles: float, workload: Workload, machine: Machine, flop_per_score: float | None = None
+) -> str:
     """What a loop of ``ii_cycles`` waits for: a unit, or "recurrence" where none is full."""
     demand = pipeline.demand()
     unit = max(demand, key=lambda name: demand[name])
     if ii_cycles > _UNIT_BOUND * demand[unit]:
         return "recurrence"
-    return _fed_by(pipeline, workload, machine) if unit == "tensor" else unit
+    return _fed_by(pipeline, workload, machine, flop_per_score) if unit == "tensor" else unit
 
 
-def _fed_by(pipeline: Pipeline, workload: Workload, machine: Machine) -> str:
+def _fed_by(pipeline: Pipeline, workload: Workload, machine: Machine, flop_per_score: float | None) -> str:
     """ "smem" when the matrix unit's time is operand fetch beyond what its array needs, else "tensor"."""
     # Legacy mma.sync paths run below the machine's rate without waiting for operands.
     if machine.tensor_kind == "mma_sync" or pipeline.legacy_matrix_path:
         return "tensor"
     scores = pipeline.rows_per_cta * pipeline.keys_per_iteration * pipeline.ctas_per_sm
-    flop = 2.0 * scores * (workload.head_dim_qk + workload.head_dim_v)
+    flop = scores * (flop_per_score or 2.0 * (workload.head_dim_qk + workload.head_dim_v))
     array = flop / machine[f"tensor.{workload.dtype}_flop_per_clk"]
     return "smem" if pipeline.demand()["tensor"] > _OPERAND_FETCH_MARGIN * array else "tensor"
 

@@ -95,6 +95,7 @@ KEYS: dict[str, Key] = {
     "l1.reserved_bytes": Key("B", 0, 1e8, (), "part of L1 that never holds spilled registers"),
     "local.latency_cycles": Key("cycles", 1, 500, (), "load of a spilled register that L1 holds"),
     "local.store_queue_depth": Key("inst", 0, 64, (), "stores of spilled registers a sub-partition lets wait"),
+    "l2.reduce_tbps": Key("TB/s", 0.01, 1000, (), "additions to float32 numbers in L2 by all SMs"),
     "l2.store_tbps": Key("TB/s", 0.01, 1000, (), "stores of all SMs"),
     "launch.barrier_setup_cycles": Key("cycles", 0, 10000, (), "initialisation of one mbarrier"),
     "launch.cta_setup_cycles": Key(
@@ -151,6 +152,8 @@ KEYS: dict[str, Key] = {
     "tma.latency_hbm_loaded_cycles": Key("cycles", 1, 20000, (), "tile copy from memory that all SMs load"),
     "tma.bytes_per_clk": Key("B/clk/SM", 1, 4096, _ALL, "copy engine of one SM"),
     "tma.store_bytes_per_clk": Key("B/clk/SM", 1, 4096, (), "tile stores of one SM"),
+    "tma.reduce_bytes_per_clk": Key("B/clk/SM", 1, 4096, (), "additions of tiles to float32 numbers in L2 by one SM"),
+    "tma.reduce_latency_cycles": Key("cycles", 0, 20000, (), "such an addition beside its bytes"),
     "tma.issue_cycles": Key("cycles", 0, 1000, _ALL, "issue of one bulk copy"),
     "l2.bytes": Key("B", 1e5, 1e12, _ALL, "L2 capacity"),
     "l2.latency_cycles": Key("cycles", 1, 20000, _ALL, "L2 hit, near"),

@@ -28,11 +28,11 @@ from tilecast.model.pipeline.tensor_core import (
 )
 
 #: mma.sync m16n8k16: FLOP of one warp instruction.
-_MMA_FLOP = 2 * 16 * 8 * 16
+MMA_FLOP = 2 * 16 * 8 * 16
 #: Hopper: stall counts of addresses and descriptors ahead of QK and behind PV in the machine code of the generated kernels
 #: (42 to 56, and 25 to 70), whatever their tile, head_dim or mask; and instructions of a step that do not scale with its tile,
 #: on the ALU, on the FMA pipe, and others (17 to 19, 17 to 24, 83 to 104), these around its products.
-_AHEAD_OF_QK_CYCLES, _BEHIND_PV_CYCLES = 47.0, 50.0
+AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES = 47.0, 50.0
 _STEP_ALU, _STEP_FMA, _STEP_OTHERS = 18.0, 18.0, 88.0
 #: Barriers of a step before QK, before the softmax, and before the copies of a later block; of loops that are not pipelined the
 #: second row (machine code).
@@ -114,7 +114,7 @@ class _Stream:
         w, m = self.w, self.m
         cycles = mma_sync_tile_cycles(m, self.rows, n, k, w.dtype)
         flop = 2.0 * self.rows * n * k
-        count = flop / (_MMA_FLOP * (2 if w.dtype == "fp8" else 1)) / 4
+        count = flop / (MMA_FLOP * (2 if w.dtype == "fp8" else 1)) / 4
         # B fragments come by ldmatrix: each warp reads the whole K or V tile; four warps share no registers.
         read = 4 * n * k * w.dtype_bytes / m["smem.bytes_per_clk"]
         loads = 4 * n * k * w.dtype_bytes / 512 / 4
@@ -222,9 +222,9 @@ class _HopperStream(_Stream):
         products = len(tile_widths(self.w.head_dim_qk))
         again = (products - 1) * (mma_completion_latency_cycles(m, 64, self.v.tile_n, self.w.dtype, "smem", 1) + poll)
         return {
-            "ahead": poll + _AHEAD_OF_QK_CYCLES + before * barrier,
+            "ahead": poll + AHEAD_OF_QK_CYCLES + before * barrier,
             "have_s": poll + between * barrier + again,
-            "behind": _BEHIND_PV_CYCLES + behind * barrier,
+            "behind": BEHIND_PV_CYCLES + behind * barrier,
         }
 
     def ops(self) -> list[Op]:

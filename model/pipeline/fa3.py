@@ -36,7 +36,9 @@ from tilecast.model.pipeline.tensor_core import (
     mma_tile_cycles,
 )
 
-_ROWS = 64
+#: Rows of a wgmma, and so of a warpgroup.
+ROWS = 64
+
 #: Why a load waits for a product.
 _SLOTS = ("K slot", "V slot")
 #: Why exponentials wait for PV though the source does not say so: where Triton's compiler puts the wait (module docstring).
@@ -77,7 +79,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
     load = Role("load", (Step("load_k"), Step("load_v")), 1, 24)
     registers = 240 if variant.warpgroups == 2 else 160
     edges = [edge for g in groups for edge in _group_edges(workload, variant, machine, g)]
-    rows = _ROWS * variant.warpgroups
+    rows = ROWS * variant.warpgroups
     size = workload.dtype_bytes
     o = rows * workload.head_dim_v
     return Pipeline(
@@ -96,7 +98,7 @@ def _build(workload: Workload, variant: Fa3Variant, machine: Machine) -> Pipelin
         epilogue_cycles=_STATISTICS_CYCLES + o / machine["fma.lanes"] + o / 2.0 / machine["alu.lanes"],
         edge_read_bytes=rows * workload.head_dim_qk * size, edge_write_bytes=o * 2.0,
         tiles_overlap=False, query_ahead=variant.q_stages > 1,
-        mask_demand=tuple((_first_step(workload, variant, g), common.mask_work(machine, _ROWS * variant.tile_n * 2.0)) for g in groups),
+        mask_demand=tuple((_first_step(workload, variant, g), common.mask_work(machine, ROWS * variant.tile_n * 2.0)) for g in groups),
         facts_used=("regs.mma_share", "tensor.mma_latency_cycles", common.packing_fact(workload), "sync.mbarrier_roundtrip_cycles"),
     )  # fmt: skip
 
@@ -107,7 +109,7 @@ def _waiting(loosest: tuple[Edge, ...], variant: Fa3Variant) -> tuple[Edge, ...]
 
 
 def _buffers(workload: Workload, variant: Fa3Variant) -> tuple[Buffer, ...]:
-    rows, size = _ROWS * variant.warpgroups, workload.dtype_bytes
+    rows, size = ROWS * variant.warpgroups, workload.dtype_bytes
     return (
         Buffer("Q", "smem", rows * workload.head_dim_qk * size, variant.q_stages, "", "qk0"),
         Buffer("K", "smem", variant.tile_n * workload.head_dim_qk * size, variant.kv_stages, "load_k", "qk0"),
@@ -132,10 +134,10 @@ def _exp_parts(w: Workload) -> tuple[str, ...]:
     return ("a", "b") if w.mask == "none" else ("",)
 
 
-def product(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
-    """A matrix product of 64 rows with ``n`` columns over ``k``, of warpgroup ``g``; ``a_home``: where its left side is."""
-    cycles = mma_tile_cycles(m, _ROWS, n, k, w.dtype, a_home, 1)
-    read = mma_smem_bytes(_ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
+def product(w: Workload, m: Machine, name: str, kind: str, role: str, tile: int, n: int, k: int, a_home: str) -> Op:
+    """A product of a warpgroup, `ROWS` x ``n`` over ``k``, asynchronous; ``a_home`` is "smem" or "register"."""
+    cycles = mma_tile_cycles(m, ROWS, n, k, w.dtype, a_home, 1)
+    read = mma_smem_bytes(ROWS, n, k, w.dtype, a_home, 1) / m["smem.bytes_per_clk"]
     steps = k * w.dtype_bytes / 32
     # A warpgroup instruction is issued by all four warps, one on each sub-partition.
     count = steps * INSTRUCTIONS_PER_MMA
@@ -143,22 +145,32 @@ def product(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: in
     if m.has("regs.mma_share"):
         demand.append(("regs", cycles * m["regs.mma_share"]))
     return Op(
-        name, kind, f"consumer{g}", tuple(demand), cycles, engine="tensor", issue_cycles=count,
-        hidden_fma=m.get("tensor.mma_hidden_fma_share", inf), tile=g, instructions=(("other", count),),
+        name, kind, role, tuple(demand), cycles, engine="tensor", issue_cycles=count,
+        hidden_fma=m.get("tensor.mma_hidden_fma_share", inf), tile=tile, instructions=(("other", count),),
     )  # fmt: skip
 
 
-def _arithmetic(m: Machine, name: str, kind: str, g: int, done: common.Work, latency: float, alone: float = 0.0) -> Op:
-    """Work of warpgroup ``g`` whose last result is there ``latency`` later; ``alone``: cycles of the work with the SM to itself."""
+def arithmetic(
+    m: Machine, name: str, kind: str, role: str, tile: int, done: common.Work, latency: float, alone: float = 0.0
+) -> Op:
+    """Work of a warpgroup whose last result is there ``latency`` later; ``alone``: cycles of the work with the SM to itself."""
     beside = common.beside_mma_cycles(m, done)
     return Op(
-        name, kind, f"consumer{g}", done.cycles, (alone or done.busiest()) + latency, tile=g, instructions=done.instructions,
+        name, kind, role, done.cycles, (alone or done.busiest()) + latency, tile=tile, instructions=done.instructions,
         beside_mma_cycles=beside + latency if beside else 0.0,
     )  # fmt: skip
 
 
+def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, a_home: str) -> Op:
+    return product(w, m, name, kind, f"consumer{g}", g, n, k, a_home)
+
+
+def _arithmetic(m: Machine, name: str, kind: str, g: int, done: common.Work, latency: float, alone: float = 0.0) -> Op:
+    return arithmetic(m, name, kind, f"consumer{g}", g, done, latency, alone)
+
+
 def _one_ex2_a_row(m: Machine) -> common.Work:
-    return common.Work((("mufu", _ROWS / m["mufu.ex2_per_clk"]),), (("mufu", _ROWS / 128.0),))
+    return common.Work((("mufu", ROWS / m["mufu.ex2_per_clk"]),), (("mufu", ROWS / 128.0),))
 
 
 @lru_cache(maxsize=2048)
@@ -166,7 +178,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     """Operations of warpgroup 0."""
     g = 0
     role = f"consumer{g}"
-    elements = float(_ROWS * v.tile_n)
+    elements = float(ROWS * v.tile_n)
     step = common.add(common.row_max_work(m, elements), common.bookkeeping_work(m))
     # Rows sit on quads of threads: two dependent shuffle + max steps close each reduction.
     quad = 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
@@ -179,7 +191,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     if v.rescale == "anchored":
         exp = common.add(exp, common.bookkeeping_work(m, _ANCHORED_ALU_INSTRUCTIONS, _ANCHORED_INSTRUCTIONS))
     exp = exp.scaled(1.0 / len(parts))
-    o_cycles, o_count = common.fma_cost(m, _ROWS * w.head_dim_v)
+    o_cycles, o_count = common.fma_cost(m, ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
     ramp, holds = common.ramp_latency(m), _hand_overs(v, m)
     vote = 0.0
@@ -189,7 +201,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
         # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, and once more.
         vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + _BARRIERS_OF_VOTE * holds["have_o"]
     ops = [
-        product(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
+        _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
         _arithmetic(m, f"max{g}", "row max", g, common.add(step, _one_ex2_a_row(m)), quad + common.statistics_latency(m)),
         *(
             _arithmetic(m, f"exp{g}{part}", "exp", g, exp, ramp if part == parts[-1] else 0.0, common.one_warp_cycles(m, exp))
@@ -197,7 +209,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
         ),
         _arithmetic(m, f"sum{g}", "row sum", g, total, 0.0),
         _arithmetic(m, f"rescale{g}", "rescale", g, rescale, m["fma.latency_cycles"] + vote),
-        product(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
+        _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
     if v.rescale == "anchored":
         ops = [op for op in ops if op.kind not in ("row max", "rescale")]
@@ -257,8 +269,8 @@ def _named(name: str, g: int) -> str:
 
 def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
     arrive = m["sync.mbarrier_roundtrip_cycles"]
-    done_qk = mma_completion_latency_cycles(m, _ROWS, v.tile_n, w.dtype, "smem", 1)
-    done_pv = mma_completion_latency_cycles(m, _ROWS, w.head_dim_v, w.dtype, "register", 1)
+    done_qk = mma_completion_latency_cycles(m, ROWS, v.tile_n, w.dtype, "smem", 1)
+    done_pv = mma_completion_latency_cycles(m, ROWS, w.head_dim_v, w.dtype, "register", 1)
     landed = m["tma.latency_l2_cycles"]
     parts = _exp_parts(w)
     first, last = parts[0], parts[-1]

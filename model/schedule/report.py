@@ -46,23 +46,25 @@ class ScheduledKernel:
     def to_dict(self) -> dict[str, object]:
         """Keys documented in docs/json.md; cycles are whole SM clocks."""
 
-        def one(schedule: Schedule) -> dict[str, object]:
-            limit = bounds(self.pipeline, with_roles=schedule.program_order)
-            return {
-                "status": schedule.status, "ii_cycles": schedule.ii_cycles, "bound_cycles": schedule.bound,
-                "gap": schedule.gap, "span_cycles": schedule.span_cycles, "overlap_depth": schedule.overlap_depth,
-                "lower_bound_cycles": limit.ii_lower, "lower_bound_set_by": limit.binding,
-                "starts": schedule.starts, "issues": schedule.issues,
-                "order": {unit: list(ops) for unit, ops in schedule.order_per_unit.items()},
-                "storage": [{"resource": s.resource, "demand": s.demand, "limit": s.limit, "unit": s.unit, "holds": s.holds}
-                            for s in schedule.limits],
-            }  # fmt: skip
-
         return {
             "machine": self.machine.name, "workload": self.workload.as_dict(), "variant": variant_text(self.variant),
-            "variant_origin": self.variant_origin, "pipeline": self.pipeline.name, "best_order": one(self.free),
-            "own_order": one(self.own),
+            "variant_origin": self.variant_origin, "pipeline": self.pipeline.name, "best_order": schedule_dict(self.pipeline, self.free),
+            "own_order": schedule_dict(self.pipeline, self.own),
         }  # fmt: skip
+
+
+def schedule_dict(pipeline: Pipeline, schedule: Schedule) -> dict[str, object]:
+    """Keys of --json for one schedule."""
+    limit = bounds(pipeline, with_roles=schedule.program_order)
+    return {
+        "status": schedule.status, "ii_cycles": schedule.ii_cycles, "bound_cycles": schedule.bound,
+        "gap": schedule.gap, "span_cycles": schedule.span_cycles, "overlap_depth": schedule.overlap_depth,
+        "lower_bound_cycles": limit.ii_lower, "lower_bound_set_by": limit.binding,
+        "starts": schedule.starts, "issues": schedule.issues,
+        "order": {unit: list(ops) for unit, ops in schedule.order_per_unit.items()},
+        "storage": [{"resource": s.resource, "demand": s.demand, "limit": s.limit, "unit": s.unit, "holds": s.holds}
+                    for s in schedule.limits],
+    }  # fmt: skip
 
 
 def schedule_kernel(

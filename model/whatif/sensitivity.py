@@ -26,17 +26,17 @@ from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.rows import Sensitivities
 
 #: Capacities, switches and identity: a percent of these means nothing.
-_WHOLE = ("GB", "B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
+WHOLE = ("GB", "B", "B/SM", "columns", "lanes", "registers", "warps", "CTA", "flag", "inputs", "sm")
 #: What a reader expects to see even at zero.
-_MAIN = (
+MAIN = (
     "mufu.ex2_per_clk", "fma.lanes", "alu.lanes", "issue.warp_inst_per_clk", "smem.bytes_per_clk",
     "tmem.read_bytes_per_clk", "tmem.write_bytes_per_clk", "l2.bytes_per_clk_per_sm", "hbm.tbps_achieved",
     "chip.sm_count", "chip.clock_max_mhz", "chip.tdp_w", "tmem.load_latency_cycles", "sync.mbarrier_roundtrip_cycles",
 )  # fmt: skip
 #: Below this, in percent per percent, a fact does not matter.
-_NOTHING = 5e-4
+NOTHING = 5e-4
 #: The kernel is chosen again only for facts that matter at least this much, or rates a choice could come to use.
-_WORTH = 0.01
+WORTH = 0.01
 
 
 def sensitivities(
@@ -66,7 +66,7 @@ def sensitivities(
     base = seconds_of(workload, chip, found.variant, clock, level)
     rows = []
     for key in reported(list(chip), "facts", len(chip.facts), progress):
-        if key in _MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in _WHOLE:
+        if key in MAIN or key == f"tensor.{workload.dtype}_flop_per_clk" or KEYS[key].unit not in WHOLE:
             row = _row(workload, chip, found, key, clock, step, base, reoptimised, level)
             if row is not None:
                 rows.append(row)
@@ -99,7 +99,7 @@ def _row(
     reoptimised: bool, level: Compiler | None,
 ) -> Sensitivity | None:  # fmt: skip
     fact = machine.fact(key)
-    ends = _ends(key, fact, step)
+    ends = ends_of(key, fact, step)
     if ends is None:
         return None
     machines = tuple(machine.with_facts({key: value}) for value in ends)
@@ -109,20 +109,20 @@ def _row(
     span = math.log(ends[1] / ends[0])
     slope = math.log(fixed[1] / fixed[0]) / span
     free = fixed
-    if reoptimised and (abs(slope) >= _WORTH or key in _MAIN):
+    if reoptimised and (abs(slope) >= WORTH or key in MAIN):
         free = tuple(
             _best(workload, m, found, seconds, clock, level) for m, seconds in zip(machines, fixed, strict=True)
         )  # fmt: skip
     free_slope = math.log(free[1] / free[0]) / span
-    if key not in _MAIN and max(abs(slope), abs(free_slope)) < _NOTHING:
+    if key not in MAIN and max(abs(slope), abs(free_slope)) < NOTHING:
         return None
     return Sensitivity(
-        key, KEYS[key].meaning, _group(key), fact.value, fact.unit, fact.kind, slope, free_slope, base * 1e3, ends[0],
+        key, KEYS[key].meaning, group_of(key), fact.value, fact.unit, fact.kind, slope, free_slope, base * 1e3, ends[0],
         ends[1], fixed[0] * 1e3, fixed[1] * 1e3, free[0] * 1e3, free[1] * 1e3,
     )  # fmt: skip
 
 
-def _ends(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
+def ends_of(key: str, fact: Fact, step: float) -> tuple[float, float] | None:
     """The fact moved down and up, inside what the schema allows; None where it has no room."""
     rule = KEYS[key]
     low, high = fact.value * (1 - step), fact.value * (1 + step)
@@ -144,7 +144,7 @@ def _best(
     return seconds
 
 
-def _group(key: str) -> str:
+def group_of(key: str) -> str:
     if is_rate(key):
         return "rate"
     if is_latency(key):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tilecast.cli.training import Pass, is_forward
 from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Level, LevelAtHand, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -28,12 +29,18 @@ def whatif(
         int | None, typer.Option("--width", min=60, max=400, help="Columns of the text (default: the terminal's).")
     ] = None,
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:
     """Change facts of a machine, choose the kernel again, and compare: time, binding unit, waterfall, timelines."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import shape_name, show, table, width
     from tilecast.model.whatif.what_if import what_if
 
+    if not is_forward(direction):
+        from tilecast.cli.training import whatif_pass
+
+        whatif_pass(work, machine, kernel, changes, clock, level, interval, as_json)
+        return
     family, variant = kernel.on(machine)
     found = []
     with Screen() as screen:
@@ -66,12 +73,18 @@ def sensitivity(
     level: LevelAtHand,
     step: Annotated[float, typer.Option("--step", help="How far each fact is moved, as a share.")] = 0.05,
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:
     """Percent of time per percent of every fact, the kernel kept and chosen again, largest first."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width
     from tilecast.model.whatif.sensitivity import sensitivities
 
+    if not is_forward(direction):
+        from tilecast.cli.training import sensitivity_pass
+
+        sensitivity_pass(work, changes.of(machine), kernel, clock, level, step, as_json)
+        return
     family, variant = kernel.on(machine)
     with Screen() as screen:
         rows = sensitivities(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilecast.cli.step import BatchFile, Page
+from tilecast.cli.training import Pass, PassOrBoth, is_forward
 from tilecast.cli.workload_options import (
     AsJson,
     Changes,
@@ -49,6 +50,7 @@ def predict(
     trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
     batch_file: BatchFile = None,
     page: Page = 64,
+    direction: PassOrBoth = "fwd",
 ) -> None:  # fmt: skip
     """Forecast time, TFLOP/s, what binds, and where the time goes; several machines (a,b,c) make one table."""
     from tilecast.base.files import check_writable, write_text_atomically
@@ -58,6 +60,12 @@ def predict(
     from tilecast.model.forecast.predict import predict as forecast
     from tilecast.model.whatif.placed import parse_measured, placed
 
+    if not is_forward(direction, both=True):
+        from tilecast.cli.training import predict_pass
+
+        others = {"--trace": trace, "--measured": measured, "--batch-file": batch_file}
+        predict_pass(direction, work, machine, kernel, clock, level, as_json, others)
+        return
     if batch_file is not None:
         _predict_batch(work, machine, clock, batch_file, page, as_json, {"--trace": trace, "--measured": measured})
         return
@@ -305,6 +313,7 @@ def schedule(
     level: LevelAtHand,
     time_limit: Annotated[float, typer.Option("--time-limit", help="Solver seconds.")] = 10.0,
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:
     """Lower bounds and the proven-optimal modulo schedule of the kernel's loop (default: of the best kernel)."""
     from tilecast.cli.progress import Screen
@@ -315,6 +324,11 @@ def schedule(
     # Also refuses NaN, which compares with nothing.
     if not 0 < time_limit < float("inf"):
         raise PredictError(f"--time-limit: expected seconds above 0, got {time_limit:g}")
+    if not is_forward(direction):
+        from tilecast.cli.training import schedule_pass
+
+        schedule_pass(work, machine, kernel, clock, level, time_limit, as_json)
+        return
     family, variant = kernel.on(machine)
     with Screen() as screen:
         found = schedule_kernel(work, machine, variant, family, clock.value, time_limit, level.compiler(), screen)

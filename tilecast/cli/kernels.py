@@ -65,7 +65,7 @@ def generate(
     if direction != "fwd":
         if list_variants:
             raise OutputError(
-                f"--list orders variants by forecast, and {_UNRANKED[direction]} have none yet: drop --list"
+                f"--list orders forward kernels by forecast, and {_UNRANKED[direction]} have no such list: drop --list"
             )
         _generate_unranked(direction, work, machine, kernel, output, as_json)
         return
@@ -95,7 +95,7 @@ def generate(
     show(text, {**made.header, "file": output}, as_json)
 
 
-#: What kernels of the passes without a forecast are called.
+#: What kernels of the passes that are not written by rank are called.
 _UNRANKED = {"bwd": "backward passes", "serve": "serving kernels", "append": "kernels that append"}
 
 
@@ -118,9 +118,19 @@ def _generate_unranked(
     text = (
         f"{output}: {what} {work.label()} for {machine.name}\n"
         f"  variant   {made.header['variant']}\n"
-        f"  targets   {', '.join(targets)}; no forecast: {_UNRANKED[direction]} have none yet"
+        f"  targets   {', '.join(targets)}"
     )
+    if direction == "bwd":
+        text += f"\n  forecast  {_backward_forecast(made.variant, work, machine)} (tilecast predict --pass bwd)"
     show(text, {**made.header, "file": output}, as_json)
+
+
+def _backward_forecast(variant: Any, work: Workload, machine: Machine) -> str:
+    """Time and rate of a generated backward pass in a sustained run, before compilation."""
+    from tilecast.model.training.evaluate import evaluate_backward
+
+    run = evaluate_backward(work.reduced(), machine, variant, "sustained")
+    return f"{run.seconds * 1e3:.4g} ms, {run.tflops:.0f} TFLOP/s"
 
 
 def _backward(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:

@@ -46,7 +46,7 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
             "take1", "barrier", "consumer1", (("issue", _RIGHT_INSTRUCTIONS),),
             m["smem.latency_cycles"] + vote + _RIGHT_INSTRUCTIONS, tile=1, instructions=(("other", _RIGHT_INSTRUCTIONS),),
         ),
-        fa3.product(workload, m, "pv1", "pv", 1, half, KEYS, "smem"),
+        fa3.product(workload, m, "pv1", "pv", "consumer1", 1, half, KEYS, "smem"),
         Op("have_o1", "barrier", "consumer1", (), barrier, tile=1),
     )  # fmt: skip
     done, arrive = (

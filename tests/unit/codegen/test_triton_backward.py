@@ -452,7 +452,7 @@ def test_workloads_that_are_not_written(workload: Workload, text: str) -> None:
 
 def test_verbs_of_forward_passes_refuse_the_family() -> None:
     for ask in (partial(find_family, "triton_bwd"), partial(parse_variant, "family=fa2_bwd,dq_warps=4")):
-        with pytest.raises(VariantError, match="is a backward pass: 'tilecast generate --pass bwd' writes it"):
+        with pytest.raises(VariantError, match="is a backward pass: --pass bwd forecasts it and writes it"):
             ask()
 
 
@@ -474,7 +474,7 @@ def test_generate_writes_a_backward_pass_and_says_what_it_is(
     file = tmp_path / "backward.py"
     knobs = ("--variant", "triton_bwd:dq_tile_n=16", "--family", "triton")
     code, out, _ = run(capsys, "generate", "a100", "--pass", "bwd", "--head-dim", "64", *knobs, "-o", str(file))
-    assert code == 0 and "dq_tile_n=16" in out and "sm_80, sm_90a" in out and "no forecast" in out
+    assert code == 0 and "dq_tile_n=16" in out and "sm_80, sm_90a" in out and "TFLOP/s" in out
     text = file.read_text(encoding="utf-8")
     assert "def launch(q, k, v, out, lse, dout, dq, dk, dv, scale" in text and '"pass": "bwd"' in text
     code, out, _ = run(capsys, "generate", "a100", "--pass", "bwd", "--head-dim", "64", *knobs, "--json")
@@ -485,11 +485,11 @@ def test_generate_writes_a_backward_pass_and_says_what_it_is(
     ("arguments", "text"),
     [
         (["generate", "a100", "--pass", "both"], "expected fwd, bwd, serve or append, got 'both'"),
-        (["generate", "a100", "--pass", "bwd", "--list"], "backward passes have none yet: drop --list"),
+        (["generate", "a100", "--pass", "bwd", "--list"], "backward passes have no such list: drop --list"),
         (["generate", "a100", "--pass", "bwd", "--family", "fa4"], "or hopper_bwd_apart, got 'fa4'"),
         (
             ["generate", "a100", "--family", "triton_bwd"],
-            "is a backward pass: 'tilecast generate --pass bwd' writes it",
+            "is a backward pass: --pass bwd forecasts it and writes it",
         ),
         (["predict", "a100", "--variant", "triton_bwd:dq_warps=4"], "is a backward pass"),
         (["emulate", "triton_bwd_d64_full"], "triton"),

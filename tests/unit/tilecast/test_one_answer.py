@@ -185,9 +185,9 @@ def test_at_every_level_all_verbs_give_one_answer(
     monkeypatch.setattr(build, "verdict", lambda _: ("", ""))
     monkeypatch.setattr(build, "risks", lambda _: ())
     # Of the many facts one is enough: what is asked is where the rows start.
-    ends = sensitivity._ends
+    ends = sensitivity.ends_of
     monkeypatch.setattr(
-        sensitivity, "_ends", lambda key, *args: ends(key, *args) if key == "mufu.ex2_per_clk" else None
+        sensitivity, "ends_of", lambda key, *args: ends(key, *args) if key == "mufu.ex2_per_clk" else None
     )
     question = _at_hand(place)
     work, chip, clock = question.workload, question.machine, question.clock

@@ -229,14 +229,19 @@ class Gpu:
         self._fresh += size
         return at
 
-    def tensor_map(self, rows: int, box_rows: int, offset: int = 0) -> bytes:
-        """A map of (rows, 64) bf16 from ``offset`` of the big buffer, boxes of ``box_rows`` x 128 bytes, 128 B swizzle."""
+    def tensor_map(self, rows: int, box_rows: int, offset: int = 0, *, floats: bool = False) -> bytes:
+        """A map of (rows, 64) bf16, or (rows, 32) float32, from ``offset`` of the big buffer, boxes of ``box_rows`` x 128 bytes,
+        128 B swizzle."""
         cu = self._cu
+        kinds = cu.CUtensorMapDataType
+        kind, columns = (
+            (kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 32) if floats else (kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 64)
+        )
         answer = self._do(
             cu.cuTensorMapEncodeTiled(
-                cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, self.data + offset,
-                [cu.cuuint64_t(64), cu.cuuint64_t(rows)], [cu.cuuint64_t(128)],
-                [cu.cuuint32_t(64), cu.cuuint32_t(box_rows)], [cu.cuuint32_t(1), cu.cuuint32_t(1)],
+                kind, 2, self.data + offset,
+                [cu.cuuint64_t(columns), cu.cuuint64_t(rows)], [cu.cuuint64_t(128)],
+                [cu.cuuint32_t(columns), cu.cuuint32_t(box_rows)], [cu.cuuint32_t(1), cu.cuuint32_t(1)],
                 cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
                 cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
                 cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

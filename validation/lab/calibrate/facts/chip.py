@@ -59,6 +59,29 @@ def _store_rate(table: Table) -> Found | None:
     return spread(by_value(rows)) if rows else None
 
 
+def _reduce_rate(table: Table) -> Found | None:
+    rows = table.all("reduce/add_bandwidth", "bytes_per_clk", sms="one", in_flight=4)
+    return spread(by_value(rows)) if rows else None
+
+
+def _reduce_latency(table: Table) -> Found | None:
+    """What an addition takes beside its bytes when the next one waits for it: the line at zero bytes."""
+    rows = table.all("reduce/add_bandwidth", "cycles_per_tile", sms="one", in_flight=1, by="tensor")
+    points = [(float(str(table.params(row)["box_bytes"])), row.value) for row in rows]
+    if len({x for x, _ in points}) < 2:
+        return None
+    ends = [
+        line([(x, getattr(row, end)) for (x, _), row in zip(points, rows, strict=True)])[0]
+        for end in ("value", "low", "high")
+    ]
+    return Found(ends[0], min(ends), max(ends), tuple(rows), "extrapolated to no bytes")
+
+
+def _reduce_tbps(table: Table) -> Found | None:
+    rows = table.all("reduce/add_bandwidth", "chip_tbps", sms="all")
+    return spread(by_value(rows)) if rows else None
+
+
 def _walk(table: Table, source: str) -> Found | None:
     middle, low, high = (
         table.one("memory/latency", f"latency_{name}cycles", source=source) for name in ("", "p10_", "p90_")
@@ -117,6 +140,9 @@ RULES: dict[str, Rule] = {
     "tma.bytes_per_clk": _tma_rate,
     "tma.issue_cycles": _tma_issue,
     "tma.store_bytes_per_clk": _store_rate,
+    "tma.reduce_bytes_per_clk": _reduce_rate,
+    "tma.reduce_latency_cycles": _reduce_latency,
+    "l2.reduce_tbps": _reduce_tbps,
     "l2.latency_cycles": partial(_walk, source="l2"),
     "l2.bytes_per_clk_per_sm": _l2_rate,
     "l2.bytes_per_clk_per_sm_lockstep": _l2_lockstep,

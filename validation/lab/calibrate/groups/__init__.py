@@ -7,7 +7,20 @@ import importlib
 from tilecast.validation.lab.calibrate.cases import CalibrateError, Case
 
 #: In the order they run: cheap and sure first, power last because it heats the chip.
-GROUPS = ("tensor", "arithmetic", "corun", "smem", "local", "code", "sync", "tma", "memory", "launch", "power")
+GROUPS = (
+    "tensor",
+    "arithmetic",
+    "corun",
+    "smem",
+    "local",
+    "code",
+    "sync",
+    "tma",
+    "reduce",
+    "memory",
+    "launch",
+    "power",
+)
 
 
 def all_cases(only: tuple[str, ...] = ()) -> list[Case]:

@@ -1,0 +1,1 @@
+"""Loops of backward passes as dataflow graphs, and what is launched around them."""

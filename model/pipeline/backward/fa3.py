@@ -1,0 +1,204 @@
+"""A Hopper backward of five products as `hopper_bwd` writes it: two warpgroups with 64 keys each, dQ summed by the copy engine.
+
+A warpgroup has S^T = K Q^T and dP^T = V dO^T of its keys, so that P^T and dS^T are the register operands of dV and dK.
+dQ = dS K sums over the keys of both: dS goes through shared memory and a barrier, each warpgroup multiplies half of dQ, and
+what it gets goes through shared memory once more, from where warps have it added to a float32 sum in L2.
+
+Steps of 128 queries (head_dim 64) go in two halves: S and dP of the second are under way while the first is exponentiated.
+Both warpgroups do the same at about the same time; what lies between them is the dS that each waits for.
+"""
+
+from __future__ import annotations
+
+from tilecast.model.kernel.variants.fa3_backward import KEYS, STAGES, TILE_N, Fa3BackwardVariant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline import softmax_cost as common
+from tilecast.model.pipeline.backward import kernels
+from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
+from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_bytes
+from tilecast.model.pipeline.fa3 import ROWS, arithmetic, product
+from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+
+#: Instructions of a warp and half step that do not scale with the tile: on the ALU, on the FMA pipe, others (machine code of the
+#: generated kernels, `tilecast inspect --kernel gradients`).
+_STEP = 40.0, 10.0, 80.0
+_GROUPS = (0, 1)
+
+
+def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> kernels.BackwardPass:
+    """The launches of ``variant``; legality is the caller's business."""
+    w, v = workload, variant
+    pipeline = _Loop(w, v, machine).pipeline()
+    tile = v.tile_m * w.head_dim_qk * kernels.FLOAT
+    # A program's tile is added, its turn passed on by way of L2, and seen there by the next one.
+    turn = kernels.add_cycles(machine, tile) + 2 * machine["l2.latency_cycles"]
+    moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + 2 * kernels.FLOAT
+    main = kernels.LoopKernel(
+        "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
+        step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
+        heads_abreast=v.heads_abreast, turn_cycles=turn,
+    )  # fmt: skip
+    return kernels.BackwardPass((kernels.row_terms(w, v.tile_m), main, kernels.round_sums(w)))
+
+
+class _Loop(Warpgroups):
+    """The pieces of the loop; a namespace for values that most pieces need."""
+
+    def __init__(self, w: Workload, v: Fa3BackwardVariant, m: Machine) -> None:
+        super().__init__(w, m)
+        self.v = v
+        #: Parts of a step of 64 queries, by the letter that its operations end in.
+        self.parts = ("a", "b")[: v.tile_m // ROWS]
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def group(self, g: int) -> list[Op]:
+        """Operations of a warpgroup."""
+        w, v, m, role = self.w, self.v, self.m, f"keys{g}"
+        elements, ramp = float(KEYS * ROWS), common.ramp_latency(m)
+        d, dv = w.head_dim_qk, w.head_dim_v
+        exp = probabilities(m, w, elements)
+        ds = differences(m, w, elements)
+        found = [self.hold(f"ahead{g}", role, self.poll, g)]
+        for part in self.parts:
+            found += [
+                product(w, m, f"s{part}{g}", "s", role, g, ROWS, d, "smem"),
+                product(w, m, f"dp{part}{g}", "dp", role, g, ROWS, dv, "smem"),
+                self.shared(f"lse{part}{g}", "terms", role, g, term_bytes(), TERM_LOADS, loads=True),
+                arithmetic(m, f"exp{part}{g}", "exp", role, g, exp, ramp, common.one_warp_cycles(m, exp)),
+                product(w, m, f"dv{part}{g}", "dv", role, g, dv, ROWS, "register"),
+                self.shared(f"delta{part}{g}", "terms", role, g, term_bytes(), TERM_LOADS, loads=True),
+                arithmetic(m, f"ds{part}{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"],
+                           common.one_warp_cycles(m, ds)),
+                self.shared(f"store{part}{g}", "ds to shared memory", role, g, elements * w.dtype_bytes, 4, loads=False),
+                product(w, m, f"dk{part}{g}", "dk", role, g, d, ROWS, "register"),
+            ]  # fmt: skip
+        half = v.tile_m * d / len(_GROUPS)
+        others = step_work(m, *_STEP).scaled(len(self.parts))
+        return [
+            *found,
+            self.hold(
+                f"tell{g}",
+                role,
+                m.get("sync.fence_async_cycles", 0.0) + self.signal + self.barrier * (len(self.parts) - 1),
+                g,
+            ),
+            self.hold(f"have_ds{g}", role, self.poll + self.barrier, g),
+            product(w, m, f"dq{g}", "dq", role, g, ROWS, TILE_N, "smem"),
+            self.hold(f"room{g}", role, self.poll + self.barrier, g),
+            self.shared(
+                f"out{g}", "dq to shared memory", role, g, half * kernels.FLOAT, half / 64 / WARPS, loads=False
+            ),
+            arithmetic(m, f"step{g}", "bookkeeping", role, g, others, 0.0),
+            self.hold(f"done{g}", role, self.signal, g),
+        ]
+
+    def copies(self) -> list[Op]:
+        """Loads of Q and dO, and the addition of dQ."""
+        w, v, m = self.w, self.v, self.m
+        rows = v.tile_m * w.dtype_bytes
+        size = v.tile_m * w.head_dim_qk * kernels.FLOAT
+        # It looks whether its turn has come, which is a way to L2 and back at least.
+        alone = m["l2.latency_cycles"] + kernels.add_cycles(m, size)
+        # A warp waits until its tile is added before it takes the next: two have one each under way.
+        by_turns = "tma" if v.adders > 1 else ""
+        add = (
+            Op("add", "add dq", "add", (("smem", size / m["smem.bytes_per_clk"]),), alone, engine=by_turns,
+               issue_cycles=m["tma.issue_cycles"] if by_turns else 0.0)
+        )  # fmt: skip
+        return [
+            self.copy("load_q", "load", rows * w.head_dim_qk),
+            self.copy("load_do", "load", rows * w.head_dim_v),
+            add,
+        ]
+
+    # -- dependences -------------------------------------------------------------------------------------------------
+
+    def edges(self) -> list[Edge]:
+        v = self.v
+        done, summed = self.done("smem"), self.done("register")
+        found = []
+        last = self.parts[-1]
+        for g in _GROUPS:
+            found += [Edge(load, f"ahead{g}", 0, self.landed, "data", "Q and dO") for load in ("load_q", "load_do")]
+            for i, part in enumerate(self.parts):
+                found += [
+                    Edge(f"s{part}{g}", f"exp{part}{g}", 0, done, "data", "S accumulator"),
+                    Edge(f"lse{part}{g}", f"exp{part}{g}", 0, 0.0, "data", "LSE"),
+                    Edge(f"exp{part}{g}", f"dv{part}{g}", 0, 0.0, "data", "P registers"),
+                    Edge(f"dp{part}{g}", f"ds{part}{g}", 0, done, "data", "dP accumulator"),
+                    Edge(f"exp{part}{g}", f"ds{part}{g}", 0, 0.0, "data", "P registers"),
+                    Edge(f"delta{part}{g}", f"ds{part}{g}", 0, 0.0, "data", "D"),
+                    Edge(f"ds{part}{g}", f"store{part}{g}", 0, 0.0, "data", "dS registers"),
+                    Edge(f"ds{part}{g}", f"dk{part}{g}", 0, 0.0, "data", "dS registers"),
+                ]
+                if i:
+                    # The second half's exponentials take the registers of the first half's P, its differences those of dS.
+                    before = self.parts[i - 1]
+                    found += [
+                        Edge(f"dv{before}{g}", f"exp{part}{g}", 0, summed, "buffer", "P registers"),
+                        Edge(f"dk{before}{g}", f"ds{part}{g}", 0, summed, "buffer", "dS registers"),
+                    ]
+            found += [Edge(f"store{last}{g}", f"tell{g}", 0, 0.0, "data", "dS in shared memory")]
+            found += [Edge(f"tell{other}", f"have_ds{g}", 0, self.arrive, "data", "dS of both") for other in _GROUPS]
+            found += [
+                Edge(f"have_ds{g}", f"dq{g}", 0, 0.0, "data", "dS of both"),
+                # Products end in the order in which they were issued.
+                Edge(f"dv{last}{g}", f"room{g}", 0, summed, "data", "dV accumulator"),
+                Edge(f"dq{g}", f"room{g}", 0, done, "data", "dQ accumulator"),
+                Edge("add", f"room{g}", v.dq_slots - 1, self.arrive, "buffer", "dQ slot"),
+                Edge(f"room{g}", f"out{g}", 0, 0.0, "order", "dQ slot"),
+                Edge(f"dk{last}{g}", f"done{g}", 0, summed, "data", "dK accumulator"),
+                # The tile of a step goes out with the dS of the next.
+                Edge(f"out{g}", "add", 1, 0.0, "data", "dQ in shared memory"),
+                Edge(f"tell{g}", "add", 0, self.arrive, "order", "dQ in shared memory"),
+            ]
+            found += [
+                Edge(f"done{g}", load, STAGES, self.arrive, "buffer", "Q and dO slot") for load in ("load_q", "load_do")
+            ]
+        return found
+
+    def program(self, g: int) -> tuple[Step, ...]:
+        if len(self.parts) == 1:
+            lap = ["sa", "dpa", "lsea", "expa", "dva", "deltaa", "dsa", "storea", "tell"]
+        else:
+            lap = ["sa", "dpa", "sb", "lsea", "expa", "dva", "deltaa", "dsa", "storea", "dka", "dpb", "lseb", "expb", "dvb",
+                   "deltab", "dsb", "storeb", "tell"]  # fmt: skip
+        last = f"dk{self.parts[-1]}"
+        if self.v.dk_first:
+            lap += [last, "have_ds", "dq", "done", "room", "out"]
+        else:
+            lap += ["have_ds", "dq", last, "room", "out", "done"]
+        return tuple(Step(f"{name}{g}") for name in ("ahead", *lap, "step"))
+
+    def pipeline(self) -> Pipeline:
+        w, v, m = self.w, self.v, self.m
+        d, size = w.head_dim_qk, w.dtype_bytes
+        owned = TILE_N * (d + w.head_dim_v)
+        masked = common.mask_work(m, KEYS * ROWS * 2.0)
+        return Pipeline(
+            name=f"fa3 backward {v.tile_m}x{TILE_N}" + (" dK first" if v.dk_first else ""), machine=m.name,
+            ops=(*self.copies(), *(op for g in _GROUPS for op in self.group(g))), edges=tuple(self.edges()),
+            roles=(
+                Role("load", (Step("load_q"), Step("load_do")), 1, 24), Role("add", (Step("add"),), v.adders, 24),
+                *(Role(f"keys{g}", self.program(g), WARPS, 240) for g in _GROUPS),
+            ),
+            buffers=(
+                Buffer("K", "smem", TILE_N * d * size, 1, "", "sa0"),
+                Buffer("V", "smem", TILE_N * w.head_dim_v * size, 1, "", "dpa0"),
+                Buffer("Q", "smem", v.tile_m * d * size, STAGES, "load_q", f"dk{self.parts[-1]}0"),
+                Buffer("dO", "smem", v.tile_m * w.head_dim_v * size, STAGES, "load_do", f"dv{self.parts[-1]}0"),
+                Buffer("dS", "smem", TILE_N * v.tile_m * size, STAGES, f"store{self.parts[-1]}0", "dq0"),
+                Buffer("dQ", "smem", v.tile_m * d * kernels.FLOAT, v.dq_slots, "out0", "add"),
+                Buffer("dK", "registers", TILE_N * d * kernels.FLOAT, 1, f"dk{self.parts[-1]}0", ""),
+                Buffer("dV", "registers", TILE_N * w.head_dim_v * kernels.FLOAT, 1, f"dv{self.parts[-1]}0", ""),
+            ),
+            rows_per_cta=TILE_N, keys_per_iteration=v.tile_m, ctas_per_sm=1,
+            prologue_cycles=self.start(3 * STAGES + v.dq_slots + 1),
+            # dV and then dK go through the rows of V, each waited for.
+            epilogue_cycles=2 * self.leave(TILE_N * d),
+            edge_read_bytes=owned * size, edge_write_bytes=owned * size, tiles_overlap=False,
+            mask_demand=tuple((f"exp{part}{g}", masked) for g in _GROUPS for part in self.parts),
+            facts_used=self.facts(),
+        )  # fmt: skip

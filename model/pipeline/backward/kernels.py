@@ -1,0 +1,108 @@
+"""What a backward pass launches: kernels whose programs own a block of rows and walk over others, and kernels that pass over rows once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.graph import Pipeline
+
+#: Bytes of a float32.
+FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoopKernel:
+    """A launch whose programs each own a block of one head's keys, or queries, and take the other rows block by block.
+
+    Of its ``pipeline`` ``rows_per_cta`` are the rows a program owns and ``keys_per_iteration`` those of a step, whichever
+    they are.  Programs that own keys walk over the queries of all heads that share them.
+    """
+
+    name: str
+    #: "keys" or "queries".
+    owns: str
+    pipeline: Pipeline
+    #: FLOP of matrix products for each element of the score tile.
+    flop_per_score: float
+    #: Bytes that a program (of a pair: both) reads in a step, and that L2 adds up for it, each from the SM once.
+    step_bytes: float
+    added_bytes: float = 0.0
+    #: Bytes of a row that a step takes: those of the tensors it comes from, and of the sum that L2 keeps.
+    row_bytes: float = 0.0
+    sum_row_bytes: float = 0.0
+    #: Heads whose blocks programs take by turns; 1: head after head.
+    heads_abreast: int = 1
+    #: Whether the blocks of a head go last to first.
+    last_first: bool = False
+    #: Whether programs that add to the same sum do so in their order: cycles from one's turn to the next one's; 0 where not.
+    turn_cycles: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowKernel:
+    """A launch that reads and writes every row once, at the memory's pace."""
+
+    name: str
+    read_bytes: float
+    write_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPass:
+    """The launches of a backward pass, in their order; ``main`` is what its loop's bounds and schedule are asked of."""
+
+    launches: tuple[LoopKernel | RowKernel, ...]
+
+    @property
+    def loops(self) -> tuple[LoopKernel, ...]:
+        """The launches with matrix products."""
+        return tuple(kernel for kernel in self.launches if isinstance(kernel, LoopKernel))
+
+
+def seen_from_keys(workload: Workload) -> Workload:
+    """The problem with keys and queries changed over: key/value heads are the heads, and the window lies the other way round.
+
+    >>> seen_from_keys(Workload(seqlen_q=512, seqlen_k=1024, mask="causal")).window
+    (0, -1)
+    """
+    w = workload
+    left, right = w.window if w.window is not None else (-1, 0 if w.mask == "causal" else -1)
+    hidden = w.mask != "none"
+    return Workload(
+        w.batch, w.heads_kv, w.heads_kv, w.seqlen_k, w.seqlen_q, w.head_dim_qk, w.head_dim_v,
+        "window" if hidden else "none", (right, left) if hidden else None, w.dtype,
+    )  # fmt: skip
+
+
+def row_terms(workload: Workload, counters_of: int = 0) -> RowKernel:
+    """LSE in base 2 and D = sum(dO * O) of every query row; ``counters_of`` rows share a counter that is set to zero."""
+    w = workload
+    rows = float(w.batch * w.heads_q * w.seqlen_q)
+    counters = FLOAT / counters_of if counters_of else 0.0
+    return RowKernel("row terms", rows * (2 * w.head_dim_v * w.dtype_bytes + FLOAT), rows * (2 * FLOAT + counters))
+
+
+def round_sums(workload: Workload, heads: str = "queries") -> RowKernel:
+    """Sums in float32 read, scaled and rounded: dQ of query heads."""
+    w = workload
+    elements = float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk)
+    return RowKernel("round dQ", elements * FLOAT, elements * w.dtype_bytes)
+
+
+def sums_zeroed(workload: Workload) -> float:
+    """Bytes of dQ's sums that a kernel before must set to zero where nobody writes them first."""
+    w = workload
+    return float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk * FLOAT)
+
+
+def add_cycles(machine: Machine, size_bytes: float) -> float:
+    """Cycles until ``size_bytes`` of float32 are added to sums in L2 by the copy engine, one SM alone."""
+    latency = machine.get("tma.reduce_latency_cycles", machine["l2.latency_cycles"])
+    return latency + size_bytes / add_rate(machine)
+
+
+def add_rate(machine: Machine) -> float:
+    """Bytes a clock that one SM's copy engine has added in L2; as fast as its stores where nothing else is known."""
+    return machine.get("tma.reduce_bytes_per_clk", machine.get("tma.store_bytes_per_clk", machine["tma.bytes_per_clk"]))

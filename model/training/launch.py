@@ -1,0 +1,151 @@
+"""One launch of a backward pass on one machine: tiles onto SMs, bytes, cycles; the clock is whose launches they are.
+
+Tiles of programs that own keys come from the problem seen from the keys (`seen_from_keys`): what is right of the diagonal for a
+query is left of it for a key.  Heads whose blocks programs take by turns are dealt that way; the rest is `chip.launch`'s.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.model.chip.launch import (
+    ChipRun,
+    edge_memory_cycles,
+    edge_memory_rates,
+    masked_extra,
+    tile_cycles,
+    tile_edges,
+)
+from tilecast.model.chip.tiles import HeadTiles, head_tiles
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
+from tilecast.model.sm.simulate import SmTrace, steady_state
+
+#: Tiles that are played; more are estimated.
+_MOST_PLAYED = 1 << 15
+#: Share of L2 that data read by every SM can use (`chip.launch`).
+_SHARED_L2 = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """A launch with matrix products, in cycles."""
+
+    kernel: LoopKernel
+    chip: ChipRun
+    trace: SmTrace
+
+    def cycles(self) -> float:
+        """Of the SM that is done last, or of L2."""
+        return max(self.chip.makespan_cycles, self.chip.l2_floor_cycles)
+
+
+def tiles_of(kernel: LoopKernel, workload: Workload) -> tuple[HeadTiles, int]:
+    """Tiles of one head of those that own rows, with their steps, and how many such heads there are."""
+    w, p = workload, kernel.pipeline
+    rows = p.rows_per_cta * p.cta_group
+    if kernel.owns == "queries":
+        return head_tiles(w, rows, p.keys_per_iteration), w.batch * w.heads_q
+    found = head_tiles(seen_from_keys(w), rows, p.keys_per_iteration)
+    group = w.group_size
+    if group > 1:
+        found = replace(found, iterations=found.iterations * group, masked=found.masked * group, inside=found.inside * group)  # fmt: skip
+    return found, w.batch * w.heads_kv
+
+
+@lru_cache(maxsize=1 << 12)
+def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine) -> LoopRun:
+    """Play one launch."""
+    p = kernel.pipeline
+    tiles, heads = tiles_of(kernel, workload)
+    trace = steady_state(p)
+    masked_trace = steady_state(p, 2) if tiles.masked.any() else trace
+    loop = tile_cycles(trace, masked_trace, tiles)
+    start, finish = tile_edges(p, machine)
+    # Blocks that see nothing still write zeros.
+    per_tile = loop + start + finish
+    count = tiles.count * heads
+    slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
+    edges = float(edge_memory_cycles(edge_memory_rates(p, machine), count, slots, False, p.tiles_overlap))
+    # The first programs of a head all begin with the same block of its sum, and add to it one after the other.
+    together = min(tiles.count, -(-slots // max(1, min(heads, kernel.heads_abreast))))
+    queue = kernel.turn_cycles * (together - 1)
+    makespan = _makespan(per_tile, tiles, heads, slots, kernel) + edges + queue
+    share = tiles.weight * heads / slots
+    started = (edges + queue) * min(1.0, count / slots)
+    mean = float(per_tile.sum()) * share + started
+    inside = float(loop.sum()) * share
+    steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
+    crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
+    mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
+    l2, hbm, floor = _traffic(kernel, workload, machine, tiles, heads, slots)
+    chip = ChipRun(
+        makespan_cycles=max(makespan, mean), mean_cycles=mean, loop_cycles=steady, mask_cycles=mask,
+        fill_cycles=inside - steady - mask, edge_cycles=mean - inside, tiles=count, slots=slots,
+        iterations=tiles.total_iterations * heads, l2_bytes=l2, hbm_bytes=hbm, l2_floor_cycles=floor,
+        hbm_seconds=hbm / (machine["hbm.tbps_achieved"] * 1e12),
+    )  # fmt: skip
+    return LoopRun(kernel, chip, trace)
+
+
+def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, kernel: LoopKernel) -> float:
+    """Cycles of the slot that is done last when the next tile goes to who is free first."""
+    count = tiles.count * heads
+    low, high = float(per_tile.min()), float(per_tile.max())
+    if count <= slots or high - low < 1e-9 * max(1.0, high):
+        return -(-count // slots) * high
+    order = per_tile[::-1] if kernel.last_first else per_tile
+    if tiles.weight > 1 or count > _MOST_PLAYED:
+        return max(high, float(per_tile.sum()) * tiles.weight * heads / slots + 0.5 * float(order[-1]))
+    free = [0.0] * slots
+    abreast = max(1, kernel.heads_abreast)
+    for first in range(0, heads, abreast):
+        for cycles in np.repeat(order, min(abreast, heads - first)).tolist():
+            heapq.heapreplace(free, free[0] + cycles)
+    return max(free)
+
+
+def _traffic(
+    kernel: LoopKernel, workload: Workload, machine: Machine, tiles: HeadTiles, heads: int, slots: int
+) -> tuple[float, float, float]:
+    """(L2 bytes, HBM bytes, cycles that L2 needs at least) of a launch.
+
+    Rows that programs walk over come from memory once for each group of programs that run together, unless L2 holds those of
+    all heads at work; so do the sums, which are read and written.
+    """
+    w, p, group = workload, kernel.pipeline, workload.group_size
+    steps = tiles.total_iterations * heads
+    edges = tiles.count * heads * p.cta_group * (p.edge_read_bytes + p.edge_write_bytes)
+    added = steps * kernel.added_bytes
+    l2 = steps * kernel.step_bytes + edges + added
+    walked = w.seqlen_q * group if kernel.owns == "keys" else w.seqlen_k
+    rows = float(walked * heads if kernel.owns == "keys" else walked * w.batch * w.heads_kv)
+    sharers = tiles.count * (1 if kernel.owns == "keys" else group)
+    alive = max(min(float(heads), float(kernel.heads_abreast)), slots / max(1, tiles.count))
+    if kernel.owns == "queries":
+        alive = max(1.0, alive / group)
+    resident = max(1.0, min(slots / alive, sharers))
+    seen = min(1.0, tiles.total_iterations * p.keys_per_iteration / (tiles.count * max(1, walked)))
+    held = alive * walked * (kernel.row_bytes + kernel.sum_row_bytes)
+    passes = 1.0 if held <= _SHARED_L2 * machine["l2.bytes"] else max(1.0, seen * sharers / resident)
+    hbm = edges + rows * (kernel.row_bytes + 2 * kernel.sum_row_bytes) * passes
+    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
+    floor = (l2 - added) / port
+    if added:
+        mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
+        tbps = machine.get("l2.reduce_tbps", machine.get("l2.store_tbps", machine["hbm.tbps_achieved"]))
+        floor += added / tbps * mhz / 1e6
+    return l2, hbm, floor
+
+
+def row_seconds(kernel: RowKernel, machine: Machine) -> float:
+    """Seconds of a kernel that passes over its rows once: their bytes, after the first of them have come."""
+    mhz = machine["chip.clock_max_mhz"]
+    start = (machine["launch.cta_start_cycles"] + machine["tma.latency_hbm_cycles"]) / (mhz * 1e6)
+    return start + (kernel.read_bytes + kernel.write_bytes) / (machine["hbm.tbps_achieved"] * 1e12)

@@ -1,0 +1,204 @@
+"""Backward passes: demand in closed form, tiles seen from the keys, bounds and simulation, the launch, the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast.model.backward import (
+    BACKWARD_FAMILIES,
+    HOPPER_BACKWARD,
+    HOPPER_BACKWARD_APART,
+    TRITON_BACKWARD,
+    BackwardVariant,
+    build_backward,
+    family_of,
+)
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+from tilecast.model.pipeline.backward.kernels import LoopKernel, seen_from_keys
+from tilecast.model.schedule.report import solve_both
+from tilecast.model.schedule.solve import storage_of
+from tilecast.model.sm.bounds import bounds
+from tilecast.model.sm.simulate import steady_state
+from tilecast.model.training.evaluate import backward_flops, evaluate_backward
+from tilecast.model.training.forecast import best_backward, predict_backward, predict_training
+from tilecast.model.training.launch import tiles_of
+from tilecast.model.training.whatif import backward_what_if
+
+H200 = load_machine("h200")
+PAPER = Workload(batch=4, heads_q=16, seqlen_q=4096)
+FIVE = Fa3BackwardVariant()
+SHAPES = (
+    PAPER,
+    Workload(2, 32, 8, 2048, 3000, 64, mask="causal"),
+    Workload(1, 8, 8, 4096, head_dim_qk=256),
+    Workload(1, 16, 16, 1500, head_dim_qk=192, head_dim_v=128, mask="causal"),
+    Workload(2, 16, 2, 2048, head_dim_qk=96, window=(300, 0)),
+)
+
+
+def loops(work: Workload, variant: BackwardVariant) -> tuple[LoopKernel, ...]:
+    return build_backward(work, variant, H200).loops
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_demand_of_five_products_in_closed_form(dim: int) -> None:
+    """backward.md's port model: operands, dS and dQ through shared memory, what is copied in, LSE and D of every thread."""
+    m, n = 8192 // dim, 128
+    (kernel,) = loops(Workload(head_dim_qk=dim), replace(FIVE, tile_m=m))
+    demand = kernel.pipeline.demand()
+    assert demand["tensor"] == pytest.approx(2 * m * n * 5 * dim / 4096)
+    assert demand["mufu"] == pytest.approx(m * n / 16)
+    assert kernel.flop_per_score == 10 * dim
+    # A wgmma reads 64 rows of its left operand, unless that is in registers, and all columns of its right one.
+    scores = 2 * (n // 64) * (m // 64) * (64 + 64) * dim * 2
+    sums = 2 * (n // 64) * (m // 64) * dim * 64 * 2
+    queries = 2 * (64 + 64) * n * 2
+    moved = m * n * 2 + 2 * 4 * m * dim + 2 * 2 * m * dim
+    terms = 2 * (n // 64) * (m // 64) * 4 * 8 * 128
+    assert demand["smem"] == pytest.approx((scores + sums + queries + moved + terms) / 128)
+    # The port has more to do than the tensor core.
+    assert bounds(kernel.pipeline).res.unit == "smem"
+
+
+def test_two_kernels_multiply_seven_times() -> None:
+    keys, queries = loops(Workload(head_dim_qk=256), Fa3BackwardApartVariant())
+    assert (keys.flop_per_score, queries.flop_per_score) == (2 * 4 * 256, 2 * 3 * 256)
+    assert keys.pipeline.demand()["tensor"] == pytest.approx(64 * 64 * keys.flop_per_score / 4096)
+    # Scores of 64 columns take the port and the tensor core alike: half of what the array could do beside the port.
+    assert queries.pipeline.demand()["tensor"] == pytest.approx(128 * 64 * queries.flop_per_score / 4096)
+    portable = loops(PAPER, Fa2BackwardVariant(dkv_tile_m=64, dkv_warps=4, dkv_apart=True))
+    assert [k.flop_per_score / 256 for k in portable] == [3, 2, 3]
+
+
+@pytest.mark.parametrize("work", SHAPES, ids=Workload.label)
+def test_seen_from_the_keys_the_same_pairs_are_visible(work: Workload) -> None:
+    other = seen_from_keys(work)
+    assert other.exact_pairs() == work.exact_pairs()
+    assert seen_from_keys(other).exact_pairs() == work.exact_pairs()
+
+
+@pytest.mark.parametrize("work", [Workload(1, 4, 2, 300, 420, mask="causal"), Workload(1, 2, 1, 500, 333, window=(70, 20)),
+                                  Workload(1, 2, 2, 333, 130, mask="causal"), Workload(1, 2, 2, 200, 90)],
+                         ids=Workload.label)  # fmt: skip
+def test_steps_of_programs_are_the_blocks_that_see_something(work: Workload) -> None:
+    for kernel in loops(work, Fa2BackwardVariant(dkv_tile_m=64, dkv_warps=4)):
+        rows, step = kernel.pipeline.rows_per_cta, kernel.pipeline.keys_per_iteration
+        tiles, heads = tiles_of(kernel, work)
+        tile_m, tile_n = (step, rows) if kernel.owns == "keys" else (rows, step)
+        seen: dict[int, int] = {}
+        for q in range(0, work.seqlen_q, tile_m):
+            low, high = work.key_range(q, min(q + tile_m, work.seqlen_q))
+            # A band has no holes: blocks between the first key seen and the last.
+            for k in range(low // tile_n, -(-high // tile_n)) if high > low else ():
+                own = k if kernel.owns == "keys" else q // tile_m
+                seen[own] = seen.get(own, 0) + (work.group_size if kernel.owns == "keys" else 1)
+        assert [seen.get(i, 0) for i in range(tiles.count)] == tiles.iterations.tolist()
+        assert heads == (work.heads_kv if kernel.owns == "keys" else work.heads_q)
+
+
+@pytest.mark.parametrize("work", SHAPES, ids=Workload.label)
+def test_no_simulation_beats_its_bounds_and_the_parts_add_up(work: Workload) -> None:
+    for family in BACKWARD_FAMILIES:
+        if not any(True for _ in family.space(work, H200)):
+            continue
+        variant = family.chosen(work, H200)
+        answer = predict_backward(work, H200, variant, interval=False)
+        assert sum(one.seconds for one in answer.run.launches) == pytest.approx(answer.run.seconds)
+        assert sum(step.share for step in answer.waterfall) == pytest.approx(1.0)
+        assert all(step.cycles >= -1e-6 * abs(answer.run.seconds * 1e9) for step in answer.waterfall)
+        for kernel in answer.kernels:
+            assert kernel.trace.ii_cycles >= kernel.bounds.ii_lower * (1 - 1e-9)
+        # Not faster than the tensor cores are, whatever is counted.
+        assert answer.tflops <= H200["tensor.bf16_flop_per_clk"] * 132 * answer.clock_mhz / 1e6
+
+
+def test_bounds_schedule_and_simulation_in_their_order() -> None:
+    keys, _ = loops(Workload(head_dim_qk=256), Fa3BackwardApartVariant())
+    free, own = solve_both(keys.pipeline, storage_of(H200))
+    assert bounds(keys.pipeline, with_roles=False).ii_lower <= free.ii_cycles + 1 <= own.ii_cycles + 1
+    assert bounds(keys.pipeline).ii_lower <= own.ii_cycles + 1
+    assert own.ii_cycles <= steady_state(keys.pipeline).ii_cycles + 1
+    assert all(limit.holds for limit in free.limits)
+
+
+def test_more_of_everything_is_no_slower() -> None:
+    def seconds(**facts: float) -> float:
+        machine = H200.with_facts({name.replace("__", "."): value for name, value in facts.items()})
+        return evaluate_backward(PAPER, machine, FIVE, 1500.0).seconds
+
+    base = seconds()
+    times = [seconds(chip__sm_count=n) for n in (33, 66, 132, 264)]
+    assert times == sorted(times, reverse=True) and times[0] > 3.5 * times[2]
+    assert seconds(smem__bytes_per_clk=256.0) < base < seconds(smem__bytes_per_clk=96.0)
+    assert seconds(hbm__tbps_achieved=2.0) > base
+
+
+def test_what_knobs_are_worth_has_the_measured_sign() -> None:
+    """h200_backward_kernels.csv: one slot for dQ costs a third, dK before dQ 4 to 8 %."""
+    base = steady_state(loops(PAPER, FIVE)[0].pipeline).ii_cycles
+    one_slot = steady_state(loops(PAPER, replace(FIVE, dq_slots=1))[0].pipeline).ii_cycles
+    dk_first = steady_state(loops(PAPER, replace(FIVE, dk_first=True))[0].pipeline).ii_cycles
+    assert 1.2 < one_slot / base < 1.5
+    assert 1.0 < dk_first / base < 1.12
+
+
+def test_grouped_heads_do_the_same_products_in_fewer_programs() -> None:
+    grouped = replace(PAPER, heads_kv=4)
+    for work, tiles in ((PAPER, 64 * 32), (grouped, 16 * 32)):
+        run = evaluate_backward(work, H200, FIVE, 1500.0).main.loop
+        assert run is not None
+        assert run.chip.tiles == tiles
+        assert run.chip.iterations == 64 * 32 * 64
+
+
+def test_the_best_variant_is_the_best_of_its_space() -> None:
+    work = Workload(2, 8, 8, 1024, mask="causal")
+    for family in (HOPPER_BACKWARD, TRITON_BACKWARD):
+        found, said = best_backward(work, H200, family.name, "short")
+        assert said.startswith("best of ") and "none" not in said
+        listed = list(family.space(work, H200))[:: 97 if family is TRITON_BACKWARD else 7]
+        least = evaluate_backward(work, H200, found, "short").seconds
+        assert all(evaluate_backward(work, H200, v, "short").seconds >= least * (1 - 1e-9) for v in listed)
+        assert family_of(found) is family
+
+
+def test_each_shape_has_the_class_that_is_built_for_it() -> None:
+    def family(work: Workload, machine: str = "h200") -> str:
+        return predict_backward(work, machine, clock="short", interval=False).variant.family
+
+    assert family(PAPER) == "fa3_bwd"
+    assert family(Workload(1, 4, 4, 1024, head_dim_qk=256)) == "fa3_bwd_apart"
+    assert family(Workload(1, 4, 4, 1024, head_dim_qk=96)) == "fa2_bwd"
+    assert family(Workload(1, 4, 4, 1024), "a100") == "fa2_bwd"
+    with pytest.raises(PredictError, match=r"fa3_bwd_apart cannot run the backward pass .* on a100: .*wgmma"):
+        predict_backward(PAPER, "a100", family="hopper_bwd_apart")
+
+
+def test_both_passes_add_up() -> None:
+    work = Workload(1, 16, 16, 2048)
+    both = predict_training(work, "h200", clock="short", interval=False, compiler=None)
+    assert both.time_ms == pytest.approx(both.forward.time_ms + both.backward.time_ms)
+    assert both.tflops * both.time_ms == pytest.approx(3.5 * work.flops / 1e9)
+    assert backward_flops(work) == 2.5 * work.flops
+    assert both.to_dict()["backward"]["pass"] == "bwd"  # type: ignore[index]
+
+
+def test_a_wider_port_is_what_the_loop_wants() -> None:
+    answer = backward_what_if(PAPER, "h200", scales={"smem": 2.0}, variant=FIVE, clock=1500.0)
+    assert answer.kept is not None and answer.speedup >= answer.speedup_kept > 1.1
+    assert "smem.bytes_per_clk 128 -> 256" in answer.text()
+
+
+def test_the_range_of_a_fact_shows() -> None:
+    answer = predict_backward(PAPER, H200, FIVE)
+    low, high = answer.tflops_interval
+    assert low < answer.tflops < high
+    assert any(effect.fact == "smem.store_bytes_per_clk_under_mma" for effect in answer.fact_effects)
+    assert HOPPER_BACKWARD_APART.name in {f.name for f in BACKWARD_FAMILIES}
