@@ -10,6 +10,7 @@ from tilecast.model.backward import TRITON_BACKWARD, BackwardVariant, family_of,
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -60,6 +61,7 @@ def generate_backward(
     elif isinstance(made, Fa3BackwardApartVariant):
         source = _render(hopper_backward_apart.TEMPLATE, hopper_backward_apart.context(made, workload), header)
     else:
+        assert isinstance(made, Fa3BackwardVariant)
         source = _render(hopper_backward.TEMPLATE, hopper_backward.context(made, workload), header)
     return GeneratedBackward(source, header, made)
 

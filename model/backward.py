@@ -13,16 +13,18 @@ from typing import Any, TypeVar
 from tilecast.model.kernel.knobs import family_named, parse_knobs
 from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.variants import fa2_backward, fa3_backward, fa3_backward_apart
+from tilecast.model.kernel.variants.blackwell import backward as fa4_backward
+from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.backward import fa2, fa3, fa3_apart
+from tilecast.model.pipeline.backward import fa2, fa3, fa3_apart, fa4
 from tilecast.model.pipeline.backward.kernels import BackwardPass
 
-BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant
+BackwardVariant = Fa2BackwardVariant | Fa3BackwardVariant | Fa3BackwardApartVariant | Fa4BackwardVariant
 V = TypeVar("V", bound=BackwardVariant)
 
 
@@ -61,8 +63,12 @@ HOPPER_BACKWARD_APART = BackwardFamily(
     fa3_backward_apart.legality, fa3_backward_apart.writable, fa3_backward_apart.space, fa3_backward_apart.chosen,
     fa3_apart.build,
 )  # fmt: skip
+BLACKWELL_BACKWARD = BackwardFamily(
+    *fa4_backward.NAMES, "data-centre Blackwell, as FlashAttention-4 has it; forecast only", Fa4BackwardVariant,
+    fa4_backward.legality, fa4_backward.writable, fa4_backward.space, fa4_backward.chosen, fa4.build, ("fa4", "blackwell_ws"),
+)  # fmt: skip
 #: The first is what `--pass bwd` takes where no family is named.
-BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART)
+BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BLACKWELL_BACKWARD)
 
 
 def family_of(variant: BackwardVariant) -> BackwardFamily:
@@ -116,7 +122,7 @@ def find_backward(name: str) -> BackwardFamily:
         if name in (family.name, family.template, *family.also):
             return family
     known = ", ".join(f"{family.name} or {family.template}" for family in BACKWARD_FAMILIES)
-    raise VariantError(f"--pass bwd: expected family {known}, got '{name}': no other is written yet")
+    raise VariantError(f"--pass bwd: expected family {known}, got '{name}'")
 
 
 def _value(key: str, text: str, current: object) -> object:

@@ -14,7 +14,16 @@ from typing import Any
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike
 from tilecast.model.kernel.variant import BOOLEANS, Variant
-from tilecast.model.kernel.variants import fa2, fa2_backward, fa3, fa3_backward, fa4, unfused
+from tilecast.model.kernel.variants import (
+    fa2,
+    fa2_backward,
+    fa3,
+    fa3_backward,
+    fa3_backward_apart,
+    fa4,
+    unfused,
+)
+from tilecast.model.kernel.variants.blackwell import backward as fa4_backward
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -130,7 +139,7 @@ def find_family(name: str) -> Family:
 def _refuse_others(name: str) -> None:
     if name.startswith("gemm_"):
         raise VariantError(f"family {name} multiplies matrices: 'tilecast gemm' forecasts and writes it")
-    if name in (*fa2_backward.NAMES, *fa3_backward.NAMES):
+    if name in (*fa2_backward.NAMES, *fa3_backward.NAMES, *fa3_backward_apart.NAMES, *fa4_backward.NAMES):
         raise VariantError(f"family {name} is a backward pass: --pass bwd forecasts it and writes it")
 
 

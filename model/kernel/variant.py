@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from tilecast.model.kernel.variants.append import AppendVariant
+from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
@@ -27,6 +28,7 @@ def variant_text(
     | Fa2BackwardVariant
     | Fa3BackwardVariant
     | Fa3BackwardApartVariant
+    | Fa4BackwardVariant
     | ServingVariant
     | HopperServingVariant
     | HopperPrefillVariant

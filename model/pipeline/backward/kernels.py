@@ -84,17 +84,18 @@ def row_terms(workload: Workload, counters_of: int = 0) -> RowKernel:
     return RowKernel("row terms", rows * (2 * w.head_dim_v * w.dtype_bytes + FLOAT), rows * (2 * FLOAT + counters))
 
 
-def round_sums(workload: Workload, heads: str = "queries") -> RowKernel:
+def round_sums(workload: Workload) -> RowKernel:
     """Sums in float32 read, scaled and rounded: dQ of query heads."""
     w = workload
     elements = float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk)
     return RowKernel("round dQ", elements * FLOAT, elements * w.dtype_bytes)
 
 
-def sums_zeroed(workload: Workload) -> float:
-    """Bytes of dQ's sums that a kernel before must set to zero where nobody writes them first."""
-    w = workload
-    return float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk * FLOAT)
+def row_terms_and_zeros(workload: Workload) -> RowKernel:
+    """`row_terms` of a pass whose programs add to dQ's sums in any order: zeros must be there before."""
+    w, terms = workload, row_terms(workload)
+    zeros = float(w.batch * w.heads_q * w.seqlen_q * w.head_dim_qk * FLOAT)
+    return RowKernel("row terms, zeros", terms.read_bytes, terms.write_bytes + zeros)
 
 
 def add_cycles(machine: Machine, size_bytes: float) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from tilecast.model.backward import (
     BACKWARD_FAMILIES,
+    BLACKWELL_BACKWARD,
     HOPPER_BACKWARD,
     HOPPER_BACKWARD_APART,
     TRITON_BACKWARD,
@@ -16,6 +17,8 @@ from tilecast.model.backward import (
     family_of,
 )
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.closed_forms import backward_forms, values_for
+from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
@@ -31,7 +34,7 @@ from tilecast.model.training.forecast import best_backward, predict_backward, pr
 from tilecast.model.training.launch import tiles_of
 from tilecast.model.training.whatif import backward_what_if
 
-H200 = load_machine("h200")
+H200, B200 = load_machine("h200"), load_machine("b200")
 PAPER = Workload(batch=4, heads_q=16, seqlen_q=4096)
 FIVE = Fa3BackwardVariant()
 SHAPES = (
@@ -65,6 +68,59 @@ def test_demand_of_five_products_in_closed_form(dim: int) -> None:
     assert demand["smem"] == pytest.approx((scores + sums + queries + moved + terms) / 128)
     # The port has more to do than the tensor core.
     assert bounds(kernel.pipeline).res.unit == "smem"
+
+
+@pytest.mark.parametrize(("pair", "dim"), [(1, 128), (2, 128), (1, 64)])
+def test_demand_on_blackwell_is_the_papers(pair: int, dim: int) -> None:
+    """FlashAttention-4's itemised shared-memory traffic (closed forms), and beside it copies in, LSE and D."""
+    work = Workload(head_dim_qk=dim)
+    (kernel,) = build_backward(work, Fa4BackwardVariant(cta_group=pair, q_stages=3 - pair), B200).loops
+    demand = kernel.pipeline.demand()
+    forms = {form.name: form for form in backward_forms(cta_pair=pair == 2)}
+    values = values_for(B200, work, 128, 128)
+    copies, terms = 2 * 2 * 128 * dim, 2 * 2 * 4 * 16 * 128
+    assert demand["smem"] == pytest.approx(forms["T_SMEM"].evaluate(values) + (copies + terms) / 128)
+    assert demand["mufu"] == pytest.approx(forms["T_EXP"].evaluate(values))
+    if pair == 1 and dim == 128:
+        assert demand["tensor"] == pytest.approx(forms["T_MMA"].evaluate(values))
+    assert demand["tmem_read"] == pytest.approx((2 * 4 * 128 * 128 + 4 * 128 * dim / pair) / 512)
+
+
+def test_what_fits_a_blackwell_sm() -> None:
+    def legal(dim: int, dim_v: int, **knobs: object) -> bool:
+        variant = Fa4BackwardVariant(**knobs)  # type: ignore[arg-type]
+        return BLACKWELL_BACKWARD.legality(variant, Workload(head_dim_qk=dim, head_dim_v=dim_v), B200).legal
+
+    assert legal(128, 128) and legal(128, 128, cta_group=2, q_stages=1) and legal(64, 64, order="own slots")
+    assert not legal(128, 128, order="own slots")  # 640 columns
+    assert not legal(192, 128, cta_group=2, q_stages=1) and legal(192, 128, cta_group=2, q_stages=1, order="serial")
+    assert legal(256, 256, cta_group=2, q_stages=1, apart=True) and not legal(256, 256)
+    # The next S is issued while dK still reads this step's Q.
+    assert not legal(128, 128, q_stages=1) and legal(128, 128, q_stages=1, order="serial")
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_every_blackwell_variant_runs_within_its_bounds(dim: int, dim_v: int) -> None:
+    work = Workload(head_dim_qk=dim, head_dim_v=dim_v)
+    listed = list(BLACKWELL_BACKWARD.space(work, B200))
+    assert BLACKWELL_BACKWARD.chosen(work, B200) in listed
+    for variant in listed:
+        for kernel in build_backward(work, variant, B200).loops:
+            trace = steady_state(kernel.pipeline)
+            assert trace.ii_cycles >= bounds(kernel.pipeline).ii_lower * (1 - 1e-9)
+    answer = predict_backward(replace(work, seqlen_q=4096, batch=4), B200, interval=False)
+    assert answer.variant.family == "fa4_bwd" and "not written" in answer.unwritten
+    assert sum(step.share for step in answer.waterfall) == pytest.approx(1.0)
+
+
+def test_pairs_and_orders_are_worth_what_was_published() -> None:
+    """flash-attention #2280: a pair 1.08 to 1.09 times a CTA at head_dim 128; serial orders lose."""
+    work = Workload(4, 16, 16, 8192)
+    one, two, serial = (
+        evaluate_backward(work, B200, Fa4BackwardVariant(cta_group=c, order=o, q_stages=3 - c), "short").seconds
+        for c, o in ((1, "pipelined"), (2, "pipelined"), (2, "serial"))
+    )
+    assert 1.02 < one / two < 1.15 and serial > two
 
 
 def test_two_kernels_multiply_seven_times() -> None:

@@ -1,0 +1,1 @@
+"""Kernel classes for data-centre Blackwell beside the forward one."""
