@@ -11,7 +11,7 @@ from tilecast.cli.workload_options import AsJson
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Forecasts against reality: published, measured, serving, foreign, ablations, counters, tuner.",
+    help="Forecasts against reality: published, measured, backward, serving, foreign, ablations, counters, tuner.",
 )
 _Table = Annotated[str | None, typer.Argument(help="A table of tilecast measure (default: the H200's).")]
 _Codes = Annotated[str | None, typer.Option("--code", help="Profiles of tilecast profile (default: the H200's).")]
@@ -193,6 +193,21 @@ def validate_serving(
     with Screen() as screen:
         report = run_serving(Path(table) if table else TABLE, machine, screen)
     show("" if as_json else as_text(report, rows), as_dict(report) if as_json else None, as_json)
+
+
+@app.command("backward", epilog="Example: tilecast validate backward --rows")
+def validate_backward(as_json: AsJson = False, rows: _Rows = False) -> None:
+    """Backward passes: ours as timed on an H200, whole and loop by loop, and the fastest published kernel of each shape."""
+    from tilecast.cli.progress import Screen
+    from tilecast.cli.tables import show
+    from tilecast.validation.measured.backward import run_backward
+    from tilecast.validation.measured.backward_text import as_dict, as_text
+    from tilecast.validation.published.backward import run_published_backward
+
+    with Screen() as screen:
+        report = run_backward(progress=screen)
+        published = {clock: run_published_backward(clock, screen) for clock in ("short", "sustained")}
+    show("" if as_json else as_text(report, published, rows), as_dict(report, published) if as_json else None, as_json)
 
 
 @app.command("experiments", epilog="Example: tilecast validate experiments --clock sustained")

@@ -144,15 +144,43 @@ def load_points(path: Path | None = None) -> tuple[list[PublishedPoint], list[Ex
     """
     points: list[PublishedPoint] = []
     excluded: list[Excluded] = []
-    for number, row in enumerate(_table(path or _FOLDER / "points.csv"), 2):
-        if row["pass"] != "fwd":
-            continue
+    for number, row in pass_rows(path or _FOLDER / "points.csv", "fwd"):
         made = _point(number, row)
         if isinstance(made, Excluded):
             excluded.append(made)
         else:
             points.append(made)
     return points, excluded
+
+
+def pass_rows(path: Path, direction: str) -> list[tuple[int, dict[str, str]]]:
+    """(line, row) of every row of a table that is of one pass, "fwd" or "bwd"."""
+    return [(number, row) for number, row in enumerate(_table(path), 2) if row["pass"] == direction]
+
+
+def machine_of(gpu: str) -> str:
+    """The machine file of a GPU as sources write it; "" where there is none."""
+    return _machine(gpu)
+
+
+def unmasked_entries(row: dict[str, str]) -> bool:
+    """Whether a row counts the FLOP of unmasked entries; others halve causal work."""
+    return _convention(row["precision_note"], row["source_ref"]) == "exact"
+
+
+def row_workload(number: int, row: dict[str, str]) -> Workload | Excluded:
+    """The problem of a row, or why there is none."""
+    missing = [name for name in ("batch", "heads_q", "heads_kv", "causal") if not row[name]]
+    if missing:
+        return Excluded(number, f"the source does not give {', '.join(missing)}")
+    dtype = {"mxfp8": "fp8", "fp16/bf16": "bf16"}.get(row["dtype"], row["dtype"])
+    try:
+        return Workload(
+            int(row["batch"]), int(row["heads_q"]), int(row["heads_kv"]), int(row["seqlen_q"]), int(row["seqlen_k"]),
+            int(row["head_dim_qk"]), int(row["head_dim_v"]), "causal" if row["causal"] == "1" else "none", None, dtype,
+        )  # fmt: skip
+    except (ValueError, WorkloadError) as error:
+        return Excluded(number, f"not a workload: {error}")
 
 
 def _table(path: Path) -> list[dict[str, str]]:
@@ -170,17 +198,9 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
     machine = _machine(row["gpu"])
     if not machine:
         return Excluded(number, f"no machine file for '{row['gpu']}'")
-    missing = [name for name in ("batch", "heads_q", "heads_kv", "causal") if not row[name]]
-    if missing:
-        return Excluded(number, f"the source does not give {', '.join(missing)}")
-    dtype = {"mxfp8": "fp8", "fp16/bf16": "bf16"}.get(row["dtype"], row["dtype"])
-    try:
-        workload = Workload(
-            int(row["batch"]), int(row["heads_q"]), int(row["heads_kv"]), int(row["seqlen_q"]), int(row["seqlen_k"]),
-            int(row["head_dim_qk"]), int(row["head_dim_v"]), "causal" if row["causal"] == "1" else "none", None, dtype,
-        )  # fmt: skip
-    except (ValueError, WorkloadError) as error:
-        return Excluded(number, f"not a forward workload: {error}")
+    workload = row_workload(number, row)
+    if isinstance(workload, Excluded):
+        return workload
     convention = _convention(row["precision_note"], row["source_ref"])
     flop = workload.flops_exact if convention == "exact" else workload.flops
     try:

@@ -74,20 +74,26 @@ def _walks(w: Workload, v: Fa2BackwardVariant, m: Machine) -> list[_Walk]:
     ctas = ctas_per_sm(v, w, m)
     keys = (v.dkv_tile_n, v.dkv_tile_m, v.dkv_warps, v.dkv_stages, v.dkv_loads == "descriptors", ctas["dkv"])
     queries = (v.dq_tile_m, v.dq_tile_n, v.dq_warps, v.dq_stages, v.dq_loads == "descriptors", ctas["dq"])
-    sums = ("dk", "dv") if v.dkv_apart else ("dk dv",)
-    return [*(_Walk("keys", name, *keys) for name in sums), _Walk("queries", "dq", *queries)]
+    if not v.dkv_apart:
+        return [_Walk("keys", "dk dv", *keys), _Walk("queries", "dq", *queries)]
+    return [_Walk("keys", "dk", *keys), _Walk("keys", "dv", *keys[:-1], ctas["dv"]), _Walk("queries", "dq", *queries)]
 
 
 def ctas_per_sm(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> dict[str, int]:
-    """CTAs of each loop's kernel that an SM holds by its shared memory, registers and warps, by the loop's prefix."""
+    """CTAs of each loop's kernel that an SM holds by its shared memory, registers and warps, by the loop's prefix; "dv" of the
+    kernel of dV alone, which has no V."""
     shared, sums = shared_bytes(variant, workload, machine), registers(variant, workload, machine)
     warps = {"dkv": variant.dkv_warps, "dq": variant.dq_warps}
+    stays = machine.tensor_kind in ("wgmma", "tcgen05")
+    v_bytes = stays * variant.dkv_tile_n * workload.head_dim_v * workload.dtype_bytes
     found = {}
-    for loop, size in shared.items():
+    for name, loop, size in (
+        ("dkv", "dkv", shared["dkv"]), ("dv", "dkv", shared["dkv"] - v_bytes), ("dq", "dq", shared["dq"])
+    ):  # fmt: skip
         threads = 32 * warps[loop]
         pointers = _POINTER_REGISTERS if getattr(variant, f"{loop}_loads") == "pointers" else 0
         each = -(-min(_MOST_REGISTERS, sums[loop] + _OTHER_REGISTERS[loop] + pointers) // 8) * 8
-        found[loop] = max(
+        found[name] = max(
             1,
             min(
                 int(machine["smem.per_sm_bytes"] // (size + 1024)),
@@ -118,7 +124,7 @@ def _pipeline(w: Workload, walk: _Walk, m: Machine, ctas: int) -> Pipeline:
     parts = [kind(w, walk, m, s) for s in range(streams)]
     ops = first.ops()
     d, dv, size = w.head_dim_qk, w.head_dim_v, w.dtype_bytes
-    owned = walk.rows * (d + dv) * size
+    owned = walk.rows * (d if walk.sums == "dv" else d + dv) * size
     written = sum({"dk": d, "dv": dv, "dq": d}[name] for name in walk.sums.split()) * walk.rows * size
     return Pipeline(
         name=f"fa2 backward, {_NAMES[walk.sums]} {walk.rows}x{walk.step} {walk.warps} warps, {ctas} CTA/SM", machine=m.name,

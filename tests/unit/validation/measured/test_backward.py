@@ -1,0 +1,63 @@
+"""Backward passes against measurements and publications: what is compared, at which clock, and how far off it is."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from support import json_keys
+
+from tilecast.model.machine.machine import load_machine
+from tilecast.validation.measured.backward import LOOPS, PASSES, BackwardTableError, run_backward
+from tilecast.validation.measured.backward_text import as_dict, as_text
+from tilecast.validation.published import backward as published
+from tilecast.validation.published.backward import by_machine, run_published_backward
+
+
+def thinned(path: Path, folder: Path, every: int) -> Path:
+    """A table with every so many rows of another."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    out = folder / path.name
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows[::every])
+    return out
+
+
+def test_measured_passes_and_loops_are_near_their_forecasts(tmp_path: Path) -> None:
+    report = run_backward(thinned(PASSES, tmp_path, 7), thinned(LOOPS, tmp_path, 9))
+    assert report.of("pass").count > 25 and report.of("pass").mean < 0.08
+    assert report.of("loop").count > 12 and report.of("loop").mean < 0.16
+    share = load_machine("h200").fact("power.tensor_clock_share").value
+    assert all(row.clock_mhz <= 1980 * share + 1e-6 for row in report.rows)
+    # Spills are counted, not compared.
+    assert dict(report.left_out)["loops that spill"] > 0
+    text = as_text(report, {}, rows=True)
+    assert "Kendall's tau" in text and "fa3_bwd" in text
+
+
+def test_published_shapes_by_their_fastest_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fastest = published._fastest()
+    assert len(fastest) == 152
+    assert all(
+        min(w.seqlen_q, w.seqlen_k) >= 2048 and not kernel.endswith("-det")
+        for (_, w), (_, kernel, _) in fastest.items()
+    )
+    few = dict(sorted(fastest.items(), key=lambda item: str(item))[::9])
+    monkeypatch.setattr(published, "_fastest", lambda: few)
+    rows = run_published_backward("short")
+    found = by_machine(rows)
+    assert found["Hopper"].mean < 0.16 and found["Blackwell"].mean < 0.18
+    report = run_backward(thinned(PASSES, tmp_path, 60), thinned(LOOPS, tmp_path, 60))
+    printed = json_keys.paths(as_dict(report, {"short": rows}))
+    assert json_keys.differences(json_keys.sections()["validate backward"].keys, printed) == []
+
+
+def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(BackwardTableError, match="not a table of backward passes: no column head_dim"):
+        run_backward(other)

@@ -1,0 +1,188 @@
+"""Forecasts of backward passes against those timed on an H200, whole and loop by loop; no constant was fitted on them.
+
+A row is forecast at the SM clock sampled while it ran (what NVML reports, of which an SM executes `power.tensor_clock_share` under
+matrix work).  Loops alone are those of the portable passes; kernels that spill, which no forecast before compilation knows, and
+variants that the class refuses by now are counted, not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tilecast.base.csv_file import read_rows
+from tilecast.base.data import MEASURED
+from tilecast.base.progress import Progress, silent
+from tilecast.model.backward import (
+    TRITON_BACKWARD,
+    BackwardVariant,
+    build_backward,
+    find_backward,
+    named_in,
+    parse_backward,
+)
+from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.training.evaluate import evaluate_backward
+from tilecast.model.training.launch import run_loop
+from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
+
+PASSES, LOOPS = MEASURED / "h200_backward_kernels.csv", MEASURED / "h200_backward_sweep.csv"
+COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note")  # fmt: skip
+_LOOP_KERNELS = ("key_gradients", "value_gradients", "query_gradients")
+#: Variants of a shape from which their order says something.
+_LEAST_RANKED = 4
+
+
+class BackwardTableError(ValueError):
+    """A table that cannot be compared; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardRow:
+    """One measured pass, or loop of one, and its forecast."""
+
+    #: "pass" or "loop".
+    kind: str
+    name: str
+    workload: Workload
+    knobs: str
+    clock_mhz: float
+    measured_ms: float
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_ms / self.measured_ms - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardReport:
+    """All rows of both tables, and how many were left out for what reason."""
+
+    machine: str
+    rows: tuple[BackwardRow, ...]
+    left_out: tuple[tuple[str, int], ...]
+
+    def of(self, kind: str) -> ErrorSummary:
+        """Errors of passes or of loops."""
+        return summarise(row.error for row in self.rows if row.kind == kind)
+
+    def groups(self) -> dict[str, ErrorSummary]:
+        """Errors by class or loop, and head dimension."""
+        return grouped(
+            self.rows, lambda row: f"{row.kind} {row.name}, head_dim {_dims(row.workload)}", lambda row: row.error
+        )
+
+    def tau(self, kind: str) -> float:
+        """Mean rank correlation of the variants of one shape, over shapes with some."""
+        found = []
+        for _, rows in groupby(sorted((r for r in self.rows if r.kind == kind), key=_place), key=_place):
+            listed = list(rows)
+            if len(listed) >= _LEAST_RANKED:
+                found.append(rank_correlation([r.predicted_ms for r in listed], [r.measured_ms for r in listed]))
+        return sum(found) / len(found) if found else math.nan
+
+
+def _dims(w: Workload) -> str:
+    return f"{w.head_dim_qk}" if w.head_dim_qk == w.head_dim_v else f"{w.head_dim_qk}/{w.head_dim_v}"
+
+
+def _place(row: BackwardRow) -> str:
+    """What makes rows comparable: loops by name, passes of all classes together."""
+    return f"{row.name if row.kind == 'loop' else ''} {row.workload.label()}"
+
+
+def run_backward(
+    passes: Path = PASSES, loops: Path = LOOPS, machine: str = "h200-sxm", progress: Progress = silent
+) -> BackwardReport:
+    """Forecast every row of both tables."""
+    chip = load_machine(machine)
+    rows: list[BackwardRow] = []
+    left: dict[str, int] = {}
+    tables = [("pass", row) for row in _read(passes)] + [("loop", row) for row in _read(loops)]
+    for done, (kind, row) in enumerate(tables):
+        progress("forecast", done, len(tables), row["kernel"])
+        found = _pass(row, chip) if kind == "pass" else _loop(row, chip)
+        if isinstance(found, BackwardRow):
+            rows.append(found)
+        elif found:
+            left[found] = left.get(found, 0) + 1
+    return BackwardReport(chip.name, tuple(rows), tuple(sorted(left.items())))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    rows = read_rows(path, "the backward passes", BackwardTableError)
+    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+    if missing:
+        raise BackwardTableError(f"{path}: not a table of backward passes: no column {', '.join(missing)}")
+    return rows
+
+
+def _workload(row: dict[str, str]) -> Workload:
+    heads = int(row["heads"])
+    kv = int(row["note"].partition(";")[2].split()[0]) if "key heads" in row["note"] else heads
+    return Workload(
+        int(row["batch"]),
+        heads,
+        kv,
+        int(row["seqlen"]),
+        int(row["seqlen"]),
+        int(row["head_dim"]),
+        int(row["head_dim_v"]),
+        row["mask"],
+    )
+
+
+def _clock(row: dict[str, str], machine: Machine) -> float:
+    """The clock executed; the top one where none was sampled."""
+    seen = float(row["sm_clock_mhz"])
+    return (machine["chip.clock_max_mhz"] if math.isnan(seen) else seen) * machine["power.tensor_clock_share"]
+
+
+def _pass(row: dict[str, str], machine: Machine) -> BackwardRow | str:
+    """A whole pass; "" for a kernel that is not ours."""
+    named = named_in(row["knobs"])
+    if named is None or not row["ms"]:
+        return ""
+    record = find_backward(named.name)
+    # Rows from before there was the knob had one warp that adds.
+    base: BackwardVariant = Fa3BackwardVariant(adders=1) if record.variant is Fa3BackwardVariant else record.variant()
+    variant, work, clock = parse_backward(row["knobs"], base), _workload(row), _clock(row, machine)
+    if not record.legality(variant, work, machine).legal:
+        return "passes of variants that are refused"
+    seconds = evaluate_backward(work, machine, variant, clock).seconds
+    return BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3)
+
+
+def _loop(row: dict[str, str], machine: Machine) -> BackwardRow | str:
+    """One loop of a portable pass; "" for whole passes and other libraries'."""
+    if row["kernel"] not in _LOOP_KERNELS or not row["ms"]:
+        return ""
+    work, clock = _workload(row), _clock(row, machine)
+    loop = "dkv" if "dkv_" in row["knobs"] else "dq"
+    # `loads` is the loop's own.
+    text = ",".join(f"{loop}_{part}" if part.startswith("loads") else part for part in row["knobs"].split(","))
+    variant = parse_backward(text, TRITON_BACKWARD.chosen(work, machine))
+    if (
+        not TRITON_BACKWARD.legality(variant, work, machine).legal
+        or not TRITON_BACKWARD.writable(variant, work, machine).legal
+    ):
+        return "loops of variants that are refused"
+    if float(row["spilled"] or 0):
+        return "loops that spill"
+    name = row["kernel"].replace("_", " ")
+    kernel = next(one for one in build_backward(work, variant, machine).loops if one.name == name)
+    run = run_loop(kernel, work, machine)
+    seconds = max(run.cycles() / (clock * 1e6), run.chip.hbm_seconds) + machine["launch.kernel_us"] * 1e-6
+    return BackwardRow("loop", name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3)
+
+
+def worst(rows: Iterable[BackwardRow]) -> list[BackwardRow]:
+    """Rows, the farthest off first."""
+    return sorted(rows, key=lambda row: -abs(row.error))
