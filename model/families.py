@@ -104,7 +104,7 @@ _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 _OURS = (("rescale", "anchored"), ("scheduler", "paired"))
 
 #: Allowed values of knobs with few, of one family where its name goes before; numbers are (low, high) ranges.
-SCHEDULERS = ("grid", "persistent", "longest-first", "work-stealing", "paired")
+SCHEDULERS = ("grid", "persistent", "longest-first", "longest-grid", "work-stealing", "paired")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "scheduler": SCHEDULERS,
     "split": ("q", "k"),

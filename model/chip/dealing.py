@@ -25,6 +25,8 @@ class Dealing:
 _DEALINGS = {
     "grid": Dealing(False, "rows", "free"),
     "longest-first": Dealing(False, "longest by few", "free"),
+    # The same where a kernel class means something else by that: FlashAttention-4's for causal masks on Hopper.
+    "longest-grid": Dealing(False, "longest by few", "free"),
     "persistent": Dealing(True, "rows", "turns"),
     "work-stealing": Dealing(True, "rows", "free"),
     "paired": Dealing(True, "pairs", "zigzag"),

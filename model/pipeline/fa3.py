@@ -52,6 +52,8 @@ _STATISTICS_CYCLES = 450.0
 #: Stall counts of addresses and descriptors ahead of the two products, and barriers of a warpgroup in the vote of "conditional":
 #: the machine code of the generated kernels, whatever their tile, head_dim or mask (so are the barriers of `_hand_overs`).
 _AHEAD_OF_QK_CYCLES, _AHEAD_OF_PV_CYCLES, _BARRIERS_OF_VOTE = 55.0, 15.0, 3
+#: Shuffles of a warp that close its rows' maxima, and its shuffles, stores and loads in the vote: the same listings.
+_SHUFFLES_OF_MAX, _EXCHANGES_OF_VOTE = 4, 9
 #: Widest block of an unmasked anchored kernel that has half of its exponentials before the wait for PV (module docstring).
 _HALF_BEFORE_UP_TO = 64
 #: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
@@ -151,10 +153,19 @@ def product(w: Workload, m: Machine, name: str, kind: str, role: str, tile: int,
 
 
 def arithmetic(
-    m: Machine, name: str, kind: str, role: str, tile: int, done: common.Work, latency: float, alone: float = 0.0
+    m: Machine,
+    name: str,
+    kind: str,
+    role: str,
+    tile: int,
+    done: common.Work,
+    latency: float,
+    alone: float = 0.0,
+    exchanges: int = 0,
 ) -> Op:
-    """Work of a warpgroup whose last result is there ``latency`` later; ``alone``: cycles of the work with the SM to itself."""
-    beside = common.beside_mma_cycles(m, done)
+    """Work of a warpgroup whose last result is there ``latency`` later; ``alone``: cycles of the work with the SM to itself;
+    ``exchanges``: instructions of a warp between its threads or through shared memory, which ``latency`` counts as alone."""
+    beside = common.beside_mma_cycles(m, done, exchanges)
     return Op(
         name, kind, role, done.cycles, (alone or done.busiest()) + latency, tile=tile, instructions=done.instructions,
         beside_mma_cycles=beside + latency if beside else 0.0,
@@ -165,8 +176,10 @@ def _mma(w: Workload, m: Machine, name: str, kind: str, g: int, n: int, k: int, 
     return product(w, m, name, kind, f"consumer{g}", g, n, k, a_home)
 
 
-def _arithmetic(m: Machine, name: str, kind: str, g: int, done: common.Work, latency: float, alone: float = 0.0) -> Op:
-    return arithmetic(m, name, kind, f"consumer{g}", g, done, latency, alone)
+def _arithmetic(
+    m: Machine, name: str, kind: str, g: int, done: common.Work, latency: float, alone: float = 0.0, exchanges: int = 0
+) -> Op:
+    return arithmetic(m, name, kind, f"consumer{g}", g, done, latency, alone, exchanges)
 
 
 def _one_ex2_a_row(m: Machine) -> common.Work:
@@ -194,21 +207,22 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     o_cycles, o_count = common.fma_cost(m, ROWS * w.head_dim_v)
     rescale = common.work(m, {"fma": o_cycles}, {"fma": o_count})
     ramp, holds = common.ramp_latency(m), _hand_overs(v, m)
-    vote = 0.0
+    vote, exchanges = 0.0, 0
     if v.rescale == "conditional":
         if w.dtype == "fp8":
             rescale = rescale.scaled(rescale_share(v.rescale_threshold))
         # Whether any row of the warpgroup moved: three shuffles, through shared memory and back, two more, and once more.
         vote = 5 * m["shuffle.latency_cycles"] + 2 * m["smem.latency_cycles"] + _BARRIERS_OF_VOTE * holds["have_o"]
+        exchanges = _EXCHANGES_OF_VOTE
     ops = [
         _mma(w, m, f"qk{g}", "qk", g, v.tile_n, w.head_dim_qk, "smem"),
-        _arithmetic(m, f"max{g}", "row max", g, common.add(step, _one_ex2_a_row(m)), quad + common.statistics_latency(m)),
+        _arithmetic(m, f"max{g}", "row max", g, common.add(step, _one_ex2_a_row(m)), quad + common.statistics_latency(m), exchanges=_SHUFFLES_OF_MAX),
         *(
             _arithmetic(m, f"exp{g}{part}", "exp", g, exp, ramp if part == parts[-1] else 0.0, common.one_warp_cycles(m, exp))
             for part in parts
         ),
         _arithmetic(m, f"sum{g}", "row sum", g, total, 0.0),
-        _arithmetic(m, f"rescale{g}", "rescale", g, rescale, m["fma.latency_cycles"] + vote),
+        _arithmetic(m, f"rescale{g}", "rescale", g, rescale, m["fma.latency_cycles"] + vote, exchanges=exchanges),
         _mma(w, m, f"pv{g}", "pv", g, w.head_dim_v, v.tile_n, "register"),
     ]  # fmt: skip
     if v.rescale == "anchored":

@@ -170,11 +170,12 @@ def load_cycles(machine: Machine, size_bytes: float) -> float:
     return size_bytes / machine["tma.bytes_per_clk"]
 
 
-def beside_mma_cycles(machine: Machine, done: Work) -> float:
+def beside_mma_cycles(machine: Machine, done: Work, exchanges: int = 0) -> float:
     """Shortest time of straight-line work on one warp per sub-partition while its tensor core runs wgmma; 0 where that slows nothing.
 
     An instruction has the register ports for so long, and the warp's next one waits a little longer (measured: 14.1 to 14.9
     cycles an element of an anchored softmax, 16.3 of an online one, where two warps take 12.0 and 13.5 between them).
+    Each of ``exchanges`` (shuffles, words to and from shared memory) takes longer by what was measured of shuffles.
     """
     m = machine
     if not m.has("mma_load.mufu_port_cycles"):
@@ -183,4 +184,4 @@ def beside_mma_cycles(machine: Machine, done: Work) -> float:
         count * (m[f"mma_load.{pipe}_port_cycles"] + m[f"mma_load.{pipe}_gap_cycles"])
         for pipe, count in done.instructions
         if pipe in ("mufu", "fma", "alu")
-    )
+    ) + exchanges * (m["mma_load.shared_cycles"] - 128.0 / m["shuffle.lanes"])

@@ -33,29 +33,31 @@ def _check_picture(picture: str | None) -> None:
         check_picture(picture, "--picture")
 
 
-def _check_regime(clock: str) -> None:
-    if clock not in ("sustained", "short"):
-        raise CheckError(f"--clock: expected sustained or short, got '{clock}'")
+def _check_regime(clock: str, *, run: bool = False) -> None:
+    if clock not in ("sustained", "short", *(["run"] if run else [])):
+        expected = "sustained, short or run" if run else "sustained or short"
+        raise CheckError(f"--clock: expected {expected}, got '{clock}'")
 
 
 @app.command("published", epilog="Example: tilecast validate published --clock short")
 def validate_published(
     table: Annotated[str | None, typer.Argument(help="A table of published points (default: ours).")] = None,
-    as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None, clock: _Regime = "sustained",
+    as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None,
+    clock: Annotated[str, typer.Option("--clock", help="sustained, short, or run: by how long a row's harness keeps launching.")] = "sustained",
     interval: Annotated[bool, typer.Option("--interval", help="Count how often intervals hold the measurement.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against published for every forward row, and the cycle-level rows."""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
+    from tilecast.validation.published.harness import CLOCKS
     from tilecast.validation.published.run import default_predictor, interval_predictor, run_regimes
     from tilecast.validation.published.text import report_dict, report_text, write_scatter
 
-    _check_regime(clock)
+    _check_regime(clock, run=True)
     _check_picture(picture)
     with Screen() as screen:
-        other = "short" if clock == "sustained" else "sustained"
         report, *others = run_regimes(
-            (clock,) if as_json else (clock, other), interval_predictor if interval else default_predictor,
+            (clock,) if as_json else (clock, *(one for one in CLOCKS if one != clock)), interval_predictor if interval else default_predictor,
             progress=screen, table=Path(table) if table else None,
         )  # fmt: skip
         if picture is not None:

@@ -25,6 +25,8 @@ _MACHINES = (
 )
 #: csv kernel -> family predicted with its published variant; kernels not listed are closed.
 _FAMILIES = {"fa2": "fa2", "pytorch-sdpa-flash(fa2)": "fa2", "fa3": "fa3", "fa4": "own"}
+#: The family of FlashAttention-4's kernel for Hopper: the class is FlashAttention-3's, what it ships is its own.
+FA4_ON_HOPPER = "fa3 by fa4"
 
 
 #: cudnn-frontend artifacts whose causal rows halve S^2: time x throughput says so, their note says S (S + 1) / 2.
@@ -216,7 +218,7 @@ def _point(number: int, row: dict[str, str]) -> PublishedPoint | Excluded:
         return Excluded(number, f"{_POWER} takes watts or nothing, got '{power}'")
     family = _FAMILIES.get(row["kernel"], "")
     if family == "own":
-        family = "fa3" if machine in ("h100-sxm", "h200-sxm") else "fa4"
+        family = FA4_ON_HOPPER if machine in ("h100-sxm", "h200-sxm") else "fa4"
     return PublishedPoint(
         number, machine, row["gpu"], row["kernel"], row["kernel_version"], family, row["dtype"], workload, tflops,
         _emulated_share(row["kernel_version"]), convention, flop, _locked_clock(row), watts,

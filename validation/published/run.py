@@ -17,13 +17,16 @@ from tilecast.model.forecast.answer import BEFORE, COMPILED, pipe_shares
 from tilecast.model.forecast.interval import fact_effects, interval
 from tilecast.model.forecast.predict import choose
 from tilecast.model.kernel.variant import Variant, with_emulated_share
+from tilecast.model.kernel.variants.fa3 import published_by_fa4
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
+from tilecast.validation.published.harness import RUN, clock_of
 from tilecast.validation.published.loops import loop_for, loop_of, read_loops, simulated
 from tilecast.validation.published.points import (
+    FA4_ON_HOPPER,
     CyclePoint,
     Excluded,
     PublishedPoint,
@@ -135,6 +138,8 @@ def published_kernel(
     The knobs of a closed kernel (``family`` "") are unknown: a library tunes, so it is taken for the open kernel of the
     machine's own family or for the fastest that differs from it in one knob.
     """
+    if family == FA4_ON_HOPPER:
+        return published_by_fa4(workload)
     if family or share is not None:
         variant = published_variant(family or native_family(machine).name, workload, machine)
         return variant if share is None else with_emulated_share(variant, share)
@@ -179,12 +184,16 @@ def interval_predictor(point: PublishedPoint, regime: str) -> Answer:
 
 
 def default_predictor(point: PublishedPoint, regime: str, ends: bool = False, code: bool = True) -> Answer:
-    """The row's kernel (`published_kernel`) at the clock of ``regime``, on a board of the power that the row states: from its
-    machine code where that is at hand and ``code`` is set, otherwise before compilation.
+    """The row's kernel (`published_kernel`) at the clock of ``regime`` ("sustained", "short", or `RUN`: by how long its harness
+    keeps launching), on a board of the power that the row states: from its machine code where that is at hand and ``code`` is set,
+    otherwise before compilation.
 
     A locked clock is a ceiling: the power limit still holds below it.
     """
     what = point.workload, point.machine, point.board_power_w, point.family, point.emulated_share
+    if regime == RUN:
+        launch = _forecast(*what, "short", code=code).time_ms * 1e-3
+        regime = clock_of(point.source, _board(point.machine, point.board_power_w), launch)
     answer = _forecast(*what, regime, ends, code)
     if point.clock_mhz is not None and answer.clock_mhz > point.clock_mhz:
         answer = _forecast(*what, point.clock_mhz, ends, code)
@@ -309,6 +318,7 @@ def _headline_sets(points: list[PublishedPoint]) -> dict[str, list[PublishedPoin
         "Blackwell, mxfp8 (block scales are not modelled)": headline_points(points, _BLACKWELL, ("mxfp8",)),
         "H100 and H200, best of peers per shape": headline_points(points, _HOPPER, both),
         **{f"  {m}": headline_points(points, (m,), both) for m in _HOPPER},
+        **{f"  H100 and H200, {d}": headline_points(points, _HOPPER, (d,)) for d in both},
     }
 
 

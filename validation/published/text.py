@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.model.forecast.checked_range import COMPILED
+from tilecast.validation.published.harness import RUN
 from tilecast.validation.published.points import reasons
 from tilecast.validation.published.run import CycleRow, PublishedReport, Row, share_within
 from tilecast.validation.statistics import ErrorSummary
 
+#: A regime in words, where its name does not say it.
+_CLOCK = {RUN: "clock by run length, where the source says it"}
 
-def report_text(report: PublishedReport, with_rows: bool = False, other: PublishedReport | None = None) -> str:
-    """The report for people; errors are relative, predicted over measured; ``other`` adds a regime's headline."""
+
+def report_text(report: PublishedReport, with_rows: bool = False, *others: PublishedReport) -> str:
+    """The report for people; errors are relative, predicted over measured; ``others`` add their regimes' headlines."""
     lines = [
         f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
         f"(locked, and the board's power, where the source says so); rank correlation (Kendall) {report.tau:.3f}",
@@ -20,12 +24,21 @@ def report_text(report: PublishedReport, with_rows: bool = False, other: Publish
         *_levels(report),
         "",
     ]
-    for one in (report, other) if other is not None else (report,):
-        known = {name: summary for name, summary in one.headline.items() if summary.count}
+    shown: list[tuple[str, ErrorSummary]] = []
+    for one in (report, *others):
+        # Sets of which no harness is known have the same line at the short clock.
+        known = [
+            entry for entry in one.headline.items() if entry[1].count and (one.regime != RUN or entry not in shown)
+        ]
+        shown += known
         if known:
-            lines += [_header(f"Headline, {one.regime} clock"), *(_line(*entry) for entry in known.items()), ""]
+            lines += [
+                _header(f"Headline, {_CLOCK.get(one.regime, f'{one.regime} clock')}"),
+                *(_line(*entry) for entry in known),
+                "",
+            ]
     lines.pop()
-    for one in (report, other) if other is not None else (report,):
+    for one in (report, *others):
         if one.coverage:
             lines += [
                 "",

@@ -173,19 +173,50 @@ def _combinations(schedulers: tuple[str, ...], narrow: bool) -> tuple[Fa3Variant
 
 
 def published(workload: Workload, machine: Machine) -> Fa3Variant:
-    """The variant that FlashAttention-3 ships for this shape (FA4C)."""
+    """The variant that FlashAttention-3 ships for this shape (FA3C: tile_size.h, flash_fwd_launch_template.h)."""
     del machine
-    wide = max(workload.head_dim_qk, workload.head_dim_v)
-    scheduler = "grid" if workload.mask == "none" else "work-stealing"
+    masked, wide = workload.mask != "none", max(workload.head_dim_qk, workload.head_dim_v)
+    groups, tile_n, overlap = _tile_of_eight_bits(wide) if workload.dtype == "fp8" else _tile_of_sixteen_bits(workload)
+    turns = wide >= 128 if workload.dtype == "fp8" else wide <= 128
+    return Fa3Variant(
+        warpgroups=groups, tile_n=tile_n, overlap=overlap, ping_pong=turns if overlap else groups == 2,
+        scheduler="work-stealing" if masked else "persistent",
+    )  # fmt: skip
+
+
+def _tile_of_sixteen_bits(workload: Workload) -> tuple[int, int, bool]:
+    """(warpgroups, tile_n, overlap) of FlashAttention-3 in bf16 and fp16."""
+    masked, wide = workload.mask != "none", max(workload.head_dim_qk, workload.head_dim_v)
     if wide <= 64:
-        return Fa3Variant(warpgroups=3, tile_n=128, ping_pong=True, scheduler=scheduler)
+        return 3, 128 if masked else 192, masked
     if wide <= 96:
-        return Fa3Variant(warpgroups=3, tile_n=128 if workload.mask != "none" else 144, overlap=False, scheduler=scheduler)  # fmt: skip
+        # Its P goes through shared memory here, which leaves registers for the overlap that they would not hold otherwise.
+        return 3, 128 if masked else 144, False
     if wide <= 128:
-        return Fa3Variant(warpgroups=2, tile_n=128, scheduler=scheduler)
+        return 2, 128 if masked else 176, True
     if wide <= 192:
-        return Fa3Variant(warpgroups=2, tile_n=112 if workload.mask == "none" else 96, scheduler=scheduler)
-    return Fa3Variant(warpgroups=2, tile_n=80, scheduler=scheduler)
+        local = workload.mask == "window"
+        return 2, 96 if local else 128 if workload.head_dim_v <= 128 else 112, True
+    return 2, 64 if workload.mask == "window" else 80, True
+
+
+def _tile_of_eight_bits(wide: int) -> tuple[int, int, bool]:
+    """The same in e4m3; ``wide`` is the wider of the head dimensions."""
+    if wide <= 96:
+        return 3, 160 if wide <= 64 else 128, True
+    return 2, 224 if wide <= 128 else 160 if wide <= 192 else 128, True
+
+
+def published_by_fa4(workload: Workload) -> Fa3Variant:
+    """The variant that FlashAttention-4 ships for this shape on Hopper (FA4C: interface.py, flash_fwd_sm90.py)."""
+    masked, wide = workload.mask != "none", max(workload.head_dim_qk, workload.head_dim_v)
+    groups, tile_n, overlap = _tile_of_sixteen_bits(workload)
+    if wide <= 128 and not 64 < wide <= 96:
+        tile_n, overlap = 128, True
+    return Fa3Variant(
+        warpgroups=groups, tile_n=tile_n, overlap=overlap, ping_pong=wide <= 128 if overlap else groups == 2,
+        scheduler="longest-grid" if masked and workload.mask != "window" else "grid",
+    )  # fmt: skip
 
 
 def structure(v: Fa3Variant) -> tuple[object, ...]:

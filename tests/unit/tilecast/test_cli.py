@@ -92,7 +92,7 @@ BAD_CSV = "heads,seqlen,head_dim\n16,4096,128\n16,abc,128\n"
         (["machine", "check", "BROKEN"], "not valid TOML"),
         (["machine", "show", "h300"], "unknown machine 'h300'"),
         (["validate", "published", "--picture", "plot.gif"], "ending in .svg or .png"),
-        (["validate", "published", "--clock", "noon"], "expected sustained or short"),
+        (["validate", "published", "--clock", "noon"], "expected sustained, short or run"),
         (["--colour"], "No such option"),
         (["predcit"], "No such command"),
     ],

@@ -75,9 +75,9 @@ def test_kernels_map_to_the_family_they_are_predicted_as() -> None:
         families.setdefault(p.kernel, set()).add(p.family)
     assert families["fa2"] == families["pytorch-sdpa-flash(fa2)"] == {"fa2"}
     assert families["fa3"] == {"fa3"}
-    # FlashAttention-4's package has a Hopper path of its own, which is FA3's pipeline.
-    assert families["fa4"] == {"fa3", "fa4"}
-    assert {p.family for p in POINTS if p.kernel == "fa4" and p.machine == "h200-sxm"} == {"fa3"}
+    # FlashAttention-4's package has a Hopper path of its own: FA3's pipeline, with knobs of its own.
+    assert families["fa4"] == {"fa3 by fa4", "fa4"}
+    assert {p.family for p in POINTS if p.kernel == "fa4" and p.machine == "h200-sxm"} == {"fa3 by fa4"}
     for closed in ("cudnn", "avo", "tlx", "gluon", "triton", "cudnn-oss(FROST)"):
         assert families[closed] == {""}
 

@@ -187,7 +187,7 @@ def test_text_has_every_group_and_the_reasons() -> None:
                   "12  no machine file for 'H800'", "GB300 over GB200", "In cycles"):  # fmt: skip
         assert piece in text
     assert len(report_text(perfect(), with_rows=True).splitlines()) > 1159 + len(text.splitlines())
-    assert "Headline, short clock" in report_text(perfect(), other=run_published("short", oracle))
+    assert "Headline, short clock" in report_text(perfect(), False, run_published("short", oracle))
 
 
 def test_dictionary_survives_json() -> None:
