@@ -97,6 +97,8 @@ def generate(
 
 #: What kernels of the passes that are not written by rank are called.
 _UNRANKED = {"bwd": "backward passes", "serve": "serving kernels", "append": "kernels that append"}
+#: What is said of the forecast of those that have none of their own.
+_NO_FORECAST = {"serve": "; forecast: of whole steps, tilecast step", "append": "; no forecast: kernels that append have none yet"}
 
 
 def _generate_unranked(
@@ -118,7 +120,7 @@ def _generate_unranked(
     text = (
         f"{output}: {what} {work.label()} for {machine.name}\n"
         f"  variant   {made.header['variant']}\n"
-        f"  targets   {', '.join(targets)}"
+        f"  targets   {', '.join(targets)}{_NO_FORECAST.get(direction, '')}"
     )
     if direction == "bwd":
         text += f"\n  forecast  {_backward_forecast(made.variant, work, machine)} (tilecast predict --pass bwd)"

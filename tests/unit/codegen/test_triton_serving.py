@@ -272,5 +272,5 @@ def test_generate_writes_one(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["generate", "h200", "--pass", "serve", "--seqlen", "1", "--head-dim", "64", "-o", str(file)])
     assert not stop.value.code
-    assert "no forecast: serving kernels have none yet" in capsys.readouterr().out
+    assert "forecast: of whole steps, tilecast step" in capsys.readouterr().out
     assert '"pass": "serve"' in file.read_text()
