@@ -98,7 +98,10 @@ def generate(
 #: What kernels of the passes that are not written by rank are called.
 _UNRANKED = {"bwd": "backward passes", "serve": "serving kernels", "append": "kernels that append"}
 #: What is said of the forecast of those that have none of their own.
-_NO_FORECAST = {"serve": "; forecast: of whole steps, tilecast step", "append": "; no forecast: kernels that append have none yet"}
+_NO_FORECAST = {
+    "serve": "; forecast: of whole steps, tilecast step",
+    "append": "; no forecast: kernels that append have none yet",
+}
 
 
 def _generate_unranked(

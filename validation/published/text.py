@@ -9,10 +9,15 @@ from tilecast.model.forecast.checked_range import COMPILED
 from tilecast.validation.published.harness import RUN
 from tilecast.validation.published.points import reasons
 from tilecast.validation.published.run import CycleRow, PublishedReport, Row, share_within
-from tilecast.validation.statistics import ErrorSummary
+from tilecast.validation.statistics import ErrorSummary, HeldOut
 
 #: A regime in words, where its name does not say it.
 _CLOCK = {RUN: "clock by run length, where the source says it"}
+
+
+def _clock(report: PublishedReport) -> str:
+    """The clock of a report's forecasts, in words."""
+    return _CLOCK.get(report.regime, f"{report.regime} clock")
 
 
 def report_text(report: PublishedReport, with_rows: bool = False, *others: PublishedReport) -> str:
@@ -33,26 +38,29 @@ def report_text(report: PublishedReport, with_rows: bool = False, *others: Publi
         shown += known
         if known:
             lines += [
-                _header(f"Headline, {_CLOCK.get(one.regime, f'{one.regime} clock')}"),
+                _header(f"Headline, {_clock(one)}"),
                 *(_line(*entry) for entry in known),
                 "",
             ]
     lines.pop()
+    told: list[tuple[str, HeldOut]] = []
     for one in (report, *others):
         if one.coverage:
             lines += [
                 "",
-                f"Inside the forecast's interval, {one.regime} clock (ranges of the machine's facts, no model error)",
+                f"Inside the forecast's interval, {_clock(one)} (ranges of the machine's facts, no model error)",
             ]
             lines += [f"  {name:<64}{share:>6.0%}" for name, share in one.coverage.items()]
-        if one.held_out:
+        beside = [entry for entry in one.held_out.items() if one.regime != RUN or entry not in told]
+        told += beside
+        if beside:
             lines += [
                 "",
-                f"Where 80 % of measurements lie beside the forecast, {one.regime} clock, and of how many other shapes that holds",
+                f"Where 80 % of measurements lie beside the forecast, {_clock(one)}, and of how many other shapes that holds",
             ]
             lines += [
                 f"  {name:<64}{found.low:>+6.0%} to {found.high:>+4.0%}   {found.coverage:.0%} of {found.count}"
-                for name, found in one.held_out.items()
+                for name, found in beside
             ]
     close = share_within(report.speed_ups, 6.0)
     if report.speed_ups:
