@@ -30,7 +30,7 @@ _BOXES = (
     ("dout", "TILE_M"),
     ("k", "TILE_N"),
     ("v", "KEYS"),
-    ("sums", "TILE_M"),
+    ("sums", "SUM_ROWS"),
     ("dk", "KEYS"),
     ("dv", "KEYS"),
 )
@@ -78,6 +78,21 @@ class HopperBackward(RowTerms):
     def stages(self) -> int:
         """Tiles of Q and dO, and of dS."""
         return fa3_backward.STAGES
+
+    @property
+    def sum_rows(self) -> int:
+        """Rows of a tile of dQ in its workspace: as registers hold it, 128 bytes each, so that a tile lies in one piece."""
+        return self.variant.tile_m * self.head_dim // self.sum_columns
+
+    @property
+    def sum_columns(self) -> int:
+        """Columns of them."""
+        return 32 if self.variant.fragments else self.head_dim
+
+    @property
+    def from_fragments(self) -> str:
+        """Axes of a tile as registers hold it that make its rows, then its columns; the first is the warpgroup."""
+        return "(0, 1, 6, 3, 4, 2, 5, 7)" if self.halves else "(1, 6, 3, 4, 0, 2, 5, 7)"
 
     @property
     def registers(self) -> str:
@@ -129,18 +144,19 @@ class HopperBackward(RowTerms):
         return (
             "boxes = []",
             f"for x, count in ({boxes}):",
-            f"    block = [1, 1, count.value, {self.head_dim}]",
+            "    block = [1, 1, count.value, x.shape[3]]",
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(line.replace("terms,", "terms, counters,") for line in FOR_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv",
             "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)",
             "row_blocks = padded // ROWS.value * batch * heads_q",
+            "dq_blocks = padded // TILE_M.value * batch * heads_q",
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
             "    (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),",
-            "    (round_dq, (row_blocks, 1, 1), for_dq),",
+            "    (round_dq, (dq_blocks, 1, 1), for_dq),",
             ")",
         )
 

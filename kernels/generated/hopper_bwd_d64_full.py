@@ -11,7 +11,7 @@ goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -46,8 +46,9 @@ KEYS = gl.constexpr(64)  # keys of a warpgroup: the M of wgmma
 STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
+SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
 HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
-ROWS = gl.constexpr(64)  # rows of programs of row_terms and round_dq
+ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
 LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
@@ -210,12 +211,12 @@ def add_role(w: gl.constexpr, sums_desc, shared, problem):
         for step in range(end - first):
             m = end - 1 - step
             if n % ADDERS == w:
-                wait_for_ds(shared, n)
                 wait_for_turn(counters + m, block)
+                wait_for_ds(shared, n)
                 if block == 0:
-                    store_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+                    store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
                 else:
-                    add_tile(sums_desc, [batch, head, m * TILE_M, 0], shared.dq.index(n % DQ_SLOTS))
+                    add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
                 # Read, the tile may be overwritten; the next program must wait until it is added.
                 tma.store_wait(0)
                 mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
@@ -269,7 +270,22 @@ def probabilities(problem, s, lse2, key, row, masked):
 
 
 @gluon.jit
-def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, dk, dv):
+def rows_of(shared, n):
+    """Q and dO of step n, once they are there."""
+    slot = n % STAGES
+    mbarrier.wait(shared.full.index(slot), n // STAGES & 1)
+    return shared.q.index(slot).reshape([TILE_M, HEAD_DIM]), shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
+
+
+@gluon.jit
+def first_scores(g: gl.constexpr, shared, n):
+    """S^T of the first 64 queries of step n, asynchronous."""
+    q, _ = rows_of(shared, n)
+    return issue_scores(shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0), q.slice(0, 64, dim=0))
+
+
+@gluon.jit
+def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, last, s_0, dk, dv):
     """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
     dtype: gl.constexpr = shared.k.dtype
     slot = n % STAGES
@@ -278,15 +294,12 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, dk, dv):
     k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
     v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
     ds_rows = shared.ds.index(n % STAGES).slice(g * KEYS, KEYS, dim=0)
-    mbarrier.wait(shared.full.index(slot), n // STAGES & 1)
     # By halves of 64 queries: both at once would not leave registers for P while dV runs.
     q_0, q_1 = q.slice(0, 64, dim=0), q.slice(64, 64, dim=0)
     dout_0, dout_1 = dout.slice(0, 64, dim=0), dout.slice(64, 64, dim=0)
-    s_0 = issue_scores(k, q_0)
     dp_0 = issue_scores(v, dout_0)
     s_1 = issue_scores(k, q_1)
     lse2 = term(shared, 2 * slot, 0)
-    s_0 = warpgroup_mma_wait(2, deps=[s_0])
     p = probabilities(problem, s_0, lse2, key, row, masked)
     dv = issue_sum(p.to(dtype), dout_0, dv)
     delta = term(shared, 2 * slot + 1, 0)
@@ -305,23 +318,28 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, dk, dv):
     ds_rows.slice(64, 64, dim=1).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(n % STAGES), count=1)
+    # dK runs while the other warpgroup's dS comes, the next step's S^T while dQ is stored.
+    dk = issue_sum(ds, q_1, dk)
     wait_for_ds(shared, n)
     dq = issue_dq(g, shared, n)
-    dk = issue_sum(ds, q_1, dk)
-    # Stores run under dK, which reads shared memory least.
-    dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
-    store_dq(g, shared, dq, n + 1)
-    dk = warpgroup_mma_wait(0, deps=[dk])
+    # dS leaves its registers before S^T takes as many.
+    dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])
+    # After the last step once more, for nobody: a branch would keep no product in flight.
+    s_0 = first_scores(g, shared, gl.minimum(n + 1, last))
+    dq = warpgroup_mma_wait(1, deps=[dq])
     mbarrier.arrive(shared.empty.index(slot), count=1)
-    return dk, dv
+    store_dq(g, shared, dq, n + 1)
+    # Carried around in flight, it would be copied, and the compiler would run all products one by one.
+    return warpgroup_mma_wait(0, deps=[s_0]), dk, dv
 
 
 @gluon.jit
 def store_dq(g: gl.constexpr, shared, dq, n):
     """A warpgroup's part of a tile of dQ into shared memory, as number n; the next arrival at ds_full tells of it."""
     mbarrier.wait(shared.dq_empty.index(n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)
-    tile = shared.dq.index(n % DQ_SLOTS).reshape([TILE_M, HEAD_DIM])
-    tile.slice(g * 64, 64, dim=0).store(dq)
+    # Four elements of a thread side by side, and those of eight lanes: the copy engine does not care what they are.
+    dq = dq.reshape([4, 2, 4, 2, 8, 4, 2]).permute((0, 4, 2, 3, 5, 1, 6)).reshape([128, 32])
+    shared.dq.index(n % DQ_SLOTS).reshape([256, 32]).slice(g * 128, 128, dim=0).store(dq)
 
 
 @gluon.jit
@@ -347,8 +365,9 @@ def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
     steps = problem.group * (end - first)
     gl.assume(steps > 0)
     # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
+    s = warpgroup_mma_wait(0, deps=[first_scores(g, shared, 0)])
     for n in range(steps):
-        dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, dk, dv)
+        s, dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, steps - 1, s, dk, dv)
         m = gl.where(m == first, end - 1, m - 1)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(steps % STAGES), count=1)
@@ -430,22 +449,25 @@ def gradients(q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, te
 def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs, heads_q, seqlen_q, padded, scale_log2,
              scale):  # fmt: skip
     """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
-    blocks = padded // ROWS
+    blocks = padded // TILE_M
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
-    row = tl.program_id(0) % blocks * ROWS
+    row = tl.program_id(0) % blocks * TILE_M
     batch, head = batch_head // heads_q, batch_head % heads_q
-    sums = load_rows(sums_ptr + (batch_head * padded + row) * HEAD_DIM, HEAD_DIM // 8, ROWS, ROWS, HEAD_DIM, False)
+    sums_ptr += (batch_head * padded + row) * HEAD_DIM
+    sums = load_rows(sums_ptr, SUM_COLUMNS // 8, SUM_ROWS, SUM_ROWS, SUM_COLUMNS, False)
+    # Back from the order of store_dq: warpgroup, warp, eight columns, four pairs of rows, row, pair of columns, half, column.
+    sums = tl.permute(sums.reshape([2, 4, 8, 4, 2, 4, 2, 2]), (0, 1, 6, 3, 4, 2, 5, 7)).reshape([TILE_M, HEAD_DIM])
     added = tl.load(counters_ptr + (batch_head * padded + row) // TILE_M).to(tl.int32, bitcast=True)
     dq = tl.where(added > 0, sums * scale, 0.0).to(dq_ptr.dtype.element_ty)
     dq_ptr += (batch * stride_dqb + head * stride_dqh + row.to(tl.int64) * stride_dqs) * 8
-    rows = tl.arange(0, ROWS)[:, None]
+    rows = tl.arange(0, TILE_M)[:, None]
     tl.store(dq_ptr + rows * (stride_dqs * 8) + tl.arange(0, HEAD_DIM)[None, :], dq, mask=row + rows < seqlen_q)
 
 
 def workspaces(terms):
     """What launches need beside terms, (batch, heads_q, 2, rows): sums of dQ, and 4 bytes to each block of queries to count in."""
     batch, heads_q, _, padded = terms.shape
-    sums = terms.new_empty((batch, heads_q, padded, HEAD_DIM.value))
+    sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
     return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value))
 
 
@@ -477,8 +499,8 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     boxes = []
-    for x, count in ((q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, TILE_M), (dk, KEYS), (dv, KEYS)):
-        block = [1, 1, count.value, 64]
+    for x, count in ((q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, SUM_ROWS), (dk, KEYS), (dv, KEYS)):
+        block = [1, 1, count.value, x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
     for_rows = (out, dout, lse, dlse_or_any, terms, counters, *(n // 8 for x in (out, dout) for n in x.stride()[:3]))
@@ -486,11 +508,12 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)
     row_blocks = padded // ROWS.value * batch * heads_q
+    dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
         (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),
-        (round_dq, (row_blocks, 1, 1), for_dq),
+        (round_dq, (dq_blocks, 1, 1), for_dq),
     )
 
 

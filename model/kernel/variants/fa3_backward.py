@@ -29,7 +29,7 @@ _MARGIN = 512
 @dataclass(frozen=True, slots=True)
 class Fa3BackwardVariant:
     """Query rows of a step, tiles of dQ on their way out, heads whose keys programs take by turns, order of the last two
-    products, warps that add."""
+    products, warps that add, what runs while dQ is stored, and how it lies then."""
 
     family: str = "fa3_bwd"
     tile_m: int = 64
@@ -39,6 +39,11 @@ class Fa3BackwardVariant:
     dk_first: bool = False
     #: Warps that add up dQ, tiles by turns: a tile is added for longer than a step takes.
     adders: int = 2
+    #: Whether dK runs while the other warpgroup's dS comes, and the next step's S^T while dQ is stored.
+    ahead: bool = False
+    #: Whether dQ is stored, and summed, in the order in which registers hold it: 16 bytes of a thread at a time, which no two
+    #: threads write to one bank of shared memory.
+    fragments: bool = False
 
 
 def shared_bytes(variant: Fa3BackwardVariant, workload: Workload) -> int:
@@ -88,12 +93,15 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(f"dq_slots must be 1 or 2, got {variant.dq_slots}", "use dq_slots=2")
     if variant.adders not in (1, 2):
         return Verdict(f"adders must be 1 or 2, got {variant.adders}", "use adders=2")
+    if variant.ahead and variant.dk_first:
+        return Verdict("with ahead=true dK goes before dQ already, got dk_first=true as well", "use dk_first=false")
     return LEGAL
 
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """Every combination of knobs worth telling apart that can be written and run."""
-    for knobs in product((64, 128), (1, 2), (1, 2, 4, 8, 16, 32), (False, True), (1, 2)):
+    switch = (False, True)
+    for knobs in product((64, 128), (1, 2), (1, 2, 4, 8, 16, 32), switch, (1, 2), switch, switch):
         found = Fa3BackwardVariant(NAMES[0], *knobs)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
