@@ -113,4 +113,6 @@ def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    return Fa3BackwardVariant(tile_m=64 if wide else 128, heads_abreast=16 if wide else 32)
+    return Fa3BackwardVariant(
+        tile_m=64 if wide else 128, heads_abreast=16 if wide else 32, ahead=not wide, fragments=True
+    )

@@ -6,6 +6,9 @@ what it gets goes through shared memory once more, from where warps have it adde
 
 Steps of 128 queries (head_dim 64) go in two halves: S and dP of the second are under way while the first is exponentiated.
 Both warpgroups do the same at about the same time; what lies between them is the dS that each waits for.
+
+With `ahead` a lap of the loop begins with S^T of its step, issued while dQ of the step before is under way; that dQ is stored
+next, and the other products follow once S^T is there.
 """
 
 from __future__ import annotations
@@ -87,12 +90,12 @@ class _Loop(Warpgroups):
             self.hold(f"have_ds{g}", role, self.poll + self.barrier, g),
             product(w, m, f"dq{g}", "dq", role, g, ROWS, TILE_N, "smem"),
             self.hold(f"room{g}", role, self.poll + self.barrier, g),
-            self.shared(
-                f"out{g}", "dq to shared memory", role, g, half * kernels.FLOAT, half / 64 / WARPS, loads=False
-            ),
+            # As registers hold it, 16 bytes of a thread and no bank twice; in rows, 8 bytes, of which two go to a bank at a time.
+            self.shared(f"out{g}", "dq to shared memory", role, g, half * kernels.FLOAT * (1 if v.fragments else 2),
+                        half / (128 if v.fragments else 64) / WARPS, loads=False),
             arithmetic(m, f"step{g}", "bookkeeping", role, g, others, 0.0),
             self.hold(f"done{g}", role, self.signal, g),
-        ]
+        ]  # fmt: skip
 
     def copies(self) -> list[Op]:
         """Loads of Q and dO, and the addition of dQ."""
@@ -118,6 +121,8 @@ class _Loop(Warpgroups):
     def edges(self) -> list[Edge]:
         v = self.v
         done, summed = self.done("smem"), self.done("register")
+        # Laps from a step's dQ to its way out.
+        lag = int(v.ahead)
         found = []
         last = self.parts[-1]
         for g in _GROUPS:
@@ -140,22 +145,30 @@ class _Loop(Warpgroups):
                         Edge(f"dv{before}{g}", f"exp{part}{g}", 0, summed, "buffer", "P registers"),
                         Edge(f"dk{before}{g}", f"ds{part}{g}", 0, summed, "buffer", "dS registers"),
                     ]
+            if v.ahead:
+                found += [
+                    Edge(f"dv{last}{g}", f"sa{g}", 1, summed, "buffer", "dS registers"),
+                    Edge(f"dk{last}{g}", f"sa{g}", 1, summed, "buffer", "dS registers"),
+                    # A product carried around the loop in flight would be copied: it is waited for first.
+                    Edge(f"sa{g}", f"dpa{g}", 0, done, "order", "S accumulator"),
+                ]
             found += [Edge(f"store{last}{g}", f"tell{g}", 0, 0.0, "data", "dS in shared memory")]
             found += [Edge(f"tell{other}", f"have_ds{g}", 0, self.arrive, "data", "dS of both") for other in _GROUPS]
             found += [
                 Edge(f"have_ds{g}", f"dq{g}", 0, 0.0, "data", "dS of both"),
                 # Products end in the order in which they were issued.
-                Edge(f"dv{last}{g}", f"room{g}", 0, summed, "data", "dV accumulator"),
-                Edge(f"dq{g}", f"room{g}", 0, done, "data", "dQ accumulator"),
-                Edge("add", f"room{g}", v.dq_slots - 1, self.arrive, "buffer", "dQ slot"),
+                Edge(f"dv{last}{g}", f"room{g}", lag, summed, "data", "dV accumulator"),
+                Edge(f"dq{g}", f"room{g}", lag, done, "data", "dQ accumulator"),
+                Edge("add", f"room{g}", v.dq_slots - 1 + lag, self.arrive, "buffer", "dQ slot"),
                 Edge(f"room{g}", f"out{g}", 0, 0.0, "order", "dQ slot"),
-                Edge(f"dk{last}{g}", f"done{g}", 0, summed, "data", "dK accumulator"),
+                Edge(f"dk{last}{g}", f"done{g}", lag, summed, "data", "dK accumulator"),
                 # The tile of a step goes out with the dS of the next.
-                Edge(f"out{g}", "add", 1, 0.0, "data", "dQ in shared memory"),
+                Edge(f"out{g}", "add", 1 - lag, 0.0, "data", "dQ in shared memory"),
                 Edge(f"tell{g}", "add", 0, self.arrive, "order", "dQ in shared memory"),
             ]
             found += [
-                Edge(f"done{g}", load, STAGES, self.arrive, "buffer", "Q and dO slot") for load in ("load_q", "load_do")
+                Edge(f"done{g}", load, STAGES - lag, self.arrive, "buffer", "Q and dO slot")
+                for load in ("load_q", "load_do")
             ]
         return found
 
@@ -166,7 +179,9 @@ class _Loop(Warpgroups):
             lap = ["sa", "dpa", "sb", "lsea", "expa", "dva", "deltaa", "dsa", "storea", "dka", "dpb", "lseb", "expb", "dvb",
                    "deltab", "dsb", "storeb", "tell"]  # fmt: skip
         last = f"dk{self.parts[-1]}"
-        if self.v.dk_first:
+        if self.v.ahead:
+            lap = ["sa", "done", "room", "out", *lap[1:], last, "have_ds", "dq"]
+        elif self.v.dk_first:
             lap += [last, "have_ds", "dq", "done", "room", "out"]
         else:
             lap += ["have_ds", "dq", last, "room", "out", "done"]
@@ -178,7 +193,7 @@ class _Loop(Warpgroups):
         owned = TILE_N * (d + w.head_dim_v)
         masked = common.mask_work(m, KEYS * ROWS * 2.0)
         return Pipeline(
-            name=f"fa3 backward {v.tile_m}x{TILE_N}" + (" dK first" if v.dk_first else ""), machine=m.name,
+            name=f"fa3 backward {v.tile_m}x{TILE_N}" + (" dK first" if v.dk_first else "") + (" ahead" if v.ahead else ""), machine=m.name,
             ops=(*self.copies(), *(op for g in _GROUPS for op in self.group(g))), edges=tuple(self.edges()),
             roles=(
                 Role("load", (Step("load_q"), Step("load_do")), 1, 24), Role("add", (Step("add"),), v.adders, 24),
