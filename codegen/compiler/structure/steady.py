@@ -71,7 +71,7 @@ class _Steady:
 
 
 def kernel_roles(shape: KernelShape) -> KernelRoles:
-    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in a loop."""
+    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in an innermost loop."""
     if not any(
         s.instruction.opcode in MATRIX for role in shape.roles for loop in role.walk() if loop.name for s in loop.steps
     ):
@@ -80,6 +80,11 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
         )
     chosen = _placed([one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)])
     chosen = _every_iteration(chosen)
+    if not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
+        raise ShapeError(
+            f"{shape.kernel}: expected matrix products in an innermost loop, whose iterations are simulated, "
+            "found them only around loops: write the inner loop in line"
+        )
     names = list(dict.fromkeys(site for one in chosen for step in one.repeated if (site := one.site(step)) is not None))
     unknown = next((site for site in names if not site.resolved), None)
     if unknown is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from support.listing import assemble, loop
 
 from tilecast.codegen.compiler.binary import Binary
-from tilecast.codegen.compiler.structure.assemble import kernel_shape
+from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.model.compiled.roles.code import KernelRoles
 
@@ -28,15 +29,16 @@ def under(flag: str, name: str, rows: list[str], always: bool) -> list[str]:
     return rows if always else [f"BRA.U {flag}, {{{name}}}", *rows, f"{name}:"]
 
 
-def kernel(always: bool = False) -> KernelRoles:
-    """A producer that copies K in every iteration and gathers Q where a tile begins, or ``always``; a consumer that gives Q back."""
+def kernel(always: bool = False, inner: tuple[str, ...] = ()) -> KernelRoles:
+    """A producer that copies K in every iteration and gathers Q where a tile begins, or ``always``; a consumer that gives Q back and
+    has a loop ``inner`` in its own."""
     rows = [
         *ROLES,
         *loop("load", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+0x8], R3", "SYNCS.ARRIVE.TRANS64 RZ, [UR6], R4",
               "UTMALDG.2D [UR8], [UR6]", *under("UP2", "same", GATHER, always), "NOP"), "EXIT",
         "consumers:", "UISETP.GT.U32.AND UP0, UPT, UR4, 0x3, UPT", "@UP0 EXIT",
         *loop("main", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3", "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR8], R24, gsb0",
-              "WARPGROUP.DEPBAR.LE gsb0, 0x0", "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x8], RZ",
+              "WARPGROUP.DEPBAR.LE gsb0, 0x0", *inner, "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x8], RZ",
               *under("UP3", "kept", GIVE_BACK, always), "NOP"),
         "EXIT",
     ]  # fmt: skip
@@ -68,3 +70,9 @@ def test_what_no_branch_leaves_out_counts() -> None:
     found = uses(kernel(always=True))
     assert found["warp 0 (matrix)"] == [("wait", "0x400"), ("arrive", "0x408"), ("arrive", "0x410")]
     assert found["warp 4 (copy in)"] == [("wait", "0x408"), ("copy", "0x400"), ("wait", "0x410"), ("arrive", "0x418")]
+
+
+def test_products_around_an_inner_loop_are_refused_in_a_sentence() -> None:
+    inner = loop("softmax", "MUFU.EX2 R9, R9", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3")
+    with pytest.raises(ShapeError, match=r"matrix products in an innermost loop.* found them only around loops"):
+        kernel(inner=tuple(inner))
