@@ -20,6 +20,7 @@ SERIES = (
     ("tilecast hopper_ws", "hopper_ws", "#D55E00"),
     ("cuDNN (torch SDPA)", "cuDNN", "#0072B2"),
     ("flash-attn-4 (sm_90 path)", "flash-attn-4", "#56B4E9"),
+    ("FlashAttention-3 (vLLM)", "FlashAttention-3", "#009E73"),
     ("FlashAttention-2 (torch SDPA)", "FlashAttention-2", "#999999"),
     ("tilecast triton (portable)", "triton", "#E69F00"),
     ("FlexAttention", "FlexAttention", "#CCCCCC"),
