@@ -19,6 +19,8 @@ from typing import Any
 from h200_before_after import load
 from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
 
+from tilecast.model.kernel.workload import Workload
+
 #: (head_dim, batch, heads, key heads, queries, keys)
 SHAPES = (
     (128, 1, 32, 8, 128, 32768), (128, 1, 32, 8, 512, 32768), (128, 1, 32, 8, 1024, 32768), (128, 1, 32, 8, 2048, 32768),
@@ -52,7 +54,7 @@ def measure(shape: tuple[int, ...], fa3: Any, before: Path | None, rounds: int, 
         calls["fa3"] = lambda: fa3(*packed, *starts, None, seqlen_q, seqlen_k, None, head_dim**-0.5, True)
     found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    flops = 4 * batch * heads_q * head_dim * (seqlen_q * seqlen_k - seqlen_q * (seqlen_q - 1) / 2)
+    flops = Workload(batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, mask="causal").flops_exact
     row: dict[str, Any] = {f"{name}_us": round(value, 1) for name, value in medians.items()}
     row |= dict(zip(FIELDS[5:11], shape, strict=True))
     row |= {

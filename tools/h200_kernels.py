@@ -6,7 +6,8 @@ Every round runs each kernel once, in the same order, after a write that evicts 
 busy, so that host time does not show; medians over the rounds, SM clock sampled by NVML during them.  Shapes are those
 of the FlashAttention papers: 16k tokens, hidden size 2048.  Peers that are not installed are left out and named.
 LIBRARY is FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed sequences); --peers times those alone whose
-names begin so.
+names begin so.  flash-attn-4 keeps what it compiles where FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 asks for it; without that its
+compilations come one by one between the timings.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def shapes(quick: bool) -> list[tuple[int, int, bool]]:
 
 
 def _warm(shape: tuple[int, int, bool]) -> str:
-    """Fills the on-disk compile caches, so that the timing process does not wait for compilers (flash-attn-4's where it is asked to keep one)."""
+    """Fills the on-disk compile caches, so that the timing process does not wait for compilers."""
     dim, length, causal = shape
     try:
         functions, _ = kernels(dim, length, causal, set())

@@ -1,4 +1,4 @@
-"""`tilecast.attention` at 20 forward shapes that nobody tuned for, beside the best hand-written kernels, on the GPU at hand.
+"""`tilecast.attention` at 20 forward shapes drawn by a rule, beside the best hand-written kernels, on the GPU at hand.
 
     python tools/h200_others.py OUT.csv [--fa3 LIBRARY] [--seed 1] [--rounds 15]
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
-import math
 import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
+
+from tilecast.model.kernel.workload import Workload
 
 KINDS = ("grouped", "odd", "chunk", "long", "small")
 EACH, MOST_APART = 4, 3e-2
@@ -28,53 +29,36 @@ FIELDS = ("gpu", "date", "driver", "torch", "triton", "kind", "batch", "heads_q"
           "kernel", "us", "low_us", "high_us", "tflops", "apart", "sm_clock_mhz")  # fmt: skip
 
 
-class Shape(NamedTuple):
-    """A forward problem."""
-
-    kind: str
-    batch: int
-    heads_q: int
-    heads_kv: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    causal: bool
-
-    @property
-    def flops(self) -> float:
-        """Of the scores that the mask leaves, both products."""
-        hidden = self.seqlen_q * (self.seqlen_q - 1) / 2 if self.causal else 0
-        return 4 * self.batch * self.heads_q * self.head_dim * (self.seqlen_q * self.seqlen_k - hidden)
-
-
-def drawn(seed: int) -> list[Shape]:
-    """EACH shapes of every kind."""
+def drawn(seed: int) -> list[tuple[str, Workload]]:
+    """Kind and problem of EACH shapes of every kind."""
     draw = random.Random(seed)
 
-    def shape(kind: str) -> Shape:
+    def shape(kind: str) -> Workload:
         dim, causal = draw.choice((64, 128, 256)), draw.random() < 0.5
-        heads = 2048 // dim
+        batch, heads = 1, 2048 // dim
+        heads_kv = heads
         if kind == "grouped":
             length, group = draw.choice((1024, 2048, 4096, 8192)), draw.choice((2, 4, 8))
-            return Shape(kind, 16384 // length, heads, heads // group, length, length, dim, causal)
-        if kind == "odd":
+            batch, heads_kv, sizes = 16384 // length, heads // group, (length, length)
+        elif kind == "odd":
             length = 2 * draw.randint(150, 4500) + 1
-            return Shape(kind, max(1, 16384 // length), heads, heads, length, length, dim, causal)
-        if kind == "chunk":
-            return Shape(kind, 1, 32, 8, 128 * draw.randint(4, 16), 8192 * draw.randint(1, 8), dim, True)
-        if kind == "long":
+            batch, sizes = max(1, 16384 // length), (length, length)
+        elif kind == "chunk":
+            heads, heads_kv, causal = 32, 8, True
+            sizes = (128 * draw.randint(4, 16), 8192 * draw.randint(1, 8))
+        elif kind == "long":
             length = draw.choice((32768, 49152, 65536))
-            return Shape(kind, 1, 8, draw.choice((2, 8)), length, length, dim, causal)
-        length = draw.randint(128, 600)
-        return Shape(
-            kind, draw.choice((8, 16, 32)), draw.choice((12, 16)), 0, length, length, draw.choice((64, 128)), False
-        )
+            heads, heads_kv, sizes = 8, draw.choice((2, 8)), (length, length)
+        else:
+            length = draw.randint(128, 600)
+            batch, heads, dim = draw.choice((8, 16, 32)), draw.choice((12, 16)), draw.choice((64, 128))
+            heads_kv, causal, sizes = heads, False, (length, length)
+        return Workload(batch, heads, heads_kv, *sizes, dim, dim, "causal" if causal else "none")
 
-    found = [shape(kind) for kind in KINDS for _ in range(EACH)]
-    return [s._replace(heads_kv=s.heads_kv or s.heads_q) for s in found]
+    return [(kind, shape(kind)) for kind in KINDS for _ in range(EACH)]
 
 
-def calls_of(s: Shape, fa3: Any) -> dict[str, Callable[[], Any]]:
+def calls_of(s: Workload, fa3: Any) -> dict[str, Callable[[], Any]]:
     """Name -> call that returns (batch, heads, seqlen, head_dim)."""
     import torch
     import torch.nn.functional as F  # noqa: N812
@@ -83,23 +67,23 @@ def calls_of(s: Shape, fa3: Any) -> dict[str, Callable[[], Any]]:
     import tilecast
 
     torch.manual_seed(0)
+    causal, scale = s.mask == "causal", s.head_dim_qk**-0.5
     sizes = ((s.seqlen_q, s.heads_q), (s.seqlen_k, s.heads_kv), (s.seqlen_k, s.heads_kv))
-    rows = [torch.randn(s.batch, n, heads, s.head_dim, device="cuda").bfloat16() for n, heads in sizes]
+    rows = [torch.randn(s.batch, n, heads, s.head_dim_qk, device="cuda").bfloat16() for n, heads in sizes]
     q, k, v = (x.transpose(1, 2).contiguous() for x in rows)
-    found: dict[str, Callable[[], Any]] = {"tilecast": lambda: tilecast.attention(q, k, v, causal=s.causal)}
-    if s.kind != "chunk":
+    found: dict[str, Callable[[], Any]] = {"tilecast": lambda: tilecast.attention(q, k, v, causal=causal)}
+    if not causal or s.seqlen_q == s.seqlen_k:
 
         def cudnn() -> Any:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=s.causal, enable_gqa=s.heads_q != s.heads_kv)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=s.heads_q != s.heads_kv)
 
         found["cuDNN"] = cudnn
     if fa3 is not None:
         packed = [x.flatten(0, 1) for x in rows]
         starts = [torch.arange(s.batch + 1, device="cuda", dtype=torch.int32) * n for n in (s.seqlen_q, s.seqlen_k)]
-        scale = s.head_dim**-0.5
         found["FlashAttention-3"] = lambda: (
-            fa3(*packed, *starts, None, s.seqlen_q, s.seqlen_k, None, scale, s.causal)
+            fa3(*packed, *starts, None, s.seqlen_q, s.seqlen_k, None, scale, causal)
             .unflatten(0, (s.batch, -1))
             .transpose(1, 2)
         )
@@ -107,36 +91,39 @@ def calls_of(s: Shape, fa3: Any) -> dict[str, Callable[[], Any]]:
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
 
         def fa4() -> Any:
-            out = flash_attn_func(*rows, causal=s.causal)
+            out = flash_attn_func(*rows, causal=causal)
             return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
         found["flash-attn-4"] = fa4
     return found
 
 
-def measure(s: Shape, fa3: Any, rounds: int, evict: Any) -> list[dict[str, Any]]:
-    """Rows of one shape; a peer that refuses it or computes something else is named and left out."""
+def measure(s: Workload, fa3: Any, rounds: int, evict: Any) -> list[dict[str, Any]]:
+    """Rows of one shape but for its kind; a peer that refuses it or computes something else is named and left out."""
     calls = calls_of(s, fa3)
-    ours, apart = calls["tilecast"](), {}
+    ours, apart = calls["tilecast"]().float(), {}
     for name, call in list(calls.items()):
         try:
-            apart[name] = float((call().float() - ours.float()).abs().max())
+            apart[name] = float((call().float() - ours).abs().max())
         except (RuntimeError, ValueError, AssertionError) as error:
-            print(f"{name} on {s}: {str(error).splitlines()[0][:160]}: left out", flush=True)
+            print(f"{name} on {s.label()}: {str(error).splitlines()[0][:160]}: left out", flush=True)
             del calls[name]
             continue
         if not apart[name] <= MOST_APART:
-            print(f"{name} on {s}: {apart[name]:.2e} from ours: not timed", flush=True)
+            print(f"{name} on {s.label()}: {apart[name]:.2e} from ours: not timed", flush=True)
             del calls[name]
     found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
-    clock = nvidia_smi("clocks.sm")
+    medians = {name: statistics.median(us) for name, us in found.items()}
+    same = {
+        "batch": s.batch, "heads_q": s.heads_q, "heads_kv": s.heads_kv, "seqlen_q": s.seqlen_q, "seqlen_k": s.seqlen_k,
+        "head_dim": s.head_dim_qk, "causal": int(s.mask == "causal"), "sm_clock_mhz": nvidia_smi("clocks.sm"),
+    }  # fmt: skip
     return [
         {
-            **s._asdict(), "causal": int(s.causal), "kernel": name, "us": round(statistics.median(us), 2), "low_us": round(min(us), 2),
-            "high_us": round(max(us), 2), "tflops": round(s.flops / statistics.median(us) * 1e-6, 1), "apart": f"{apart[name]:.1e}",
-            "sm_clock_mhz": clock,
+            **same, "kernel": name, "us": round(us, 2), "low_us": round(min(found[name]), 2), "high_us": round(max(found[name]), 2),
+            "tflops": round(s.flops_exact / us * 1e-6, 1), "apart": f"{apart[name]:.1e}",
         }
-        for name, us in found.items()
+        for name, us in medians.items()
     ]  # fmt: skip
 
 
@@ -155,19 +142,16 @@ def main() -> None:
     with given.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        for shape in drawn(given.seed):
+        for kind, shape in drawn(given.seed):
             rows = measure(shape, fa3, given.rounds, evict)
-            writer.writerows({**same, **row} for row in rows)
+            writer.writerows({**same, "kind": kind, **row} for row in rows)
             file.flush()
             speed = {row["kernel"]: row["tflops"] for row in rows}
             mine = speed.pop("tilecast")
             ratios.append(mine / max(speed.values()))
-            print(
-                *shape, f"tilecast {mine}", *(f"{n} {t}" for n, t in speed.items()), f"| {ratios[-1]:.3f}", flush=True
-            )
-    print(
-        f"geometric mean {math.exp(statistics.fmean(map(math.log, ratios))):.3f}x the best peer, lowest {min(ratios):.3f}x"
-    )
+            peers = "  ".join(f"{name} {tflops}" for name, tflops in speed.items())
+            print(f"{kind}, {shape.label()}: tilecast {mine}  {peers}  | x best peer {ratios[-1]:.3f}", flush=True)
+    print(f"geometric mean {statistics.geometric_mean(ratios):.3f}x the best peer, lowest {min(ratios):.3f}x")
 
 
 if __name__ == "__main__":
