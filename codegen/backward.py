@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import hopper_backward, hopper_backward_apart, triton_backward, triton_portable
+from tilecast.codegen.hopper import backward as hopper_backward
+from tilecast.codegen.hopper import backward_apart as hopper_backward_apart
+from tilecast.codegen.portable import backward as triton_backward
+from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.backward import TRITON_BACKWARD, BackwardVariant, family_of, writable
 from tilecast.model.kernel.header import header_text

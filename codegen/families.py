@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast.codegen import blackwell_ws, hopper_ws, triton_portable
+from tilecast.codegen.blackwell import forward as blackwell_ws
+from tilecast.codegen.hopper import forward as hopper_ws
+from tilecast.codegen.portable import forward as triton_portable
 from tilecast.model.families import Family
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.codegen import (
-    blackwell_serving,
-    hopper_mla,
-    hopper_prefill,
-    hopper_serving,
-    triton_portable,
-    triton_serving,
-)
-from tilecast.codegen.hopper_prefill import HopperPrefillKernel
-from tilecast.codegen.hopper_serving import HopperServingKernel
+from tilecast.codegen.blackwell import serving as blackwell_serving
+from tilecast.codegen.hopper import mla as hopper_mla
+from tilecast.codegen.hopper import prefill as hopper_prefill
+from tilecast.codegen.hopper import serving as hopper_serving
+from tilecast.codegen.hopper.prefill import HopperPrefillKernel
+from tilecast.codegen.hopper.serving import HopperServingKernel
+from tilecast.codegen.portable import forward as triton_portable
+from tilecast.codegen.portable import serving as triton_serving
+from tilecast.codegen.portable.serving import ServingKernel
 from tilecast.codegen.render import render
-from tilecast.codegen.triton_serving import ServingKernel
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant

@@ -25,7 +25,7 @@ from typing import Any
 from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi, times_us
 
 from tilecast.base.module_file import module_of
-from tilecast.codegen.gemm import generate_gemm
+from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.model.gemm.families import writable
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
 from tilecast.model.gemm.workload import Gemm

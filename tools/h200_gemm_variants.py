@@ -21,7 +21,7 @@ from h200_gemm import FIELDS, measure, tensors
 from sweep_decode import EVICT_BYTES, measured_on
 
 from tilecast.base.module_file import module_of
-from tilecast.codegen.gemm import generate_gemm
+from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.model.gemm.families import GEMM_FAMILIES, writable
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text
 from tilecast.model.gemm.workload import Gemm

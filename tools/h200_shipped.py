@@ -21,7 +21,7 @@ import torch
 import triton
 from h200_kernels import ROUNDS, Clock, measure
 
-from tilecast.codegen.ship import Shipped, read_list
+from tilecast.codegen.shipping.ship import Shipped, read_list
 from tilecast.kernels import registry
 
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "kernel", "version", "dtype", "batch", "heads", "seqlen",

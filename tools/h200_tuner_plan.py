@@ -7,7 +7,7 @@ Every writable variant of `hopper_ws` for a head dimension and mask is in the dr
 
 from __future__ import annotations
 
-from tilecast.codegen.ship import read_list
+from tilecast.codegen.shipping.ship import read_list
 from tilecast.codegen.tune.structure import sample
 from tilecast.model.families import Family, find_family, parse_variant, writable
 from tilecast.model.kernel.variant import Variant, variant_text

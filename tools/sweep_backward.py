@@ -123,8 +123,8 @@ def variants(shape: Shape) -> Iterator[Any]:
 
 def write(shapes: list[Shape], folder: Path) -> None:
     """Every candidate as a file, named after what it computes."""
+    from tilecast.codegen.portable.backward import TEMPLATE, context
     from tilecast.codegen.render import render
-    from tilecast.codegen.triton_backward import TEMPLATE, context
     from tilecast.model.kernel.header import header_text
     from tilecast.model.kernel.variant import variant_text
     from tilecast.model.kernel.workload import Workload

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tilecast.codegen.gemm_ship import ShippedGemm, read_gemm_list
-from tilecast.codegen.ship import (
+from tilecast.codegen.gemm.ship import ShippedGemm, read_gemm_list
+from tilecast.codegen.shipping.ship import (
     KERNELS,
     Shipped,
     read_append_list,

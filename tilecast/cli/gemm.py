@@ -87,7 +87,7 @@ def gemm(
     given = parse_gemm_variant(variant, base) if variant is not None else None
     made = None
     if output is not None:
-        from tilecast.codegen.gemm import generate_gemm
+        from tilecast.codegen.gemm.generate import generate_gemm
 
         made = generate_gemm(problem, chip, given, __version__, family=name, clock=clock.value)
     chosen = given if made is None else made.variant

@@ -169,7 +169,7 @@ def _serving(work: Workload, machine: Machine, kernel: Kernel, version: str) -> 
 
 def _append(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
     """A generated kernel that appends to caches, and its targets."""
-    from tilecast.codegen.append import TARGETS, generate_append
+    from tilecast.codegen.portable.append import TARGETS, generate_append
     from tilecast.model.append import check_family, parse_append
     from tilecast.model.kernel.variants.append import AppendVariant
 
@@ -457,11 +457,11 @@ def ship(
     from tilecast import __version__
     from tilecast.base.data import LOOPS
     from tilecast.cli.progress import Screen
-    from tilecast.codegen.loops import write as write_loops
-    from tilecast.codegen.ship import KERNELS, write
+    from tilecast.codegen.shipping.loops import write as write_loops
+    from tilecast.codegen.shipping.ship import KERNELS, write
 
     if hub is not None:
-        from tilecast.codegen.hub import write_hub
+        from tilecast.codegen.shipping.hub import write_hub
 
         typer.echo(f"{hub}: wrote {write_hub(Path(hub), __version__)} files")
         return
@@ -491,7 +491,7 @@ def loops(
     from tilecast.cli.progress import Screen, quiet_at_exit
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.compile import CompileError
-    from tilecast.codegen.loops import add
+    from tilecast.codegen.shipping.loops import add
     from tilecast.model.chip.evaluate import PredictError
 
     quiet_at_exit()

@@ -12,12 +12,12 @@ from support.paths import ROOT
 
 from tilecast import __version__
 from tilecast.cli import main
-from tilecast.codegen import ship
 from tilecast.codegen.compiler.inspection import inspect
 from tilecast.codegen.exp2 import COEFFICIENTS, emulated_of_eight
 from tilecast.codegen.generate import generate
-from tilecast.codegen.hopper_ws import context, issue_order, pieces
+from tilecast.codegen.hopper.forward import context, issue_order, pieces
 from tilecast.codegen.render import RenderError, format_source, render
+from tilecast.codegen.shipping import ship
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.families import FAMILIES, build_pipeline, find_family, legality, parse_variant, writable
 from tilecast.model.forecast.predict import predict

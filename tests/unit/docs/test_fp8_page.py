@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tilecast.base.data import MEASURED
-from tilecast.codegen.ship import read_e4m3_list
+from tilecast.codegen.shipping.ship import read_e4m3_list
 from tilecast.model.families import parse_variant
 from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.workload import Workload

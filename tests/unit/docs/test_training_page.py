@@ -11,7 +11,7 @@ import pytest
 from support.paths import ROOT
 
 from tilecast.base.data import MEASURED
-from tilecast.codegen.ship import read_backward_list
+from tilecast.codegen.shipping.ship import read_backward_list
 from tilecast.kernels import registry
 
 PAGE = ROOT / "docs" / "training.md"

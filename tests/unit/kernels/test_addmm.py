@@ -1,6 +1,6 @@
 """tilecast.addmm on the CPU, with stand-ins behind the shipped kernels: what runs where, gradients, torch.compile, refusals.
 
-What the kernels compute: tests/unit/codegen/test_gemm_kernels.py; on a GPU: tests/gpu/test_addmm_gpu.py.
+What the kernels compute: tests/unit/codegen/gemm/test_gemm_kernels.py; on a GPU: tests/gpu/test_addmm_gpu.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients of the attention operator without a GPU: what reaches the backward pass, what comes back, what is refused.
 
-The stand-in kernels of `conftest` run on the CPU; the generated ones are in `codegen/test_triton_backward.py`.
+The stand-in kernels of `conftest` run on the CPU; the generated ones are in `codegen/portable/test_triton_backward.py`.
 """
 
 from __future__ import annotations

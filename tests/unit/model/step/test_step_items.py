@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.paths import ROOT
 
-from tilecast.codegen.triton_serving import context
+from tilecast.codegen.portable.serving import context
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant

@@ -47,8 +47,8 @@ def work(dims: tuple[int, int], mask: str, **more: Any) -> Workload:
 
 def source(dims: tuple[int, int], mask: str, loads: str = "pointers", apart: bool = False) -> str:
     """Text of a generated file with small tiles, so that small problems have many blocks."""
+    from tilecast.codegen.portable.backward import TEMPLATE, context
     from tilecast.codegen.render import render
-    from tilecast.codegen.triton_backward import TEMPLATE, context
     from tilecast.model.kernel.header import header_text
 
     kernel = context(replace(TILES, dkv_loads=loads, dq_loads=loads, dkv_apart=apart), work(dims, mask))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.codegen.generate import generate
-from tilecast.codegen.ship import KERNELS, read_e4m3_list
+from tilecast.codegen.shipping.ship import KERNELS, read_e4m3_list
 from tilecast.model.families import find_family, parse_variant, writable
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
 from tilecast.model.kernel.workload import Workload

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import textwrap
 
-from tilecast.codegen import blackwell_order
-from tilecast.codegen.blackwell_kernel import BlackwellKernel, KvRing, Piece
-from tilecast.codegen.blackwell_order import Rings
+from tilecast.codegen.blackwell import order as blackwell_order
+from tilecast.codegen.blackwell.forward_kernel import BlackwellKernel, KvRing, Piece
+from tilecast.codegen.blackwell.order import Rings
 from tilecast.model.families import build_pipeline, legality
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.fa4 import Fa4Variant

@@ -13,7 +13,7 @@ import pytest
 
 from tilecast.base.data import MEASURED
 from tilecast.codegen.backward import generate_backward
-from tilecast.codegen.ship import read_backward_list
+from tilecast.codegen.shipping.ship import read_backward_list
 from tilecast.model.backward import HOPPER_BACKWARD, find_backward, named_in, parse_backward, writable
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants import fa3_backward

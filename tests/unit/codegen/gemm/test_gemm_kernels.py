@@ -19,10 +19,10 @@ from support.interpreter import environment, quicken
 from support.paths import ROOT
 
 import tilecast
-from tilecast.codegen.gemm import generate_gemm
-from tilecast.codegen.gemm_ship import ShippedGemm, read_gemm_list
+from tilecast.codegen.gemm.generate import generate_gemm
+from tilecast.codegen.gemm.ship import ShippedGemm, read_gemm_list
 from tilecast.codegen.render import format_source
-from tilecast.codegen.ship import KERNELS
+from tilecast.codegen.shipping.ship import KERNELS
 from tilecast.emulator.any_kernel import load_any
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.replay.timing import replay

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast.codegen import blackwell_order, blackwell_ws
+from tilecast.codegen.blackwell import forward as blackwell_ws
+from tilecast.codegen.blackwell import order as blackwell_order
 from tilecast.codegen.render import render
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.language import ptx

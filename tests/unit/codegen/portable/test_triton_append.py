@@ -14,8 +14,8 @@ from itertools import product
 import pytest
 from support.interpreter import run_interpreted
 
-from tilecast.codegen.append import generate_append
-from tilecast.codegen.ship import KERNELS, read_append_list
+from tilecast.codegen.portable.append import generate_append
+from tilecast.codegen.shipping.ship import KERNELS, read_append_list
 from tilecast.model.append import parse_append
 from tilecast.model.kernel.header import header_workload, read_header, without_header
 from tilecast.model.kernel.variants.append import AppendVariant

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tilecast.cli import app
-from tilecast.codegen import loops
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.profile import Profile
+from tilecast.codegen.shipping import loops
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops import shelf
 from tilecast.model.compiled.loops.shelf import kept_loop, loop_of, loops_at_hand, shelf_text

@@ -8,8 +8,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tilecast.codegen import triton_portable
 from tilecast.codegen.gluon import in_lines
+from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.verdict import VariantError

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tilecast.base.files import OutputError, write_text_atomically
-from tilecast.codegen.ship import KERNELS, read_append_list
+from tilecast.codegen.shipping.ship import KERNELS, read_append_list
 
 VARIANT = "torch-universal"
 #: Modules of `kernels/` that a user of the folder calls, and the names of theirs that it gives.

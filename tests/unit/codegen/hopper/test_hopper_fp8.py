@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.codegen.generate import generate
-from tilecast.codegen.ship import KERNELS, read_e4m3_list
+from tilecast.codegen.shipping.ship import KERNELS, read_e4m3_list
 from tilecast.model.families import find_family, legality, parse_variant, writable
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload

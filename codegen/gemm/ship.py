@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.codegen.gemm import generate_gemm
+from tilecast.codegen.gemm.generate import generate_gemm
 from tilecast.model.gemm.families import GEMM_FAMILIES
 from tilecast.model.gemm.forecast import forecast_gemm
 from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
 from tilecast.model.gemm.workload import OUT_DTYPES, Gemm
 from tilecast.model.machine.machine import load_machine
 
-LIST = Path(__file__).with_name("shipped.toml")
+LIST = Path(__file__).parents[1] / "shipped.toml"
 #: What forecasts of shipped kernels are for.
 _SIZE = 8192
 _REGISTRY = ("capability", "k_min", "k_max", "preference")

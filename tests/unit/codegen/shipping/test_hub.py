@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tilecast import __version__
-from tilecast.codegen.hub import VARIANT, hub_files, write_hub
+from tilecast.codegen.shipping.hub import VARIANT, hub_files, write_hub
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -119,7 +119,7 @@ def test_kernels_loads_the_folder(folder: Path) -> None:
 
 @pytest.mark.skipif(not (installed("kernels") and installed("transformers")), reason="transformers or kernels is not installed")  # fmt: skip
 def test_continuous_batching_takes_the_folder(folder: Path) -> None:
-    support = str(Path(__file__).parents[2])
+    support = str(Path(__file__).parents[3])
     said = run(GENERATE, folder, support, LOCAL_KERNELS=f"tilecast/flash-attn2={folder}")
     if "another version" in said:
         pytest.skip("transformers asks for another version of kernels")
@@ -127,7 +127,7 @@ def test_continuous_batching_takes_the_folder(folder: Path) -> None:
 
 
 def test_the_same_sources_give_the_same_name_and_other_sources_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip
-    from tilecast.codegen import hub
+    from tilecast.codegen.shipping import hub
 
     def name() -> str:
         files = hub_files(__version__)

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tilecast.codegen.blackwell_dtype import TypedKernel
-from tilecast.codegen.blackwell_order import Phases, Rings
+from tilecast.codegen.blackwell.dtype import TypedKernel
+from tilecast.codegen.blackwell.order import Phases, Rings
 from tilecast.codegen.exp2 import COEFFICIENTS
 from tilecast.codegen.gluon import in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements

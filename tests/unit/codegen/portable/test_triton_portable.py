@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from support.interpreter import environment, quicken
 
+from tilecast.codegen.portable.forward import TEMPLATE, context
 from tilecast.codegen.render import render
-from tilecast.codegen.triton_portable import TEMPLATE, context
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variants.fa2 import LOADS, Fa2Variant
 from tilecast.model.kernel.verdict import VariantError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from support.interpreter import run_interpreted
 
-from tilecast.codegen.quantize import generate_quantize
+from tilecast.codegen.portable.quantize import generate_quantize
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilecast.codegen.hopper_serving import HopperServingKernel
+from tilecast.codegen.hopper.serving import HopperServingKernel
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.blackwell_serving import ROWS, BlackwellServingVariant, tmem_columns
 from tilecast.model.kernel.workload import Workload

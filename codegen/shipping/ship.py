@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecast.base.data import MEASURED
-from tilecast.codegen.append import generate_append
 from tilecast.codegen.backward import generate_backward
-from tilecast.codegen.gemm_ship import gemm_files, gemm_rows
+from tilecast.codegen.gemm.ship import gemm_files, gemm_rows
 from tilecast.codegen.generate import forecast_of, generate
-from tilecast.codegen.quantize import generate_quantize
+from tilecast.codegen.portable.append import generate_append
+from tilecast.codegen.portable.quantize import generate_quantize
 from tilecast.codegen.render import format_source
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.append import parse_append
@@ -30,8 +30,8 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.model.serving import find_serving, parse_serving
 
-LIST = Path(__file__).with_name("shipped.toml")
-_ROOT = Path(__file__).resolve().parents[1]
+LIST = Path(__file__).parents[1] / "shipped.toml"
+_ROOT = Path(__file__).resolve().parents[2]
 KERNELS = _ROOT / "kernels"
 _MEASURED = MEASURED / "h200_shipped.csv"
 #: Shapes of the benchmarks of the FlashAttention papers: 16k tokens in all, hidden size 2048 (16 heads where 2048 does

@@ -1,0 +1,1 @@
+"""Products D = alpha A B + beta C: the files, and those that ship."""

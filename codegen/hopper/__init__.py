@@ -1,0 +1,1 @@
+"""Kernels for Hopper (Gluon: TMA, wgmma): variant and pipeline to what their templates read."""

@@ -1,0 +1,1 @@
+"""Kernels in portable Triton: variant and pipeline to what their templates read."""
