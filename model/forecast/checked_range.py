@@ -6,12 +6,16 @@ Errors come from a table that `validation.accuracy` writes.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tilecast.base.data import MODEL_ERROR
-from tilecast.model.kernel.workload import Workload
+from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
+from tilecast.model.step.batch import Batch
+from tilecast.model.step.forecast import forecast_step
 
 #: Levels of a forecast: made from the variant alone, and from the kernel's own instructions.
 BEFORE, COMPILED = "before compilation", "from machine code"
@@ -19,6 +23,9 @@ BEFORE, COMPILED = "before compilation", "from machine code"
 AT_HAND = "from loops at hand"
 _HEAD_DIMS = (64, 256)
 _LENGTHS = (512, 131072)
+#: Most queries and most rows (queries of all heads that share a key head), and fewest keys, that `tilecast.attention` gives to the
+#: kernels for serving (kernels/serving/few_rows.py, which imports nothing of the model; a test holds both to the same numbers).
+FEW_QUERIES, FEW_ROWS, FEW_KEYS = 16, 128, 512
 #: Queries below which a kernel made for decoding would split the keys over SMs or pack the heads of a group into a tile.
 _DECODE_QUERIES = 64
 
@@ -41,14 +48,56 @@ def outside_checked_range(workload: Workload, machine: Machine) -> tuple[str, ..
     return tuple(reasons)
 
 
-def left_out(workload: Workload) -> tuple[str, ...]:
-    """What kernels made for such a shape do and the kernel classes here do not."""
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """The forecast of the kernel for serving, and the command that says more of it."""
+
+    seconds: float
+    command: str
+
+
+def few_rows(workload: Workload, machine: Machine, clock: str | float = "sustained") -> FewRows | None:
+    """The problem on the kernel for serving; None where `tilecast.attention` would not take that one, or none is modelled."""
+    rows = workload.seqlen_q * workload.group_size
+    if workload.seqlen_q > FEW_QUERIES or rows > FEW_ROWS or not max(FEW_KEYS, workload.seqlen_q) <= workload.seqlen_k:
+        return None
+    # One query at the end of the keys sees all of them: the mask that serving kernels have by default.
+    mask = "causal" if workload.seqlen_q == 1 and workload.mask == "none" else workload.mask
+    heads = replace(workload, batch=1, seqlen_q=1, seqlen_k=1, mask=mask)
+    try:
+        batch = Batch(((workload.seqlen_q, workload.seqlen_k),) * workload.batch, heads, page=0)
+        found = forecast_step(batch, machine, clock=clock)
+    except (PredictError, VariantError, WorkloadError):
+        return None
+    return FewRows(found.seconds, _command(workload, machine))
+
+
+def decode_note(workload: Workload, machine: Machine, clock: str | float, seconds: float) -> tuple[str, ...]:
+    """What a kernel made for so few queries does, and how long it takes beside ``seconds`` of one that is not; empty for more queries."""
     if workload.seqlen_q >= _DECODE_QUERIES:
         return ()
+    queries = f"{workload.seqlen_q} quer{'y' if workload.seqlen_q == 1 else 'ies'} a head"
     group = " and packs the query heads of a group into one tile" if workload.group_size > 1 else ""
+    splits = f"a decode kernel splits the keys over SMs{group}"
+    found = few_rows(workload, machine, clock)
+    if found is None:
+        return (f"{queries}: {splits}; none of these kernel classes does, so expect it to be faster where keys are many",)
     return (
-        f"{workload.seqlen_q} queries a head: a decode kernel splits the keys over SMs{group}; none of these kernel "
-        "classes does, so expect it to be several times as fast",
+        f"{queries}: {splits}. tilecast.attention launches one here: {found.seconds * 1e3:.4g} ms by its forecast instead of the "
+        f"{seconds * 1e3:.4g} ms above ({found.command})",
+    )
+
+
+def _command(workload: Workload, machine: Machine) -> str:
+    """The line of `tilecast step` that forecasts it."""
+    queries = f"{workload.seqlen_q}:" if workload.seqlen_q > 1 else ""
+    dims = f" --head-dim {workload.head_dim_qk}" + (
+        f" --head-dim-v {workload.head_dim_v}" if workload.head_dim_v != workload.head_dim_qk else ""
+    )
+    window = f" --window {workload.window[0]},{workload.window[1]}" if workload.window else ""
+    return (
+        f"tilecast step {machine.name} --requests {workload.batch}x{queries}{workload.seqlen_k} --heads {workload.heads_q} "
+        f"--heads-kv {workload.heads_kv}{dims}{window} --dtype {workload.dtype} --page 0"
     )
 
 

@@ -13,7 +13,7 @@ from tilecast.base.data import LOOP_TARGETS
 from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, evaluate, refuse_unknown
 from tilecast.model.families import family_of, find_family, legality, native_family
 from tilecast.model.forecast.answer import BEFORE, COMPILED, Forecast, MachineCodeLevel
-from tilecast.model.forecast.checked_range import AT_HAND, left_out, model_error, outside_checked_range
+from tilecast.model.forecast.checked_range import AT_HAND, decode_note, model_error, outside_checked_range
 from tilecast.model.forecast.interval import FactEffect, fact_effects
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.forecast.level import Compiler, Search, at_hand, evaluated, search_of
@@ -162,7 +162,7 @@ def _explain(
         bounds=bounds(answer.pipeline), binding=bound, critical=critical_recurrence(answer.trace), chip=answer.chip,
         waterfall=waterfall(workload, machine, answer, family_of(variant).fused), fact_effects=effects,
         outside_calibrated_range=outside_checked_range(workload, machine), model_error=model_error(workload, machine, _checked_as(made)),
-        notes=(*left_out(workload), *notes), compiled=level,
+        notes=(*decode_note(workload, machine, clock, answer.seconds), *notes), compiled=level,
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ import json
 import pytest
 
 from tilecast.cli import main
+from tilecast.model.forecast import checked_range
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:  # type: ignore[no-untyped-def]
@@ -81,3 +84,35 @@ def test_a_model_without_a_known_decoder_has_no_step(capsys) -> None:  # type: i
 def test_what_makes_no_sense_is_a_sentence(words, sentence, capsys) -> None:  # type: ignore[no-untyped-def]
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "") and sentence in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "shape",
+    (
+        ("--batch", "32", "--heads", "32", "--heads-kv", "8", "--seqlen", "1", "--seqlen-k", "32768"),
+        ("--heads", "32", "--heads-kv", "8", "--seqlen", "4", "--seqlen-k", "8192", "--causal"),
+        ("--batch", "3", "--seqlen", "1", "--seqlen-k", "2000", "--window", "700,0", "--dtype", "fp16"),
+        ("--batch", "2", "--heads", "8", "--head-dim", "192", "--head-dim-v", "128", "--seqlen", "1", "--seqlen-k", "5000"),
+    ),
+)  # fmt: skip
+def test_predict_names_the_step_that_decodes_so_few_queries(capsys, shape: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = run(capsys, "predict", "h200", *shape, "--clock", "short")
+    assert code == 0, err
+    (note,) = (line for line in out.splitlines() if "tilecast.attention launches one here" in line)
+    told = float(note.split("one here: ")[1].split(" ms")[0])
+    command = note[note.index("(tilecast step ") + 1 : note.rindex(")")].split()[1:]
+    code, out, err = run(capsys, *command, "--clock", "short", "--no-splits", "--json")
+    assert code == 0, err
+    assert told == pytest.approx(json.loads(out)["attention_us"] / 1e3, rel=1e-3)
+
+
+def test_few_queries_are_those_that_the_operator_gives_to_serving_kernels() -> None:
+    pytest.importorskip("torch")
+    from tilecast.kernels.serving import few_rows
+
+    assert (few_rows.QUERIES, few_rows.ROWS, few_rows.KEYS) == (
+        checked_range.FEW_QUERIES, checked_range.FEW_ROWS, checked_range.FEW_KEYS
+    )  # fmt: skip
+    assert checked_range.few_rows(Workload(1, 16, 16, 16, 512), machine := load_machine("h200-sxm")) is not None
+    for other in (Workload(1, 16, 16, 17, 512), Workload(1, 16, 16, 16, 511), Workload(1, 16, 1, 16, 512)):
+        assert checked_range.few_rows(other, machine) is None
