@@ -81,7 +81,9 @@ def decode_note(workload: Workload, machine: Machine, clock: str | float, second
     splits = f"a decode kernel splits the keys over SMs{group}"
     found = few_rows(workload, machine, clock)
     if found is None:
-        return (f"{queries}: {splits}; none of these kernel classes does, so expect it to be faster where keys are many",)
+        return (
+            f"{queries}: {splits}; none of these kernel classes does, so expect it to be faster where keys are many",
+        )
     return (
         f"{queries}: {splits}. tilecast.attention launches one here: {found.seconds * 1e3:.4g} ms by its forecast instead of the "
         f"{seconds * 1e3:.4g} ms above ({found.command})",
