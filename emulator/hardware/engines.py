@@ -25,6 +25,7 @@ from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.trace import CopyIssue, Event
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.dtypes import Dtype
+from tilecast.emulator.values.products import matrix_product
 from tilecast.emulator.values.tensors import Tensor
 
 
@@ -268,7 +269,7 @@ class Product(TensorOperation):
 
     def product(self) -> Any:
         """a b, of the operands as they are now."""
-        return operand_values(self.a) @ operand_values(self.b)
+        return matrix_product(operand_values(self.a), operand_values(self.b))
 
     def take_effect(self) -> None:
         """Read the operands as they are now, and write the accumulator."""
@@ -392,7 +393,7 @@ class Wgmma:
         self._read(self.b, access)
         a = operand_values(self.a) if isinstance(self.a, Shared) else self.a.astype(np.float32)
         with np.errstate(all="ignore"):
-            product = a @ operand_values(self.b)
+            product = matrix_product(a, operand_values(self.b))
             before = self.acc.result if isinstance(self.acc, Wgmma) else self.acc
             self.result = before + product if self.use_acc else product
             if self.program.session.watcher is not None:

@@ -13,6 +13,7 @@ from tilecast.emulator.hardware.engines import Issuer, Product
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.tensor_memory import Scales, Tmem
 from tilecast.emulator.values import dtypes
+from tilecast.emulator.values.products import matrix_product
 
 #: Values of the sixteen e2m1 codes (OCP Microscaling Formats 1.0, section 5.3.3).
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -86,4 +87,4 @@ class ScaledProduct(Product):
             by_row = factors(scale.values())
             repeated = np.repeat(by_row, values.shape[axis] // by_row.shape[1], axis=1)
             both.append(values * (repeated if axis else repeated.T))
-        return both[0] @ both[1]
+        return matrix_product(*both)

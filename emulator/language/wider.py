@@ -12,6 +12,7 @@ from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout
+from tilecast.emulator.values.products import matrix_product
 from tilecast.emulator.values.tensors import Float, Int, Int64, Tensor, joint_layout, raw
 
 
@@ -132,7 +133,7 @@ def _product(session: Session, a: Tensor, b: Tensor, acc: Tensor, tensor_core: b
             raise LayoutError(f"{session.here()}: operand {number} needs a DotOperandLayout of {acc.layout!r}")
     truncated = tensor_core and a.a.dtype == np.float32
     with np.errstate(all="ignore"):
-        product = _operand(a, truncated) @ _operand(b, truncated)
+        product = matrix_product(_operand(a, truncated), _operand(b, truncated))
         out = acc.like((product + acc.a).astype(acc.a.dtype), acc.layout)
     out.charge("fma", out.a.size * left[-1])
     return out
