@@ -19,6 +19,7 @@ from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.training.evaluate import evaluate_backward, refuse
 from tilecast.model.training.forecast import BackwardPrediction, best_backward, predict_backward
+from tilecast.model.training.passes import BACKWARD
 from tilecast.model.whatif.answers import Sensitivity
 from tilecast.model.whatif.rows import Sensitivities
 from tilecast.model.whatif.sensitivity import MAIN, NOTHING, WHOLE, WORTH, ends_of, group_of
@@ -123,7 +124,7 @@ def backward_sensitivities(
             if row is not None:
                 rows.append(row)
     ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
-    return Sensitivities(ordered, chip, work, variant, clock)  # type: ignore[arg-type]
+    return Sensitivities(ordered, chip, work, variant, clock, asked_pass=BACKWARD)
 
 
 def _row(

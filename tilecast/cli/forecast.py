@@ -47,7 +47,7 @@ def predict(
         str | None, typer.Option("--measured", help="Your own number (0.95ms, 950us, 600TFLOP/s): where it lies, and what explains it.")
     ] = None,
     as_json: AsJson = False,
-    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile of every kernel to FILE.")] = None,
     batch_file: BatchFile = None,
     page: Page = 64,
     direction: PassOrBoth = "fwd",
@@ -63,8 +63,8 @@ def predict(
     if not is_forward(direction, both=True):
         from tilecast.cli.training import predict_pass
 
-        others = {"--trace": trace, "--measured": measured, "--batch-file": batch_file}
-        predict_pass(direction, work, machine, kernel, clock, level, as_json, others)
+        others = {"--measured": measured, "--batch-file": batch_file}
+        predict_pass(direction, work, machine, kernel, clock, level, as_json, trace, others)
         return
     if batch_file is not None:
         _predict_batch(work, machine, clock, batch_file, page, as_json, {"--trace": trace, "--measured": measured})
