@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilecast.cli.step import BatchFile, Page
-from tilecast.cli.training import Pass, PassOrBoth, is_forward
+from tilecast.cli.training import Pass, PassOrBoth, asked, is_forward
 from tilecast.cli.workload_options import (
     AsJson,
     Changes,
@@ -135,6 +135,7 @@ def report(
     ] = None,
     date: Annotated[str, typer.Option("--date", help="Date to print; without one, same input gives same bytes.")] = "",
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:  # fmt: skip
     """Write the design review: verdict, forecast, roofline, schedule, sensitivities, alternatives, accuracy, risks."""
     from tilecast.base.files import write_text_atomically
@@ -146,11 +147,12 @@ def report(
     # Everything is checked before anything is computed, and everything computed before anything is written.
     target, folder = _review_targets(output, markdown)
     check_installed(page=target.suffix == ".html")
-    family, variant = kernel.on(machine.chip)
+    of = asked(direction, kernel, work, machine.chip, level)
     with Screen() as screen:
         content = review(
-            work, machine.chip, variant, family=family, clock=clock.value, changes=changes.values, scales=changes.factors,
-            measured=measured, date=date, machine_name=machine.name, compiler=level.compiler(), progress=screen,
+            work, machine.chip, of.variant, family=of.family, clock=clock.value, changes=changes.values, scales=changes.factors,
+            measured=measured, date=date, machine_name=machine.name, compiler=of.compiler, progress=screen,
+            asked_pass=of.asked_pass,
         )  # fmt: skip
         screen("draw", 0, 1)
         files: dict[Path, str] = {target: content.page()} if target.suffix == ".html" else {}
