@@ -293,16 +293,27 @@ def command_line() -> str:
 def demand(
     work: Workload,
     machine: Machine,
-    tile_m: Annotated[int, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile.")] = 128,
-    tile_n: Annotated[int, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile.")] = 128,
+    tile_m: Annotated[
+        int | None, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile (default 128; of the backward pass the kernels' own).")
+    ] = None,
+    tile_n: Annotated[
+        int | None, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile (default likewise).")
+    ] = None,
     as_json: AsJson = False,
-) -> None:
+    direction: Pass = "fwd",
+) -> None:  # fmt: skip
     """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
     from tilecast.cli.tables import show, width
     from tilecast.model.closed_forms import demand_dict, demand_report
+    from tilecast.model.training.closed_forms import backward_demand_dict, backward_demand_report
 
-    data: Any = demand_dict(machine, work, tile_m, tile_n) if as_json else None
-    show("" if as_json else demand_report(machine, work, tile_m, tile_n, width()), data, as_json)
+    if is_forward(direction):
+        m, n = tile_m or 128, tile_n or 128
+        data: Any = demand_dict(machine, work, m, n) if as_json else None
+        show("" if as_json else demand_report(machine, work, m, n, width()), data, as_json)
+        return
+    found = backward_demand_dict(machine, work, tile_m, tile_n)
+    show("" if as_json else backward_demand_report(machine, work, found, width()), found, as_json)
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast schedule h200 --head-dim 128 --causal")
