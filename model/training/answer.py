@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilecast.model.backward import BackwardVariant
 from tilecast.model.chip.power import Clock
-from tilecast.model.forecast.answer import Forecast, KernelAnswer, MachineCodeLevel, WaterfallStep
+from tilecast.model.forecast.answer import BEFORE, Forecast, KernelAnswer, MachineCodeLevel, WaterfallStep
 from tilecast.model.forecast.interval import FactEffect
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -74,6 +74,11 @@ class BackwardForecast:
     def compiled(self) -> MachineCodeLevel | None:
         """None: it is made before compilation."""
         return None
+
+    @property
+    def level(self) -> str:
+        """What it was made from."""
+        return BEFORE
 
     @property
     def clock_mhz(self) -> float:
