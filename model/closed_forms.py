@@ -10,6 +10,7 @@ f share of exponentials emulated on the FMA pipe, k FMA lane slots of one emulat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -232,13 +233,6 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
     """Everything `tilecast demand` prints, for --json: expressions as text, numbers in cycles or bytes."""
     values = values_for(machine, workload, tile_m, tile_n)
 
-    def rows(forms: tuple[ClosedForm, ...]) -> list[dict[str, Any]]:
-        return [
-            {"name": f.name, "meaning": f.meaning, "expression": str(f.expression), "cycles": f.evaluate(values)}
-            for f in forms
-            if machine.has("tmem.columns") or "TMEM" not in f.name
-        ]
-
     unfused, fused = unfused_traffic(workload), fused_traffic(workload)
     # The backward tables are those of a kernel with P^T and dS^T in tensor memory.
     tensor_memory = machine.has("tmem.columns")
@@ -249,9 +243,9 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
         "machine": machine.name,
         "workload": workload.as_dict(),
         "tile": [tile_m, tile_n],
-        "forward": rows(forward_forms()),
-        "backward_1cta": rows(backward_forms()) if tensor_memory else [],
-        "backward_2cta": rows(backward_forms(cta_pair=True)) if tensor_memory else [],
+        "forward": form_rows([f for f in forward_forms() if tensor_memory or "TMEM" not in f.name], values),
+        "backward_1cta": form_rows(backward_forms(), values) if tensor_memory else [],
+        "backward_2cta": form_rows(backward_forms(cta_pair=True), values) if tensor_memory else [],
         "break_even": break_evens(machine, workload),
         "hbm_bytes": {
             "unfused": dict(unfused.items),
@@ -265,6 +259,25 @@ def demand_dict(machine: Machine, workload: Workload, tile_m: int = 128, tile_n:
     }
 
 
+def form_rows(forms: Iterable[ClosedForm], values: dict[str, float]) -> list[dict[str, Any]]:
+    """Forms as plain values, each with its number."""
+    return [
+        {"name": f.name, "meaning": f.meaning, "expression": str(f.expression), "cycles": f.evaluate(values)}
+        for f in forms
+    ]
+
+
+def form_lines(title: str, rows: list[dict[str, Any]], width: int) -> list[str]:
+    """A table of `form_rows`, in lines of ``width`` characters."""
+    name, form = (max(len(row[part]) for row in rows) for part in ("name", "expression"))
+    lines = [f"{title:<{name + 4}}{'cycles':>8}  {'closed form':<{min(form, 42)}}"]
+    for row in rows:
+        start = f"  {row['name']:<{name}}  {row['cycles']:>8.0f}  "
+        text = f"{start}{row['expression']:<{min(form, 42)}}  {row['meaning']}"
+        lines.append(folded(text, width, len(start) + 4))
+    return lines
+
+
 def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_n: int = 128, width: int = 120) -> str:
     """The text of `tilecast demand`, in lines of ``width`` characters."""
     data = demand_dict(machine, workload, tile_m, tile_n)
@@ -276,15 +289,8 @@ def demand_report(machine: Machine, workload: Workload, tile_m: int = 128, tile_
         ("Backward, one CTA", "backward_1cta"),
         ("Backward, CTA pair (per CTA)", "backward_2cta"),
     ):
-        if not data[key]:
-            continue
-        rows = data[key]
-        name, form = (max(len(row[part]) for row in rows) for part in ("name", "expression"))
-        lines += ["", f"{title:<{name + 4}}{'cycles':>8}  {'closed form':<{min(form, 42)}}"]
-        for row in rows:
-            start = f"  {row['name']:<{name}}  {row['cycles']:>8.0f}  "
-            text = f"{start}{row['expression']:<{min(form, 42)}}  {row['meaning']}"
-            lines.append(folded(text, width, len(start) + 4))
+        if data[key]:
+            lines += ["", *form_lines(title, data[key], width)]
     busiest = max(data["forward"][:3], key=lambda row: row["cycles"])
     lines += [
         "",

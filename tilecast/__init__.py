@@ -24,6 +24,7 @@ _HOME = {
     "quantize_e4m3": "tilecast.kernels",
     "register_flash_attention": "tilecast.kernels",
     "predict": "tilecast.model.forecast.predict",
+    "BACKWARD": "tilecast.model.training.passes",
     "predict_backward": "tilecast.model.training.forecast",
     "predict_training": "tilecast.model.training.forecast",
     "best": "tilecast.model.search.best",
@@ -88,6 +89,8 @@ if TYPE_CHECKING:
     from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
     from tilecast.model.schedule.report import schedule_kernel
     from tilecast.model.search.best import best
+    from tilecast.model.training.forecast import predict_backward, predict_training
+    from tilecast.model.training.passes import BACKWARD
     from tilecast.model.whatif.asymmetry import asymmetry_map
     from tilecast.model.whatif.break_even import break_evens
     from tilecast.model.whatif.sensitivity import sensitivities

@@ -8,35 +8,28 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from tilecast.base.progress import Progress, silent
 from tilecast.explore.review.content.assumptions import assumptions, machine_digest
 from tilecast.explore.review.content.considered import binding_name, considered, workload_options
-from tilecast.explore.review.content.content import (
-    Change,
-    Provenance,
-    Regime,
-    Side,
-    Step,
-    Tornado,
-)
+from tilecast.explore.review.content.content import Provenance, Regime, Side, Step, Tornado
 from tilecast.explore.review.content.judgement import Evidence, peak_share, question, risks, verdict
-from tilecast.explore.review.content.nearby import regions
+from tilecast.explore.review.content.reviewed import Comparison, Reviewed, as_change
 from tilecast.explore.review.content.roofline import ceilings
 from tilecast.explore.review.content.timeline import timeline
+from tilecast.explore.review.passes import backward, forward
 from tilecast.explore.review.review import Review
-from tilecast.model.families import native_family
-from tilecast.model.forecast.level import Compiler, at_hand, settled
-from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.forecast.answer import Explained
+from tilecast.model.forecast.level import Compiler, at_hand
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
+from tilecast.model.passes import FORWARD, Pass
 from tilecast.model.whatif.asymmetry import SHOWN, AsymmetryMap, asymmetry_map
 from tilecast.model.whatif.break_even import break_evens
-from tilecast.model.whatif.sensitivity import sensitivities
-from tilecast.model.whatif.what_if import WhatIf, what_if
-from tilecast.validation.lab.measure.records import read
 
+_REVIEWED = {reviewed.asked.name: reviewed for reviewed in (forward.REVIEWED, backward.REVIEWED)}
 #: Facts that move the time by less than this (percent per percent) are named, not drawn.
 LEAST = 0.005
 _STEP = 0.05
@@ -47,7 +40,7 @@ _STAGES = 5
 def report(
     workload: Workload,
     machine: Machine | str,
-    variant: Variant | None = None,
+    variant: Any = None,
     *,
     family: str | None = None,
     clock: str | float = "sustained",
@@ -59,103 +52,110 @@ def report(
     map_grid: int = 9,
     compiler: Compiler | None = at_hand,
     progress: Progress = silent,
+    asked_pass: Pass = FORWARD,
 ) -> Review:
     """The design review of ``workload`` on ``machine``; ``.page()`` is the HTML file, ``.markdown()`` its twin.
 
     ``variant`` fixes the kernel, else the best of ``family`` is searched for as `what_if` does; ``changes`` and
     ``scales`` add a before and after; ``measured`` is a table of `tilecast measure`; ``date`` is printed as it is;
     ``machine_name`` is how the command in the report names the machine (a file's path; default: its name);
-    ``map_grid`` is the cells of the map each way; ``compiler`` the level of every forecast, as in `predict`.
+    ``map_grid`` is the cells of the map each way; ``compiler`` the level of every forecast, as in `predict`;
+    ``asked_pass`` the pass that is reviewed (`tilecast.BACKWARD`: before compilation, and ``measured`` is a table of tools/compare_backward.py).
     Raises PredictError, VariantError, MachineError, WorkloadError or RecordError (all ValueError) with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     machine_name = machine_name or (machine if isinstance(machine, str) else machine.name)
-    table = Path(measured) if measured is not None else None
+    table, r = Path(measured) if measured is not None else None, _REVIEWED[asked_pass.name]
     if table is not None:
-        read(table)  # refuses what is no table before the work begins
-    changed: WhatIf | None = None
+        r.check_table(table)  # refuses what is no table before the work begins
+    changed: Comparison | None = None
     progress("review", 0, _STAGES, "what if" if changes or scales else "forecast")
     if changes or scales:
-        changed = what_if(
-            workload, chip, changes, scales, variant=variant, family=family, clock=clock, compiler=compiler
-        )
+        changed = r.what_if(workload, chip, changes, scales, variant, family, clock, compiler)
     progress("review", 1, _STAGES, "sensitivities")
-    p = predict(workload, chip, variant, family=family, clock=clock, compiler=compiler)
-    level = settled(compiler, p.workload, chip, p.variant)
-    change = _change(changed) if changed is not None else None
-    tornado = _tornado(p, clock, level)
+    p = r.predict(workload, chip, variant, family, clock, True, compiler)
+    level = asked_pass.settled(compiler, p.workload, chip, p.variant, None, clock)
+    change = as_change(changed, _side, _text) if changed is not None else None
+    tornado = _tornado(r, p, clock, level)
     progress("review", 2, _STAGES, "alternatives")
-    others = considered(p, clock, level)
+    others = considered(r, p, clock, level)
     progress("review", 3, _STAGES, "assumptions and accuracy")
-    found = Evidence(p, ceilings(p), assumptions(p), others, regions(p, table), tornado, change)
+    found = Evidence(p, ceilings(p, r.work(p)), assumptions(p), others, r.regions(p, table), tornado, change)
     bound = binding_name(p)
     progress("review", 4, _STAGES, "the map")
-    drawn = _map(p, machine_name, clock, map_grid, level)
+    drawn = _map(r, p, machine_name, clock, map_grid, level)
+    first, *rest = sorted(p.kernels, key=lambda kernel: -kernel.time_ms)
     progress("review", _STAGES, _STAGES)
     return Review(
-        title=f"{chip.title}: {workload.label()}", machine=chip.title, workload=workload.label(),
-        question=question(p, change), verdict=verdict(found), regimes=_regimes(p, level), kernel=p.pipeline.name,
+        title=f"{chip.title}: {asked_pass.words}{workload.label()}", asked_pass=asked_pass.name, machine=chip.title, workload=workload.label(),
+        question=question(p, change), verdict=verdict(found), regimes=_regimes(r, p, level), kernel=" and ".join(k.pipeline.name for k in p.kernels),
         variant=variant_text(p.variant), binding=bound, peak_share=peak_share(p), waterfall=_waterfall(p),
-        ceilings=tuple(found.ceilings), timeline=timeline(p, "the loop as simulated"), tornado=found.tornado,
+        ceilings=tuple(found.ceilings), timeline=timeline(first, _title(first.name, not rest)),
+        other_timelines=tuple(timeline(k, _title(k.name, False)) for k in rest), launches=r.launches(p), tornado=found.tornado,
         map=drawn, variants=found.variants,
-        regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(p), risks=risks(found),
+        regions=tuple(found.regions), assumptions=tuple(found.assumptions), conditions=_conditions(r, p), risks=risks(found),
         change=change,
         provenance=Provenance(
-            _command(p, machine_name, variant, clock, changes, scales, measured, date, level), _version(), source_digest(), date, machine_digest(chip)
+            _command(r, p, machine_name, variant, clock, changes, scales, measured, date, level), _version(), source_digest(), date, machine_digest(chip)
         ),
     )  # fmt: skip
 
 
-def _regimes(p: Prediction, level: Compiler | None) -> tuple[Regime, ...]:
+def _title(kernel: str, only: bool) -> str:
+    return "the loop as simulated" if only else f"the loop of {kernel}, as simulated"
+
+
+def _regimes(r: Reviewed, p: Explained, level: Compiler | None) -> tuple[Regime, ...]:
     """The clock asked for first, then the others, each with its own interval."""
     out = [_regime(p)]
     for name, _, _, _ in p.other_regimes:
-        out.append(_regime(predict(p.workload, p.machine, p.variant, clock=name, compiler=level)))
+        out.append(_regime(r.predict(p.workload, p.machine, p.variant, None, name, True, level)))
     return tuple(out)
 
 
-def _regime(p: Prediction) -> Regime:
+def _regime(p: Explained) -> Regime:
     reason = {
         "power": f"held by the {p.clock.limit_w:.0f} W {'limit' if p.regime == 'sustained' else 'that short runs draw'}",
         "boost": f"top clock, drawing {p.clock.power_w:.0f} W of {p.clock.limit_w:.0f} W",
         "fixed": f"fixed by the user, would draw {p.clock.power_w:.0f} W",
     }[p.clock.bound]
     low, high = p.tflops_interval
-    return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock_mhz, reason)
+    return Regime(p.regime, p.time_ms, p.tflops, low, high, p.clock.mhz, reason)
 
 
-def _waterfall(p: Prediction) -> tuple[Step, ...]:
+def _waterfall(p: Explained) -> tuple[Step, ...]:
     return tuple(Step(w.cause, w.cycles, w.share) for w in p.waterfall)
 
 
-def _tornado(p: Prediction, clock: str | float, level: Compiler | None) -> Tornado:
-    rows = sensitivities(p.workload, p.machine, p.variant, clock=clock, step=_STEP, compiler=level)
-    points = break_evens(p.workload, p.machine, p.variant, clock=clock, compiler=level)
+def _tornado(r: Reviewed, p: Explained, clock: str | float, level: Compiler | None) -> Tornado:
+    rows = r.sensitivities(p.workload, p.machine, p.variant, clock, _STEP, level)
+    points = break_evens(p.workload, p.machine, p.variant, clock=clock, compiler=level, asked_pass=r.asked)
     drawn = tuple(r for r in rows if max(abs(r.fixed), abs(r.reoptimised)) >= LEAST)
     return Tornado(_STEP, drawn, tuple(r.fact for r in rows if r not in drawn), points)
 
 
-def _map(p: Prediction, machine_name: str, clock: str | float, grid: int, level: Compiler | None) -> AsymmetryMap:
+def _map(
+    r: Reviewed, p: Explained, machine_name: str, clock: str | float, grid: int, level: Compiler | None
+) -> AsymmetryMap:
     """The map around the machine, with the machine itself on it where it can be loaded by its name."""
     known = machine_name in machine_names() or machine_name.endswith(".toml")
     shown = dict.fromkeys((*SHOWN, machine_name)) if known else SHOWN
-    held = None if clock == "sustained" else p.clock_mhz
+    held = None if clock == "sustained" else p.clock.mhz
     return asymmetry_map(
-        p.workload, p.machine, variant=p.variant, grid=grid, clock=held, shown=tuple(shown), compiler=level
+        p.workload,
+        p.machine,
+        variant=p.variant,
+        grid=grid,
+        clock=held,
+        shown=tuple(shown),
+        compiler=level,
+        asked_pass=r.asked,
     )
 
 
-def _change(w: WhatIf) -> Change:
-    facts = tuple((c.fact, c.before, c.after, c.unit) for c in w.changes)
-    knobs = tuple((k.knob, _text(k.before), _text(k.after)) for k in w.knob_changes)
-    return Change(
-        facts, _side(w.before, "before"), _side(w.after, "after"), w.speedup, w.speedup_kept, w.kept_refused, knobs
-    )
-
-
-def _side(p: Prediction, title: str) -> Side:
+def _side(p: Explained, title: str) -> Side:
     return Side(
-        title, p.time_ms, p.tflops, p.clock_mhz, binding_name(p), variant_text(p.variant), _waterfall(p), timeline(p, title)
+        title, p.time_ms, p.tflops, p.clock.mhz, binding_name(p), variant_text(p.variant), _waterfall(p), timeline(p.main, title)
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _conditions(p: Prediction) -> tuple[str, ...]:
+def _conditions(r: Reviewed, p: Explained) -> tuple[str, ...]:
     """What holds for every forecast and is no machine fact."""
     regime = {
         "sustained": "Back-to-back work for seconds: the board's power limit holds the clock.",
@@ -173,12 +173,12 @@ def _conditions(p: Prediction) -> tuple[str, ...]:
         regime,
         *_level(p),
         "The GPU runs this kernel alone; inputs are random as in benchmarks (data values move power, and so the clock).",
-        "TFLOP/s count 2 Sq Sk (Dqk + Dv) a head, half of it under a square causal mask, as the FlashAttention papers do.",
+        r.counted,
         "The interval moves every fact with a range to its ends in turn and adds the changes in quadrature; it holds no model error.",
     )
 
 
-def _level(p: Prediction) -> tuple[str, ...]:
+def _level(p: Explained) -> tuple[str, ...]:
     """What the forecasts stand on, where that is machine code."""
     if p.compiled is None:
         return ()
@@ -190,7 +190,7 @@ def _level(p: Prediction) -> tuple[str, ...]:
 
 
 def _command(
-    p: Prediction, name: str, variant: Variant | None, clock: str | float, changes: Mapping[str, float] | None,
+    r: Reviewed, p: Explained, name: str, variant: Any, clock: str | float, changes: Mapping[str, float] | None,
     scales: Mapping[str, float] | None, measured: str | Path | None, date: str,
     level: Compiler | None,
 ) -> str:  # fmt: skip
@@ -200,6 +200,7 @@ def _command(
         "report",
         "--machine",
         name,
+        *(() if r.asked is FORWARD else ("--pass", r.asked.name)),
         *workload_options(p.workload),
         "--clock",
         f"{clock:g}" if isinstance(clock, float) else str(clock),
@@ -208,7 +209,7 @@ def _command(
         words += ["--power", f"{p.machine.given_power_w:g}"]
     if variant is not None:
         words += ["--variant", variant_text(variant)]
-    elif p.variant.family != native_family(p.machine).name:
+    elif p.variant.family != r.native(p.workload, p.machine):
         words += ["--family", p.variant.family]
     for option, values in (("--set", changes), ("--scale", scales)):
         for fact, value in (values or {}).items():

@@ -16,7 +16,7 @@ from tilecast.validation.lab.measure.records import shape_fields
 
 #: Endings of files that `SweepTable.encoded` writes.
 FORMATS = (".csv", ".json", ".parquet")
-_FIRST = ("machine", "kernel", "mode", *shape_fields(Workload()), "asked_variant", "asked_clock", "status", "variant", "pipeline",
+_FIRST = ("machine", "pass", "kernel", "mode", *shape_fields(Workload()), "asked_variant", "asked_clock", "status", "variant", "pipeline",
           "time_ms", "time_low_ms", "time_high_ms", "throughput_tflops", "throughput_low_tflops", "throughput_high_tflops",
           "clock_mhz", "clock_bound", "power_w", "binding_kind", "binding")  # fmt: skip
 _LAST = ("reason", "outside_calibrated_range", "command", "key")
@@ -103,7 +103,7 @@ def table_row(item: Mapping[str, Any], result: Mapping[str, Any], key: str) -> d
         return {**head, "variant": item["variant"], **plain, "key": key}
     clock = item["clock"]
     head = {
-        "machine": item["machine"], **shape, "asked_variant": item["variant"],
+        "machine": item["machine"], **({"pass": item["pass"]} if "pass" in item else {}), **shape, "asked_variant": item["variant"],
         # Text in every row, so that the column has one type: "1500" is a locked clock in MHz.
         "asked_clock": clock if isinstance(clock, str) else f"{clock:g}",
     }  # fmt: skip

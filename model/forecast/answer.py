@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilecast.model.chip.launch import ChipRun
 from tilecast.model.chip.power import Clock
@@ -30,6 +30,70 @@ class WaterfallStep:
     cause: str
     cycles: float
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAnswer:
+    """A launch with matrix products, explained: a forward pass has one, a backward pass up to three."""
+
+    name: str
+    time_ms: float
+    #: What its time sits on, and the lower bounds of its loop.
+    binding: Binding
+    bounds: Bounds
+    trace: SmTrace
+    critical: tuple[CriticalStep, ...]
+    chip: ChipRun
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Its loop."""
+        return self.trace.pipeline
+
+
+class Explained(Protocol):
+    """What the forecast of any pass says, forward or backward: what reports, timelines and traces read."""
+
+    @property
+    def workload(self) -> Workload: ...
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def variant(self) -> Any: ...
+    @property
+    def variant_origin(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def regime(self) -> str: ...
+    @property
+    def time_ms(self) -> float: ...
+    @property
+    def tflops(self) -> float: ...
+    @property
+    def tflops_interval(self) -> tuple[float, float]: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def other_regimes(self) -> tuple[tuple[str, float, float, float], ...]: ...
+    @property
+    def waterfall(self) -> tuple[WaterfallStep, ...]: ...
+    @property
+    def fact_effects(self) -> tuple[FactEffect, ...]: ...
+    @property
+    def outside_calibrated_range(self) -> tuple[str, ...]: ...
+    @property
+    def kernels(self) -> tuple[KernelAnswer, ...]: ...
+    @property
+    def main(self) -> KernelAnswer: ...
+    @property
+    def flops(self) -> float: ...
+    @property
+    def hbm_bytes(self) -> float: ...
+    @property
+    def compiled(self) -> MachineCodeLevel | None: ...
+    @property
+    def level(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +148,31 @@ class Forecast:
     def level(self) -> str:
         """What the forecast was made from: `BEFORE` or `COMPILED`."""
         return BEFORE if self.compiled is None else COMPILED
+
+    @property
+    def subject(self) -> str:
+        """What was forecast, in words."""
+        return self.workload.label()
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the pass, as papers count them."""
+        return self.workload.flops
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes from and to memory."""
+        return self.chip.hbm_bytes
+
+    @property
+    def main(self) -> KernelAnswer:
+        """Its kernel."""
+        return KernelAnswer("kernel", self.time_ms, self.binding, self.bounds, self.trace, self.critical, self.chip)
+
+    @property
+    def kernels(self) -> tuple[KernelAnswer, ...]:
+        """Its one kernel; of the unfused class the first of three."""
+        return (self.main,)
 
     @property
     def assumed_facts(self) -> tuple[str, ...]:

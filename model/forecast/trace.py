@@ -1,6 +1,8 @@
-"""Chrome-trace JSON of one simulated tile: a lane for every role and every unit."""
+"""Chrome-trace JSON of a simulated tile of each kernel: a lane for every role and every unit."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from tilecast.base import chrome_trace
 from tilecast.base.chrome_trace import (
@@ -12,22 +14,34 @@ from tilecast.base.chrome_trace import (
     process_name,
     trace_text,
 )
-from tilecast.model.forecast.answer import Forecast
+from tilecast.model.forecast.answer import Explained, KernelAnswer
+from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.events import Event
 from tilecast.model.sm.fair_share import fair_speeds, unit_use
 from tilecast.model.sm.simulate import drawn
 
-_ROLES, _UNITS = 1, 2
+#: Processes of a kernel: its roles, and after them its units.
+_EACH = 2
 
 
-def trace_json(p: Forecast) -> str:
-    """The simulated window of the prediction's tile as a JSON string."""
+def trace_json(*answers: Explained) -> str:
+    """The simulated window of one tile of every kernel of the ``answers`` as a JSON string."""
+    named = [(kernel, answer.machine.name) for answer in answers for kernel in answer.kernels]
+    alone = len(named) == 1
+    events: list[chrome_trace.Event] = []
+    for number, (kernel, machine) in enumerate(named):
+        events += _kernel_events(kernel, 1 + _EACH * number, "" if alone else f"{kernel.name}, ", machine)
+    return trace_text(events)
+
+
+def _kernel_events(p: KernelAnswer, process: int, title: str, machine: str) -> Iterable[chrome_trace.Event]:
+    """A kernel's tile: roles as ``process``, units as the next one."""
     events: list[chrome_trace.Event] = [
-        process_name(_ROLES, f"roles: {p.pipeline.name} on {p.machine.name}"),
-        process_name(_UNITS, "units (busy share)"),
+        process_name(process, f"{title}roles: {p.pipeline.name} on {machine}"),
+        process_name(process + 1, f"{title}units (busy share)"),
     ]
-    roles = {role.name: Lane(_ROLES, i) for i, role in enumerate(p.pipeline.roles, 1)}
-    units = {unit: Lane(_UNITS, i) for i, unit in enumerate(p.pipeline.demand(), 1)}
+    roles = {role.name: Lane(process, i) for i, role in enumerate(p.pipeline.roles, 1)}
+    units = {unit: Lane(process + 1, i) for i, unit in enumerate(p.pipeline.demand(), 1)}
     events += [lane_name(lane, name) for name, lane in (*roles.items(), *units.items())]
     simulated = drawn(p.trace).events
     for event in simulated:
@@ -48,15 +62,15 @@ def trace_json(p: Forecast) -> str:
             events += overlapping_bar(lane, op.kind, event.op, event.start, event.end, args, ident)
         else:
             events += bar(lane, op.kind, event.op, event.start, event.end, args)
-    for unit, changes in _load_changes(p, simulated).items():
+    for unit, changes in _load_changes(p.pipeline, simulated).items():
         events += busy_share(units[unit], unit, changes)
-    return trace_text(events)
+    return events
 
 
-def _load_changes(p: Forecast, simulated: tuple[Event, ...]) -> dict[str, list[tuple[float, float]]]:
+def _load_changes(p: Pipeline, simulated: tuple[Event, ...]) -> dict[str, list[tuple[float, float]]]:
     """By unit: (cycle, change of its busy share), from the fair speeds of the operations that run at a time."""
     starts_and_ends = sorted({moment for event in simulated for moment in (event.start, event.end)})
-    changes: dict[str, list[tuple[float, float]]] = {unit: [] for unit in p.pipeline.demand()}
+    changes: dict[str, list[tuple[float, float]]] = {unit: [] for unit in p.demand()}
     begun = 0
     running: list[Event] = []
     by_start = sorted(simulated, key=lambda event: event.start)
@@ -66,7 +80,7 @@ def _load_changes(p: Forecast, simulated: tuple[Event, ...]) -> dict[str, list[t
             running.append(by_start[begun])
             begun += 1
         running = [event for event in running if event.end > moment]
-        ops = tuple(p.pipeline.op(event.op) for event in running)
+        ops = tuple(p.op(event.op) for event in running)
         load = dict.fromkeys(changes, 0.0)
         for op, speed in zip(ops, fair_speeds(ops), strict=True):
             for unit, share in unit_use(op).items():

@@ -5,29 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecast.model.backward import BackwardVariant
-from tilecast.model.chip.launch import ChipRun
-from tilecast.model.forecast.answer import Forecast, WaterfallStep
-from tilecast.model.forecast.binding import Binding
+from tilecast.model.chip.power import Clock
+from tilecast.model.forecast.answer import BEFORE, Forecast, KernelAnswer, MachineCodeLevel, WaterfallStep
 from tilecast.model.forecast.interval import FactEffect
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
-from tilecast.model.sm.bounds import Bounds
-from tilecast.model.sm.simulate import CriticalStep, SmTrace
-from tilecast.model.training.evaluate import BackwardRun
-
-
-@dataclass(frozen=True, slots=True)
-class KernelAnswer:
-    """A launch with matrix products, explained."""
-
-    name: str
-    time_ms: float
-    #: What its time sits on, and the lower bounds of its loop.
-    binding: Binding
-    bounds: Bounds
-    trace: SmTrace
-    critical: tuple[CriticalStep, ...]
-    chip: ChipRun
+from tilecast.model.training.checked_range import outside_checked_range
+from tilecast.model.training.evaluate import BackwardRun, backward_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +21,8 @@ class BackwardForecast:
     workload: Workload
     machine: Machine
     variant: BackwardVariant
-    #: How the variant was found.
-    origin: str
+    #: How the variant was found: "as given", or what was searched.
+    variant_origin: str
     regime: str
     run: BackwardRun
     kernels: tuple[KernelAnswer, ...]
@@ -46,7 +30,7 @@ class BackwardForecast:
     #: Time in ms, TFLOP/s and clock in MHz of the other regimes, by name.
     other_regimes: tuple[tuple[str, float, float, float], ...]
     #: TFLOP/s by the ranges of the machine's facts, and what each of them does, the widest first; empty where not asked for.
-    tflops_interval: tuple[float, ...] = ()
+    tflops_interval: tuple[float, float] = (0.0, 0.0)
     fact_effects: tuple[FactEffect, ...] = ()
     #: Why no kernel of the variant can be generated; empty where one can.
     unwritten: str = ""
@@ -60,6 +44,41 @@ class BackwardForecast:
     def tflops(self) -> float:
         """TFLOP/s as papers count a backward pass."""
         return self.run.tflops
+
+    @property
+    def subject(self) -> str:
+        """What was forecast, in words."""
+        return f"the backward pass of {self.workload.label()}"
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the pass, as papers count them."""
+        return backward_flops(self.workload)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes from and to memory, all launches together."""
+        return self.run.hbm_bytes
+
+    @property
+    def clock(self) -> Clock:
+        """The SM clock, one for all launches, and what sets it."""
+        return self.run.clock
+
+    @property
+    def outside_calibrated_range(self) -> tuple[str, ...]:
+        """Why it lies outside what backward passes were held against (empty: inside)."""
+        return outside_checked_range(self.workload, self.machine)
+
+    @property
+    def compiled(self) -> MachineCodeLevel | None:
+        """None: it is made before compilation."""
+        return None
+
+    @property
+    def level(self) -> str:
+        """What it was made from."""
+        return BEFORE
 
     @property
     def clock_mhz(self) -> float:

@@ -15,19 +15,20 @@ from tilecast.model.backward import (
 )
 from tilecast.model.chip.evaluate import REGIMES, Evaluation, PredictError, check_clock, refuse_unknown
 from tilecast.model.chip.power import Clock
-from tilecast.model.forecast.answer import WaterfallStep
+from tilecast.model.forecast.answer import KernelAnswer, WaterfallStep
 from tilecast.model.forecast.binding import Binding, binding
 from tilecast.model.forecast.interval import FactEffect, fact_ends
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.forecast.level import Compiler, at_hand
 from tilecast.model.forecast.predict import predict
+from tilecast.model.forecast.trace import trace_json
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
-from tilecast.model.training.answer import BackwardForecast, KernelAnswer, TrainingForecast
+from tilecast.model.training.answer import BackwardForecast, TrainingForecast
 from tilecast.model.training.evaluate import BackwardRun, LaunchRun, backward_flops, evaluate_backward, refuse
 from tilecast.model.training.launch import tiles_of
 from tilecast.model.training.render import as_dict, as_text, both_as_dict, both_as_text
@@ -45,6 +46,10 @@ class BackwardPrediction(BackwardForecast):
     to_dict = as_dict
     text = __str__ = as_text
 
+    def trace_json(self) -> str:
+        """Chrome trace of a tile of each kernel with matrix products, for ui.perfetto.dev."""
+        return trace_json(self)
+
     def __repr__(self) -> str:
         return f"<BackwardPrediction {self.machine.name}: {self.workload.label()}: {self.time_ms:.4g} ms, {self.tflops:.4g} TFLOP/s>"
 
@@ -55,6 +60,10 @@ class TrainingPrediction(TrainingForecast):
 
     to_dict = both_as_dict
     text = __str__ = both_as_text
+
+    def trace_json(self) -> str:
+        """Chrome trace of a tile of each kernel of both passes, for ui.perfetto.dev."""
+        return trace_json(self.forward, self.backward)
 
     def __repr__(self) -> str:
         return f"<TrainingPrediction {self.backward.machine.name}: {self.backward.workload.label()}: {self.time_ms:.4g} ms>"
@@ -87,7 +96,7 @@ def predict_backward(
     return BackwardPrediction(
         work, chip, variant, origin, clock if isinstance(clock, str) else "fixed", run,
         tuple(_kernel(one, run.clock, work, chip) for one in run.launches if one.loop is not None),
-        _waterfall(work, chip, run), tuple(others), fact_interval(run.tflops, effects) if interval else (), effects,
+        _waterfall(work, chip, run), tuple(others), fact_interval(run.tflops, effects), effects,
         family_of(variant).writable(variant, work, chip).sentence(),
     )  # fmt: skip
 
@@ -154,14 +163,23 @@ def known_families(workload: Workload, machine: Machine) -> tuple[str, ...]:
 # --- explained --------------------------------------------------------------------------------------------------------
 
 
+def kernel_binding(one: LaunchRun, clock: Clock, workload: Workload, machine: Machine) -> Binding:
+    """What a launch with matrix products sits on, at the clock of the pass."""
+    assert one.loop is not None and isinstance(one.kernel, LoopKernel)
+    alone = Evaluation(
+        one.seconds, 0.0, clock, one.loop.chip, one.kernel.pipeline, one.loop.trace, one.launch_seconds,
+        one.memory_seconds,
+    )  # fmt: skip
+    return binding(workload, machine, alone, one.kernel.flop_per_score)
+
+
 def _kernel(one: LaunchRun, clock: Clock, workload: Workload, machine: Machine) -> KernelAnswer:
     assert one.loop is not None and isinstance(one.kernel, LoopKernel)
-    pipeline, trace, chip = one.kernel.pipeline, one.loop.trace, one.loop.chip
-    alone = Evaluation(one.seconds, 0.0, clock, chip, pipeline, trace, one.launch_seconds, one.memory_seconds)
-    bound = binding(workload, machine, alone, one.kernel.flop_per_score)
+    trace = one.loop.trace
     return KernelAnswer(
-        one.kernel.name, one.seconds * 1e3, bound, bounds(pipeline), trace, critical_recurrence(trace), chip
-    )
+        one.kernel.name, one.seconds * 1e3, kernel_binding(one, clock, workload, machine), bounds(one.kernel.pipeline),
+        trace, critical_recurrence(trace), one.loop.chip,
+    )  # fmt: skip
 
 
 def _waterfall(workload: Workload, machine: Machine, run: BackwardRun) -> tuple[WaterfallStep, ...]:
@@ -218,8 +236,3 @@ def _fact_effects(
             found.setdefault(name, {})[end] = there
     effects = [FactEffect(name, ends.get("low"), ends.get("high")) for name, ends in found.items()]
     return tuple(sorted(effects, key=lambda effect: -effect.largest(tflops)))
-
-
-def binding_of(answer: BackwardForecast) -> Binding:
-    """What the kernel that takes longest sits on."""
-    return answer.main.binding

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +74,10 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine) -> LoopRu
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // p.cta_group * p.ctas_per_sm
     edges = float(edge_memory_cycles(edge_memory_rates(p, machine), count, slots, False, p.tiles_overlap))
-    # The first programs of a head all begin with the same block of its sum, and add to it one after the other.
-    together = min(tiles.count, -(-slots // max(1, min(heads, kernel.heads_abreast))))
-    queue = kernel.turn_cycles * (together - 1)
-    makespan = _makespan(per_tile, tiles, heads, slots, kernel) + edges + queue
+    makespan, waited = _makespan(per_tile, tiles, heads, slots, kernel)
+    makespan += edges
     share = tiles.weight * heads / slots
-    started = (edges + queue) * min(1.0, count / slots)
+    started = edges * min(1.0, count / slots) + waited
     mean = float(per_tile.sum()) * share + started
     inside = float(loop.sum()) * share
     steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
@@ -94,21 +93,46 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine) -> LoopRu
     return LoopRun(kernel, chip, trace)
 
 
-def _makespan(per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, kernel: LoopKernel) -> float:
-    """Cycles of the slot that is done last when the next tile goes to who is free first."""
-    count = tiles.count * heads
+def _makespan(
+    per_tile: NDArray[np.float64], tiles: HeadTiles, heads: int, slots: int, kernel: LoopKernel
+) -> tuple[float, float]:
+    """Cycles of the slot that is done last when the next tile goes to who is free first, and those that slots wait in the mean.
+
+    A program that adds to a block of its head's sum waits until the one before it, of the keys before, has.  All walk from the last
+    query of a head to the first at one pace, so whoever comes too early waits at the head's first block, and is a turn behind
+    from there on.  Of the query heads that share keys one comes after the other: who sees fewer queries waits for who sees more
+    at each of them.
+    """
+    count, turn = tiles.count * heads, kernel.turn_cycles
     low, high = float(per_tile.min()), float(per_tile.max())
-    if count <= slots or high - low < 1e-9 * max(1.0, high):
-        return -(-count // slots) * high
+    uniform = high - low < 1e-9 * max(1.0, high)
+    if not turn and (count <= slots or uniform):
+        return -(-count // slots) * high, 0.0
     order = per_tile[::-1] if kernel.last_first else per_tile
+    abreast = max(1, min(heads, kernel.heads_abreast))
+    group = kernel.query_heads
     if tiles.weight > 1 or count > _MOST_PLAYED:
-        return max(high, float(per_tile.sum()) * tiles.weight * heads / slots + 0.5 * float(order[-1]))
+        queue = turn * (min(tiles.count, -(-slots // abreast)) - 1)
+        share = float(per_tile.sum()) * tiles.weight * heads / slots
+        return max(high, share + 0.5 * float(order[-1])) + queue, queue
     free = [0.0] * slots
-    abreast = max(1, kernel.heads_abreast)
+    waited = 0.0
     for first in range(0, heads, abreast):
-        for cycles in np.repeat(order, min(abreast, heads - first)).tolist():
-            heapq.heapreplace(free, free[0] + cycles)
-    return max(free)
+        # When the program before began with each query head, of each of the heads that take turns.
+        before = [[-inf] * group for _ in range(min(abreast, heads - first))]
+        for cycles in order.tolist():
+            each = cycles / group
+            for begun in before:
+                end = free[0]
+                if turn:
+                    for query_head in range(group):
+                        begun[query_head] = max(end, begun[query_head] + turn)
+                        end = begun[query_head] + each
+                    waited += end - free[0] - cycles
+                else:
+                    end += cycles
+                heapq.heapreplace(free, end)
+    return max(free), waited / slots
 
 
 def _traffic(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tilecast.model.forecast.answer import KernelAnswer
 from tilecast.model.forecast.binding import OUTSIDE_LOOP
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.training.answer import BackwardForecast, KernelAnswer, TrainingForecast
+from tilecast.model.training.answer import BackwardForecast, TrainingForecast
 from tilecast.model.training.evaluate import FLOP_RATIO
 
 _BAR = 24
@@ -20,12 +21,12 @@ def as_dict(p: BackwardForecast) -> dict[str, object]:
         "machine": p.machine.name,
         "workload": p.workload.as_dict(),
         "variant": variant_text(p.variant),
-        "variant_origin": p.origin,
+        "variant_origin": p.variant_origin,
         "written": not p.unwritten,
         "regime": p.regime,
         "time_ms": p.time_ms,
         "tflops": p.tflops,
-        "tflops_interval": list(p.tflops_interval),
+        "tflops_interval": list(p.tflops_interval) if p.fact_effects else [],
         "flops_per_forward_flop": FLOP_RATIO,
         "clock_mhz": run.clock.mhz,
         "clock_bound": run.clock.bound,
@@ -95,7 +96,7 @@ def _headline(p: BackwardForecast) -> list[str]:
         f"{p.machine.title}: backward pass of {p.workload.label()}",
         f"  {p.time_ms:.4g} ms   {_speed(p.tflops)} TFLOP/s ({FLOP_RATIO:g} times the forward's FLOP)   {p.regime} clock",
     ]
-    if p.tflops_interval:
+    if p.fact_effects:
         low, high = p.tflops_interval
         lines.append(f"  {_speed(low)} to {_speed(high)} TFLOP/s by the ranges of the machine's facts alone")
     lines.append(f"  SM clock   {clock.mhz:.0f} MHz, {held}")
@@ -104,7 +105,7 @@ def _headline(p: BackwardForecast) -> list[str]:
         for name, ms, tflops, mhz in p.other_regimes
     ]
     lines.append(f"  variant    {variant_text(p.variant)}")
-    lines.append(f"             {p.origin}; before compilation")
+    lines.append(f"             {p.variant_origin}; before compilation")
     return lines
 
 

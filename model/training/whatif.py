@@ -19,7 +19,9 @@ from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.machine.schema import KEYS
 from tilecast.model.training.evaluate import evaluate_backward, refuse
 from tilecast.model.training.forecast import BackwardPrediction, best_backward, predict_backward
+from tilecast.model.training.passes import BACKWARD
 from tilecast.model.whatif.answers import Sensitivity
+from tilecast.model.whatif.comparison import KnobChange, knob_changes
 from tilecast.model.whatif.rows import Sensitivities
 from tilecast.model.whatif.sensitivity import MAIN, NOTHING, WHOLE, WORTH, ends_of, group_of
 
@@ -32,6 +34,13 @@ class BackwardWhatIf:
     before: BackwardPrediction
     kept: BackwardPrediction | None
     after: BackwardPrediction
+    #: Why the old variant is not legal any more.
+    kept_refused: str = ""
+
+    @property
+    def knob_changes(self) -> tuple[KnobChange, ...]:
+        """What the kernels change between before and after."""
+        return knob_changes(self.before.variant, self.after.variant)
 
     @property
     def speedup(self) -> float:
@@ -93,14 +102,15 @@ def backward_what_if(
     before = predict_backward(workload, chip, variant, family=family, clock=clock, interval=interval)
     name, work = before.variant.family, before.workload
     kept = None
-    if family_of(before.variant).legality(before.variant, work, changed).legal:
+    verdict = family_of(before.variant).legality(before.variant, work, changed)
+    if verdict.legal:
         kept = predict_backward(work, changed, before.variant, clock=clock, interval=interval)
     again, _ = best_backward(work, changed, name, clock)
     after = predict_backward(work, changed, again, clock=clock, interval=interval)
     # A variant given by hand may lie outside the space that the search covers.
     if kept is not None and kept.time_ms < after.time_ms:
         after = kept
-    return BackwardWhatIf(moved, before, kept, after)
+    return BackwardWhatIf(moved, before, kept, after, verdict.sentence())
 
 
 def backward_sensitivities(
@@ -123,7 +133,7 @@ def backward_sensitivities(
             if row is not None:
                 rows.append(row)
     ordered = sorted(rows, key=lambda r: (-max(abs(r.fixed), abs(r.reoptimised)), r.fact))
-    return Sensitivities(ordered, chip, work, variant, clock)  # type: ignore[arg-type]
+    return Sensitivities(ordered, chip, work, variant, clock, asked_pass=BACKWARD)
 
 
 def _row(

@@ -17,16 +17,15 @@ from typing import Any
 
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import legality, native_family
 from tilecast.model.forecast.answer import BEFORE
-from tilecast.model.forecast.brief import Brief, brief
-from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words, search_of, settled
-from tilecast.model.kernel.variant import Variant, emulated_share, variant_text, with_emulated_share
+from tilecast.model.forecast.brief import Brief
+from tilecast.model.forecast.level import Compiler, at_hand, follows, level_words
+from tilecast.model.kernel.variant import emulated_share, variant_text, with_emulated_share
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine, machine_names
 from tilecast.model.machine.schema import KEYS, KINDS
-from tilecast.model.search.floor import floor_seconds
+from tilecast.model.passes import FORWARD, Pass
 
 #: Machines a map shows unless told: the data-centre line the question is about.
 SHOWN = ("h100-sxm", "b200", "b300", "gb300", "rubin")
@@ -78,6 +77,9 @@ class AsymmetryMap:
     points: tuple[MapPoint, ...]
     #: What every cell was made from (`forecast.level`).
     level: str = BEFORE
+    #: The pass, and what stands before the shape in headlines.
+    asked_pass: str = "fwd"
+    words: str = ""
 
     @property
     def level_note(self) -> str:
@@ -87,6 +89,9 @@ class AsymmetryMap:
     def to_dict(self) -> dict[str, Any]:
         """Keys as documented in docs/json.md."""
         out: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        asked, _ = out.pop("asked_pass"), out.pop("words")
+        if asked != FORWARD.name:
+            out = {"pass": asked, **out}
         out["workload"] = self.workload.as_dict()
         out["points"] = [{key: getattr(point, key) for key in point.__slots__} for point in self.points]
         return out
@@ -100,11 +105,12 @@ def asymmetry_map(
     grid: int = 13,
     span: float = 4.0,
     clock: str | float | None = None,
-    variant: Variant | None = None,
+    variant: Any = None,
     family: str | None = None,
     shown: Sequence[str] = SHOWN,
     compiler: Compiler | None = at_hand,
     progress: Progress = silent,
+    asked_pass: Pass = FORWARD,
 ) -> AsymmetryMap:
     """The map of two facts (default: matrix rate of the dtype, then ex2 rate) from value/``span`` to value*``span``.
 
@@ -124,27 +130,27 @@ def asymmetry_map(
     xs, ys = _ticks(chip[x_fact], x_fact, grid, span), _ticks(chip[y_fact], y_fact, grid, span)
     points = _points(shown, x_fact, y_fact, xs, ys)
     start = "sustained" if clock is None else clock
-    level = settled(compiler, workload, chip, variant, family, start)
-    base = _base(workload, chip, variant, family, start, level)
-    own = brief(workload, chip, base, start, level)
+    level = asked_pass.settled(compiler, workload, chip, variant, family, start)
+    base = asked_pass.kernel(workload, chip, variant, family, start, level)
+    own = asked_pass.brief(workload, chip, base, start, level)
     held: str | float = own.clock_mhz if clock is None else clock
     if variant is None and clock is None:
         # Without the power limit another kernel may be the best one.
-        base = search_of(level)(workload, chip, base.family, held).variant
+        base = asked_pass.kernel(workload, chip, None, base.family, held, level)
     corners = [chip.with_facts({x_fact: x, y_fact: y}) for x in (xs[0], xs[-1]) for y in (ys[0], ys[-1])]
-    kernels = _kernels(workload, chip, base, () if variant is not None else corners, held, level)
-    cells: list[list[tuple[Brief, Variant]]] = []
+    kernels = _kernels(asked_pass, workload, chip, base, () if variant is not None else corners, held, level)
+    cells: list[list[tuple[Brief, Any]]] = []
     for y in reported(ys, "rows", len(ys), progress):
-        row: list[tuple[Brief, Variant]] = []
+        row: list[tuple[Brief, Any]] = []
         for i, x in enumerate(xs):
             hint = _on_the_steps(cells[-1][i][1] if cells else row[-1][1] if row else kernels[0])
-            cell = _cell(workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint, level)
+            cell = _cell(asked_pass, workload, chip.with_facts({x_fact: x, y_fact: y}), kernels, held, hint, level)
             if x == chip[x_fact] and y == chip[y_fact]:
                 # The machine itself: the kernel as the search or the caller chose it, its share of emulation included.
-                cell = brief(workload, chip, base, held, level), base
+                cell = asked_pass.brief(workload, chip, base, held, level), base
             row.append(cell)
         cells.append(row)
-    reached = brief(workload, chip, base, held, level).tflops
+    reached = asked_pass.brief(workload, chip, base, held, level).tflops
     return AsymmetryMap(
         workload, chip.name, x_fact, y_fact, KEYS[x_fact].unit, KEYS[y_fact].unit, xs, ys,
         tuple(tuple(cell.tflops for cell, _ in row) for row in cells),
@@ -153,20 +159,8 @@ def asymmetry_map(
         tuple(tuple(emulated_share(kernel) or 0.0 for _, kernel in row) for row in cells),
         tuple(tuple(variant_text(kernel) for _, kernel in row) for row in cells),
         own.clock_mhz if clock is None or isinstance(clock, str) else float(clock), reached, variant_text(base),
-        tuple(reached * multiple for multiple in _LEVELS), points, level_words(level),
+        tuple(reached * multiple for multiple in _LEVELS), points, level_words(level), asked_pass.name, asked_pass.words,
     )  # fmt: skip
-
-
-def _base(
-    workload: Workload, machine: Machine, variant: Variant | None, family: str | None, clock: str | float,
-    level: Compiler | None,
-) -> Variant:  # fmt: skip
-    if variant is None:
-        return search_of(level)(workload, machine, family or native_family(machine).name, clock).variant
-    verdict = legality(variant, workload, machine)
-    if not verdict.legal:
-        raise PredictError(f"{variant.family} cannot run {workload.label()} on {machine.name}: {verdict.sentence()}")
-    return variant
 
 
 def _axes(machine: Machine, names: tuple[str, str]) -> tuple[str, str]:
@@ -193,34 +187,35 @@ def _ticks(value: float, key: str, grid: int, span: float) -> tuple[float, ...]:
 
 
 def _kernels(
-    workload: Workload, machine: Machine, base: Variant, corners: Sequence[Machine], clock: str | float,
+    asked: Pass, workload: Workload, machine: Machine, base: Any, corners: Sequence[Machine], clock: str | float,
     level: Compiler | None,
-) -> tuple[Variant, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """The machine's own kernel and those that are best in the corners, shares of emulation apart where the level allows."""
-    found = [search_of(level)(workload, corner, base.family, clock).variant for corner in corners]
+    found = [asked.kernel(workload, corner, None, base.family, clock, level) for corner in corners]
     plain = ((with_emulated_share(variant, 0.0), variant) for variant in (base, *found))
     return tuple(dict.fromkeys(p if follows(level, workload, machine, p) else variant for p, variant in plain))
 
 
 def _cell(
+    asked: Pass,
     workload: Workload,
     machine: Machine,
-    kernels: tuple[Variant, ...],
+    kernels: tuple[Any, ...],
     clock: str | float,
-    hint: Variant,
+    hint: Any,
     level: Compiler | None,
-) -> tuple[Brief, Variant]:
+) -> tuple[Brief, Any]:
     """The forecast of a cell and its kernel: uphill from the neighbour's share of emulation with the neighbour's knobs,
     then the other kernels; what its floor shows cannot win is not simulated."""
-    found, best = brief(workload, machine, hint, clock, level), hint
+    found, best = asked.brief(workload, machine, hint, clock, level), hint
 
-    def better(variant: Variant, margin: float) -> Brief | None:
+    def better(variant: Any, margin: float) -> Brief | None:
         # The floor is one of forecasts before compilation.
-        if level is None and floor_seconds(workload, machine, variant, clock) >= found.seconds * margin:
+        if level is None and asked.floor(workload, machine, variant, clock) >= found.seconds * margin:
             return None
         if not follows(level, workload, machine, variant):
             return None
-        tried = brief(workload, machine, variant, clock, level)
+        tried = asked.brief(workload, machine, variant, clock, level)
         return tried if tried.seconds < found.seconds * margin else None
 
     # Down first, and down for as good as equal: a smaller share leaves the FMA pipe alone.
@@ -238,7 +233,7 @@ def _cell(
     return found, best
 
 
-def _step(variant: Variant, direction: int) -> float | None:
+def _step(variant: Any, direction: int) -> float | None:
     """The next share of emulation in ``direction``; None beyond the last, or where the family has none."""
     share = emulated_share(variant)
     if share is None:
@@ -247,7 +242,7 @@ def _step(variant: Variant, direction: int) -> float | None:
     return _SHARES[at] if 0 <= at < len(_SHARES) else None
 
 
-def _on_the_steps(variant: Variant) -> Variant:
+def _on_the_steps(variant: Any) -> Any:
     """The variant with the nearest of the map's shares of emulation: the search refines between them."""
     share = emulated_share(variant) or 0.0
     return with_emulated_share(variant, min(_SHARES, key=lambda step: abs(step - share)))

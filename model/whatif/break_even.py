@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.base.progress import Progress, reported, silent
-from tilecast.model.chip.evaluate import PredictError, check_clock
-from tilecast.model.chip.launch import run_chip
-from tilecast.model.families import build_pipeline, legality, loop_shape, native_family
+from tilecast.model.chip.evaluate import check_clock
+from tilecast.model.chip.launch import ChipRun
 from tilecast.model.forecast.binding import loop_bound
-from tilecast.model.forecast.brief import Brief, brief
-from tilecast.model.forecast.level import Compiler, at_hand, level_words, search_of, settled
-from tilecast.model.kernel.variant import Variant
+from tilecast.model.forecast.brief import Brief
+from tilecast.model.forecast.level import Compiler, at_hand, level_words
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.changes import facts_named, is_latency, is_rate
 from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.model.machine.schema import KEYS
+from tilecast.model.passes import FORWARD, Pass
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.whatif.answers import BreakEven, Crossing, Solved
@@ -61,18 +60,20 @@ _FORMS = {unit: form for unit, _, form in _UNIT_OF.values() if form} | {"tensor"
 def break_evens(
     workload: Workload,
     machine: Machine | str,
-    variant: Variant | None = None,
+    variant: Any = None,
     *,
     facts: tuple[str, ...] | None = None,
     family: str | None = None,
     clock: str | float = "sustained",
     compiler: Compiler | None = at_hand,
     progress: Progress = silent,
+    asked_pass: Pass = FORWARD,
 ) -> BreakEvens:
     """Break-even points of ``facts`` (default: the main rates of the machine), in that order.
 
     ``variant`` is the kernel (default: the best of ``family``, or of the machine's own) and stays; ``compiler`` as in
-    `predict`: what is solved is the same at every level, what is simulated and what is of use is not.  Raises MachineError for unknown
+    `predict`: what is solved is the same at every level, what is simulated and what is of use is not.
+    Of a pass of several kernels loop and bandwidths are those of the kernel that takes longest, and what is of use is of them all.  Raises MachineError for unknown
     facts and facts that are neither rates nor latencies, PredictError for kernels that cannot run.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
@@ -85,23 +86,22 @@ def break_evens(
     for key in names:
         if not (is_rate(key) or is_latency(key)):
             raise MachineError(f"break-even: {key} is neither a rate nor a latency, it has unit {KEYS[key].unit}")
-    if variant is None:
-        variant = search_of(compiler)(workload, chip, family or native_family(chip).name, clock).variant
-    verdict = legality(variant, workload, chip)
-    if not verdict.legal:
-        raise PredictError(f"{variant.family} cannot run {workload.label()} on {chip.name}: {verdict.sentence()}")
-    level = settled(compiler, workload, chip, variant)
-    asked = (_Asked(workload, chip, variant, key, clock, level) for key in names)
+    variant = asked_pass.kernel(workload, chip, variant, family, clock, compiler)
+    level = asked_pass.settled(compiler, workload, chip, variant, None, clock)
+    main = asked_pass.main(workload, chip, variant, clock)
+    asked = (_Asked(asked_pass, main, workload, chip, variant, key, clock, level) for key in names)
     rows = map(_one, reported(asked, "facts", len(names), progress))
-    return BreakEvens(rows, chip, workload, variant, clock, level_words(level))
+    return BreakEvens(rows, chip, workload, variant, clock, level_words(level), asked_pass)
 
 
 class _Asked:
     """One fact of one kernel on one machine as a function of its value."""
 
     def __init__(
-        self, workload: Workload, machine: Machine, variant: Variant, key: str, clock: str | float, level: Compiler | None
+        self, asked_pass: Pass, main: str, workload: Workload, machine: Machine, variant: Any, key: str, clock: str | float,
+        level: Compiler | None,
     ) -> None:  # fmt: skip
+        self.asked_pass, self.main = asked_pass, main
         self.workload, self.machine, self.variant, self.key, self.clock = workload, machine, variant, key, clock
         self.level = level
         self.value = machine[key]
@@ -113,7 +113,10 @@ class _Asked:
         return self.machine.with_facts({self.key: x})
 
     def pipeline(self, x: float) -> Pipeline:
-        return build_pipeline(loop_shape(self.workload), self.variant, self.at(x))
+        return self.asked_pass.loop(self.workload, self.at(x), self.variant, self.main)[0]
+
+    def chip(self, x: float) -> ChipRun:
+        return self.asked_pass.chip(self.workload, self.at(x), self.variant, self.main)
 
     def demand(self, x: float) -> dict[str, float]:
         return self.pipeline(x).demand()
@@ -121,16 +124,16 @@ class _Asked:
     def bound(self, x: float) -> str:
         """What holds the kernel at ``x``: a unit, the recurrence, or memory."""
         if self.key.startswith(("hbm.", "l2.")):
-            return self._brief(x).bound_by
-        pipeline = self.pipeline(x)
-        cycles = steady_state(pipeline).ii_cycles if self.level is None else self._brief(x).ii_cycles
-        return loop_bound(pipeline, cycles, self.workload, self.at(x))
+            return self.brief(x, self.level).bound_by
+        pipeline, flop_per_score = self.asked_pass.loop(self.workload, self.at(x), self.variant, self.main)
+        cycles = steady_state(pipeline).ii_cycles if self.level is None else self.brief(x, self.level).ii_cycles
+        return loop_bound(pipeline, cycles, self.workload, self.at(x), flop_per_score)
 
     def seconds(self, x: float) -> float:
-        return self._brief(x).seconds
+        return self.brief(x, self.level).seconds
 
-    def _brief(self, x: float) -> Brief:
-        return brief(self.workload, self.at(x), self.variant, self.clock, self.level)
+    def brief(self, x: float, level: Compiler | None) -> Brief:
+        return self.asked_pass.brief(self.workload, self.at(x), self.variant, self.clock, level)
 
 
 def _one(asked: _Asked) -> BreakEven:
@@ -194,6 +197,9 @@ def _solve(asked: _Asked, unit: str) -> Solved | None:
         met = [_meet(asked, "tensor", other, start) for other in others if other != "tensor"]
         roots = [root for root in met if root is not None and _busiest(asked, "tensor", root.x)]
         roots += [replace(root, other="tensor") for root in fetch]
+        # What else goes through the port (sums, copies) may take longer than the matrix unit's operands.
+        direct = [_meet(asked, unit, other, asked.value) for other in others]
+        roots += [root for root in direct if root is not None and _busiest(asked, unit, root.x)]
         best = max(roots, key=lambda r: r.x, default=None)
     else:
         met = [_meet(asked, unit, other, asked.value) for other in others]
@@ -257,10 +263,10 @@ def _solve_memory(asked: _Asked) -> Solved | None:
         return None
     x = asked.value
     for _ in range(20):
-        run = run_chip(asked.workload, asked.variant, asked.pipeline(x), asked.at(x))
+        run = asked.chip(x)
         if name == "HBM":
             # The clock of the forecast while the SMs bind: with all the bandwidth there could be.
-            rate = brief(asked.workload, asked.at(asked.high), asked.variant, asked.clock, None).clock_mhz * 1e6
+            rate = asked.brief(asked.high, None).clock_mhz * 1e6
             need, have = run.hbm_bytes / 1e12, run.makespan_cycles / rate
             equation = f"{need * 1e6:.6g} MB / (x TB/s) = {have * 1e6:.6g} us"
         else:
@@ -302,10 +308,12 @@ def _formula(asked: _Asked, unit: str, other: str) -> str:
         return ""
     import sympy
 
-    from tilecast.model.closed_forms import forward_forms, symbols
+    from tilecast.model.closed_forms import symbols
 
     s: dict[str, Any] = symbols()
-    forms = {form.name: form.expression for form in forward_forms()}
+    forms = {form.name: form.expression for form in asked.asked_pass.forms()}
+    if not {_FORMS[unit], _FORMS[other]} <= set(forms):
+        return ""
     found = sympy.solve(sympy.Eq(forms[_FORMS[unit]], forms[_FORMS[other]]), s[symbol])
     if not found:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tilecast.model.forecast.predict import Prediction
 from tilecast.model.kernel.workload import Workload
@@ -50,10 +51,14 @@ class Comparison:
     @property
     def knob_changes(self) -> tuple[KnobChange, ...]:
         """What the kernel changes between before and after."""
-        old, new = self.before.variant, self.after.variant
-        names = [f.name for f in fields(old)]
-        return tuple(
-            KnobChange(name, getattr(old, name), getattr(new, name, None))
-            for name in names
-            if getattr(old, name) != getattr(new, name, None)
-        )
+        return knob_changes(self.before.variant, self.after.variant)
+
+
+def knob_changes(old: Any, new: Any) -> tuple[KnobChange, ...]:
+    """The knobs of variant ``old`` that ``new`` has different."""
+    names = [f.name for f in fields(old)]
+    return tuple(
+        KnobChange(name, getattr(old, name), getattr(new, name, None))
+        for name in names
+        if getattr(old, name) != getattr(new, name, None)
+    )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tilecast.base.words import folded
 
 if TYPE_CHECKING:
-    from tilecast.model.kernel.workload import Workload
     from tilecast.model.machine.machine import Machine
     from tilecast.model.whatif.answers import BreakEven, Sensitivity
     from tilecast.model.whatif.asymmetry import AsymmetryMap
@@ -23,13 +22,13 @@ LETTERS = {
 
 
 def sensitivities_text(
-    rows: Sequence[Sensitivity], machine: Machine, workload: Workload, clock: str, width: int = 120
+    rows: Sequence[Sensitivity], machine: Machine, subject: str, clock: str, width: int = 120
 ) -> str:
     """The table `tilecast sensitivity` prints, with bars where ``width`` has room: left is faster, right is slower."""
     size = min(_BAR, (width - 88) // 2)
     wide = 34 if width >= 88 else 30
     lines = [
-        f"{machine.title}: {workload.label()}, {clock}: {rows[0].base_ms:.4g} ms",
+        f"{machine.title}: {subject}, {clock}: {rows[0].base_ms:.4g} ms",
         "Percent of time per percent of each fact; negative: more of it is faster",
         "",
         f"{'fact':<{wide}}{'value':>10} {'unit':<13}{'kernel kept':>12}{'chosen again':>13}",
@@ -49,11 +48,9 @@ def sensitivities_text(
     return "\n".join(lines)
 
 
-def break_evens_text(
-    rows: Sequence[BreakEven], machine: Machine, workload: Workload, clock: str, width: int = 120
-) -> str:
+def break_evens_text(rows: Sequence[BreakEven], machine: Machine, subject: str, clock: str, width: int = 120) -> str:
     """What `tilecast breakeven` prints; each number says how it was found."""
-    lines = [f"{machine.title}: {workload.label()}, {clock}; break-even points, the kernel kept"]
+    lines = [f"{machine.title}: {subject}, {clock}; break-even points, the kernel kept"]
     for row in rows:
         lines += ["", f"{row.fact} = {row.value:g} {row.unit} ({row.meaning}); bound by {row.bound_now} now"]
         if row.solved is not None:
@@ -101,7 +98,7 @@ def map_text(found: AsymmetryMap, width: int = 120) -> str:
     legend = [f"{LETTERS[name].upper()} {name}" for name in LETTERS if LETTERS[name].upper() in used]
     legend += [f"{LETTERS[name]} recurrence, mostly {name}" for name in LETTERS if LETTERS[name] in used]
     lines = [
-        f"{found.machine}, {found.workload.label()}, at {found.clock_mhz:.0f} MHz{found.level_note}; everything but the two axes is {found.machine}'s",
+        f"{found.machine}, {found.words}{found.workload.label()}, at {found.clock_mhz:.0f} MHz{found.level_note}; everything but the two axes is {found.machine}'s",
         f"across: {found.x_fact} ({found.x_unit}); up: {found.y_fact} ({found.y_unit})",
         "",
         f"{'TFLOP/s and what binds':>24}",

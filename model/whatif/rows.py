@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from tilecast.base.html_table import html_table
 from tilecast.model.forecast.answer import BEFORE
-from tilecast.model.kernel.variant import Variant, variant_text
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.passes import FORWARD, Pass
 from tilecast.model.whatif.answers import BreakEven, Sensitivity
 from tilecast.model.whatif.render_rows import break_evens_text, sensitivities_text
 
@@ -21,31 +22,39 @@ class Rows(tuple[_Row, ...]):
 
     machine: Machine
     workload: Workload
-    variant: Variant
+    variant: Any
     clock: str | float
     #: What every row was made from (`forecast.level`).
     level: str
+    #: What was asked about: its kernels are those of this pass.
+    asked_pass: Pass
 
     def __new__(
         cls,
         rows: Iterable[_Row],
         machine: Machine,
         workload: Workload,
-        variant: Variant,
+        variant: Any,
         clock: str | float,
         level: str = BEFORE,
+        asked_pass: Pass = FORWARD,
     ) -> Rows[_Row]:
         """A tuple of ``rows``."""
         made = super().__new__(cls, rows)
         made.machine, made.workload, made.variant, made.clock, made.level = machine, workload, variant, clock, level
+        made.asked_pass = asked_pass
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return (tuple(self), self.machine, self.workload, self.variant, self.clock, self.level)
+        return (tuple(self), self.machine, self.workload, self.variant, self.clock, self.level, self.asked_pass)
 
     def clock_words(self) -> str:
         """The clock for headlines."""
         return self.clock if isinstance(self.clock, str) else f"{self.clock:g} MHz"
+
+    def subject(self) -> str:
+        """The pass and the shape, for headlines."""
+        return f"{self.asked_pass.words}{self.workload.label()}"
 
     def _words(self) -> str:
         """The clock, and the level where it is not before compilation, for headlines."""
@@ -63,6 +72,7 @@ class Rows(tuple[_Row, ...]):
         """Keys documented in docs/json.md."""
         rows = [row.to_dict() for row in self]  # type: ignore[attr-defined]
         return {
+            **({} if self.asked_pass is FORWARD else {"pass": self.asked_pass.name}),
             "machine": self.machine.name, "workload": self.workload.as_dict(), "variant": variant_text(self.variant),
             "clock": self.clock, "level": self.level, "facts": rows,
         }  # fmt: skip
@@ -71,11 +81,11 @@ class Rows(tuple[_Row, ...]):
         return self.text()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} facts, {self.machine.name}, {self.workload.label()}, {self.clock_words()} clock)"
+        return f"{type(self).__name__}({len(self)} facts, {self.machine.name}, {self.subject()}, {self.clock_words()} clock)"
 
     def _repr_html_(self) -> str:
         header, rows = self.columns()
-        return html_table(f"{self.machine.title}: {self.workload.label()}, {self.clock_words()} clock", header, rows)
+        return html_table(f"{self.machine.title}: {self.subject()}, {self.clock_words()} clock", header, rows)
 
 
 class Sensitivities(Rows[Sensitivity]):
@@ -83,7 +93,7 @@ class Sensitivities(Rows[Sensitivity]):
 
     def text(self, width: int = 120) -> str:
         """The table with bars, as `tilecast sensitivity` prints it."""
-        return sensitivities_text(self, self.machine, self.workload, self._words(), width)
+        return sensitivities_text(self, self.machine, self.subject(), self._words(), width)
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""
@@ -96,7 +106,7 @@ class BreakEvens(Rows[BreakEven]):
 
     def text(self, width: int = 120) -> str:
         """What `tilecast breakeven` prints."""
-        return break_evens_text(self, self.machine, self.workload, self._words(), width)
+        return break_evens_text(self, self.machine, self.subject(), self._words(), width)
 
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of a small table."""

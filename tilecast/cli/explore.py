@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilecast.cli.training import Pass, is_forward
+from tilecast.cli.training import Pass, asked, is_forward
 from tilecast.cli.workload_options import AsJson, Changes, Clock, Kernel, Level, LevelAtHand, Shapes, takes_workload
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -113,25 +113,19 @@ def breakeven(
         list[str] | None, typer.Option("--fact", help="A rate or latency (default: the main rates); repeat for more.")
     ] = None,
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:
     """At which value of a fact does something else bind, and beyond which is more no use?"""
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show, width
     from tilecast.model.whatif.break_even import break_evens
 
-    family, variant = kernel.on(machine)
-    facts = tuple(fact) if fact else None
+    of = asked(direction, kernel, work, machine, level)
     with Screen() as screen:
         rows = break_evens(
-            work,
-            changes.of(machine),
-            variant,
-            facts=facts,
-            family=family,
-            clock=clock.value,
-            compiler=level.compiler(),
-            progress=screen,
-        )
+            work, changes.of(machine), of.variant, facts=tuple(fact) if fact else None, family=of.family,
+            clock=clock.value, compiler=of.compiler, progress=screen, asked_pass=of.asked_pass,
+        )  # fmt: skip
     show(rows.text(width()), rows.to_dict(), as_json)
 
 
@@ -154,6 +148,7 @@ def asymmetry(
     ] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Draw it to FILE.svg or FILE.png.")] = None,
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:
     """Two rates along two axes: what binds and what is reached in every cell, with real GPUs placed on it.
 
@@ -171,12 +166,12 @@ def asymmetry(
     pair: Any = tuple(part.strip() for part in axes.split(",")) if axes is not None else None
     if pair is not None and len(pair) != 2:
         raise MachineError(f"--axes: expected two facts with a comma between, got '{axes}'")
-    family, variant = kernel.on(machine)
+    of = asked(direction, kernel, work, machine, level)
     with Screen() as screen:
         found = asymmetry_map(
-            work, changes.of(machine), axes=pair, grid=grid, span=span, clock=clock.value, variant=variant, family=family,
+            work, changes.of(machine), axes=pair, grid=grid, span=span, clock=clock.value, variant=of.variant, family=of.family,
             shown=SHOWN if shown is None else [part.strip() for part in shown.split(",") if part.strip()],
-            compiler=level.compiler(), progress=screen,
+            compiler=of.compiler, progress=screen, asked_pass=of.asked_pass,
         )  # fmt: skip
         if output is not None:
             write_map(found, output)

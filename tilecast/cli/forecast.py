@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilecast.cli.step import BatchFile, Page
-from tilecast.cli.training import Pass, PassOrBoth, is_forward
+from tilecast.cli.training import Pass, PassOrBoth, asked, is_forward
 from tilecast.cli.workload_options import (
     AsJson,
     Changes,
@@ -47,7 +47,7 @@ def predict(
         str | None, typer.Option("--measured", help="Your own number (0.95ms, 950us, 600TFLOP/s): where it lies, and what explains it.")
     ] = None,
     as_json: AsJson = False,
-    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile to FILE.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Write a Perfetto trace of one tile of every kernel to FILE.")] = None,
     batch_file: BatchFile = None,
     page: Page = 64,
     direction: PassOrBoth = "fwd",
@@ -63,8 +63,8 @@ def predict(
     if not is_forward(direction, both=True):
         from tilecast.cli.training import predict_pass
 
-        others = {"--trace": trace, "--measured": measured, "--batch-file": batch_file}
-        predict_pass(direction, work, machine, kernel, clock, level, as_json, others)
+        others = {"--measured": measured, "--batch-file": batch_file}
+        predict_pass(direction, work, machine, kernel, clock, level, as_json, trace, others)
         return
     if batch_file is not None:
         _predict_batch(work, machine, clock, batch_file, page, as_json, {"--trace": trace, "--measured": measured})
@@ -135,6 +135,7 @@ def report(
     ] = None,
     date: Annotated[str, typer.Option("--date", help="Date to print; without one, same input gives same bytes.")] = "",
     as_json: AsJson = False,
+    direction: Pass = "fwd",
 ) -> None:  # fmt: skip
     """Write the design review: verdict, forecast, roofline, schedule, sensitivities, alternatives, accuracy, risks."""
     from tilecast.base.files import write_text_atomically
@@ -146,11 +147,12 @@ def report(
     # Everything is checked before anything is computed, and everything computed before anything is written.
     target, folder = _review_targets(output, markdown)
     check_installed(page=target.suffix == ".html")
-    family, variant = kernel.on(machine.chip)
+    of = asked(direction, kernel, work, machine.chip, level)
     with Screen() as screen:
         content = review(
-            work, machine.chip, variant, family=family, clock=clock.value, changes=changes.values, scales=changes.factors,
-            measured=measured, date=date, machine_name=machine.name, compiler=level.compiler(), progress=screen,
+            work, machine.chip, of.variant, family=of.family, clock=clock.value, changes=changes.values, scales=changes.factors,
+            measured=measured, date=date, machine_name=machine.name, compiler=of.compiler, progress=screen,
+            asked_pass=of.asked_pass,
         )  # fmt: skip
         screen("draw", 0, 1)
         files: dict[Path, str] = {target: content.page()} if target.suffix == ".html" else {}
@@ -291,16 +293,27 @@ def command_line() -> str:
 def demand(
     work: Workload,
     machine: Machine,
-    tile_m: Annotated[int, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile.")] = 128,
-    tile_n: Annotated[int, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile.")] = 128,
+    tile_m: Annotated[
+        int | None, typer.Option("--tile-m", min=1, max=4096, help="Query rows of a tile (default 128; of the backward pass the kernels' own).")
+    ] = None,
+    tile_n: Annotated[
+        int | None, typer.Option("--tile-n", min=1, max=4096, help="Key rows of a tile (default likewise).")
+    ] = None,
     as_json: AsJson = False,
-) -> None:
+    direction: Pass = "fwd",
+) -> None:  # fmt: skip
     """Closed forms: cycles per unit and tile, forward and backward, and HBM traffic fused and unfused."""
     from tilecast.cli.tables import show, width
     from tilecast.model.closed_forms import demand_dict, demand_report
+    from tilecast.model.training.closed_forms import backward_demand_dict, backward_demand_report
 
-    data: Any = demand_dict(machine, work, tile_m, tile_n) if as_json else None
-    show("" if as_json else demand_report(machine, work, tile_m, tile_n, width()), data, as_json)
+    if is_forward(direction):
+        m, n = tile_m or 128, tile_n or 128
+        data: Any = demand_dict(machine, work, m, n) if as_json else None
+        show("" if as_json else demand_report(machine, work, m, n, width()), data, as_json)
+        return
+    found = backward_demand_dict(machine, work, tile_m, tile_n)
+    show("" if as_json else backward_demand_report(machine, work, found, width()), found, as_json)
 
 
 @app.command(rich_help_panel=_PANEL, epilog="Example: tilecast schedule h200 --head-dim 128 --causal")

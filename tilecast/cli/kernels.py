@@ -223,6 +223,7 @@ def tune(
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, max=256, help="Compilers at a time (0: all cores).")] = 0,
     as_json: AsJson = False,
+    direction: Annotated[str, typer.Option("--pass", help="fwd; backward passes are not tuned.")] = "fwd",
 ) -> None:
     """Choose a kernel for a shape: the whole space by forecast, the best by machine code, the very best on the GPU.
 
@@ -235,8 +236,14 @@ def tune(
     from tilecast.cli.tables import shape_name, show, table
     from tilecast.codegen.tune.render import as_csv
     from tilecast.model.kernel.variant import short_text
+    from tilecast.model.kernel.verdict import VariantError
     from tilecast.validation.lab.tuning import tune as choose
 
+    if direction != "fwd":
+        raise VariantError(
+            f"--pass {direction}: tune compiles and times forward kernels: 'tilecast generate --pass bwd' writes the best backward pass by "
+            "forecast, tools/sweep_backward.py times its loops on your GPU"
+        )
     if audit is not None and Path(audit).suffix not in (".json", ".csv"):
         raise OutputError(f"--audit: expected a name ending in .json or .csv, got '{audit}'")
     for option, path in (("-o", output), ("--audit", audit)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,6 +13,7 @@ from tilecast.model.machine.machine import Machine
 
 if TYPE_CHECKING:
     from tilecast.model.backward import BackwardVariant
+    from tilecast.model.passes import Pass as Pass_
     from tilecast.model.training.forecast import BackwardPrediction, TrainingPrediction
 
 Pass = Annotated[str, typer.Option("--pass", help="fwd; bwd: gradients of q, k, v.")]
@@ -23,7 +24,8 @@ def is_forward(direction: str, both: bool = False) -> bool:
     """Whether a verb is asked about the forward pass; VariantError for a pass that it does not know."""
     known = ("fwd", "bwd", "both") if both else ("fwd", "bwd")
     if direction not in known:
-        raise VariantError(f"--pass: expected {', '.join(known[:-1])} or {known[-1]}, got '{direction}'")
+        why = ": each pass has kernels of its own, ask about one at a time" if direction == "both" else ""
+        raise VariantError(f"--pass: expected {', '.join(known[:-1])} or {known[-1]}, got '{direction}'{why}")
     return direction == "fwd"
 
 
@@ -47,6 +49,27 @@ def chosen_kernel(kernel: Kernel, work: Workload, machine: Machine) -> tuple[str
     return record.name, parse_backward(kernel.variant, record.chosen(work, machine))
 
 
+class Asked(NamedTuple):
+    """What a verb that knows both passes asks about: the pass, its kernel, and the level."""
+
+    asked_pass: Pass_
+    family: str | None
+    variant: Any
+    compiler: Any
+
+
+def asked(direction: str, kernel: Kernel, work: Workload, machine: Machine, level: Level) -> Asked:
+    """The pass, kernel and level of ``--pass``, ``--family``, ``--variant`` and ``--level``."""
+    if is_forward(direction):
+        from tilecast.model.passes import FORWARD
+
+        return Asked(FORWARD, *kernel.on(machine), level.compiler())
+    from tilecast.model.training.passes import BACKWARD
+
+    check_level(level)
+    return Asked(BACKWARD, *chosen_kernel(kernel, work, machine), None)
+
+
 def check_level(level: Level) -> None:
     """PredictError for a level that a backward pass has not."""
     from tilecast.model.chip.evaluate import PredictError
@@ -60,9 +83,10 @@ def check_level(level: Level) -> None:
 
 def predict_pass(
     direction: str, work: Shapes, machines: Machines, kernel: Kernel, clock: Clock, level: Level, as_json: bool,
-    others: dict[str, str | None],
+    trace: str | None, others: dict[str, str | None],
 ) -> None:  # fmt: skip
     """predict --pass bwd and --pass both."""
+    from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import shape_name, show
     from tilecast.model.chip.evaluate import PredictError
@@ -70,6 +94,12 @@ def predict_pass(
     for option, value in others.items():
         if value is not None:
             raise PredictError(f"{option} goes with one forward pass: drop --pass {direction}")
+    if trace is not None:
+        if len(work.works) * len(machines) > 1:
+            raise PredictError(
+                f"--trace goes with one shape and one machine, got {len(work.works) * len(machines)} forecasts"
+            )
+        check_writable(trace)
     answers: list[BackwardPrediction | TrainingPrediction | str] = []
     questions = [(chip, w) for chip in machines for w in work.works]
     with Screen() as screen:
@@ -83,6 +113,8 @@ def predict_pass(
                 answers.append(str(error))
     if all(isinstance(a, str) for a in answers):
         raise PredictError(str(answers[0]))
+    if trace is not None and not isinstance(answers[0], str):
+        write_text_atomically(trace, answers[0].trace_json())
     if not work.listed and len(machines) == 1:
         only = answers[0]
         assert not isinstance(only, str)
@@ -184,4 +216,4 @@ def sensitivity_pass(
     family, variant = chosen_kernel(kernel, work, machine)
     with Screen() as screen:
         rows = backward_sensitivities(work, machine, variant, family=family, clock=clock.value, step=step, progress=screen)  # fmt: skip
-    show(f"Backward pass\n{rows.text(width())}", rows.to_dict(), as_json)
+    show(rows.text(width()), rows.to_dict(), as_json)

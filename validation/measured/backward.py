@@ -8,7 +8,7 @@ variants that the class refuses by now are counted, not compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,10 +29,11 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.training.evaluate import evaluate_backward
 from tilecast.model.training.launch import run_loop
+from tilecast.validation.published.points import machine_of
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
 PASSES, LOOPS = MEASURED / "h200_backward_kernels.csv", MEASURED / "h200_backward_sweep.csv"
-COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note")  # fmt: skip
+COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note", "gpu", "date", "driver")  # fmt: skip
 _LOOP_KERNELS = ("key_gradients", "value_gradients", "query_gradients")
 #: Variants of a shape from which their order says something.
 _LEAST_RANKED = 4
@@ -116,6 +117,37 @@ def run_backward(
     return BackwardReport(chip.name, tuple(rows), tuple(sorted(left.items())))
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredPass:
+    """A whole pass of ours as measured: where, which, and the row of the table."""
+
+    machine: str
+    workload: Workload
+    kernel: str
+    date: str
+    driver: str
+    row: Mapping[str, str]
+
+
+def fastest_passes(path: Path = PASSES) -> tuple[MeasuredPass, ...]:
+    """Our fastest pass of every machine and shape; BackwardTableError for a file that is no such table."""
+    best: dict[tuple[str, Workload], MeasuredPass] = {}
+    for row in _read(path):
+        if not row["ms"] or named_in(row["knobs"]) is None:
+            continue
+        machine = machine_of(row["gpu"].removeprefix("NVIDIA "))
+        found = MeasuredPass(machine, _workload(row), row["kernel"], row["date"], row["driver"], row)
+        before = best.get((machine, found.workload))
+        if machine and (before is None or float(row["ms"]) < float(before.row["ms"])):
+            best[machine, found.workload] = found
+    return tuple(best.values())
+
+
+def forecast_pass(measured: MeasuredPass, machine: Machine) -> BackwardRow | str:
+    """The row and its forecast; why there is none for a variant that is refused by now."""
+    return _pass(measured.row, machine)
+
+
 def _read(path: Path) -> list[dict[str, str]]:
     rows = read_rows(path, "the backward passes", BackwardTableError)
     missing = [name for name in COLUMNS if not rows or name not in rows[0]]
@@ -124,7 +156,7 @@ def _read(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _workload(row: dict[str, str]) -> Workload:
+def _workload(row: Mapping[str, str]) -> Workload:
     heads = int(row["heads"])
     kv = int(row["note"].partition(";")[2].split()[0]) if "key heads" in row["note"] else heads
     return Workload(
@@ -139,13 +171,13 @@ def _workload(row: dict[str, str]) -> Workload:
     )
 
 
-def _clock(row: dict[str, str], machine: Machine) -> float:
+def _clock(row: Mapping[str, str], machine: Machine) -> float:
     """The clock executed; the top one where none was sampled."""
     seen = float(row["sm_clock_mhz"])
     return (machine["chip.clock_max_mhz"] if math.isnan(seen) else seen) * machine["power.tensor_clock_share"]
 
 
-def _pass(row: dict[str, str], machine: Machine) -> BackwardRow | str:
+def _pass(row: Mapping[str, str], machine: Machine) -> BackwardRow | str:
     """A whole pass; "" for a kernel that is not ours."""
     named = named_in(row["knobs"])
     if named is None or not row["ms"]:

@@ -7,6 +7,7 @@ else as the class built for the machine.  Lengths below 2048 are mostly start an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilecast.base.data import PUBLISHED
 from tilecast.base.progress import Progress, silent
@@ -21,6 +22,17 @@ from tilecast.validation.statistics import ErrorSummary, grouped, summarise
 TABLES = (PUBLISHED / "points.csv", PUBLISHED / "backward_points.csv")
 LEAST_LENGTH = 2048
 _PORTABLE = ("fa2", "pytorch-sdpa-flash(fa2)")
+
+
+@dataclass(frozen=True, slots=True)
+class FastestBackward:
+    """The fastest published backward pass of one shape on one machine."""
+
+    machine: str
+    workload: Workload
+    kernel: str
+    source: str
+    measured_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +60,28 @@ class PublishedBackward:
 
 def run_published_backward(clock: str = "short", progress: Progress = silent) -> tuple[PublishedBackward, ...]:
     """Forecast the fastest kernel of every shape at ``clock``."""
-    fastest = _fastest()
+    fastest = fastest_published()
     found = []
-    for done, ((name, work), (ms, kernel, source)) in enumerate(fastest.items()):
-        progress("published", done, len(fastest), f"{name} {work.label()}")
-        machine = load_machine(name)
-        family = "fa2_bwd" if kernel in _PORTABLE else None
-        variant, _ = best_backward(work, machine, family, clock)
-        seconds = evaluate_backward(work, machine, variant, clock).seconds
-        found.append(PublishedBackward(name, work, kernel, source, ms, seconds * 1e3, variant.family))
+    for done, row in enumerate(fastest):
+        progress("published", done, len(fastest), f"{row.machine} {row.workload.label()}")
+        found.append(forecast_published(row, clock))
     return tuple(found)
 
 
-def _fastest() -> dict[tuple[str, Workload], tuple[float, str, str]]:
-    """(milliseconds, kernel, source) by machine and shape."""
+def forecast_published(row: FastestBackward, clock: str) -> PublishedBackward:
+    """The best variant's forecast for a published row."""
+    machine = load_machine(row.machine)
+    family = "fa2_bwd" if row.kernel in _PORTABLE else None
+    variant, _ = best_backward(row.workload, machine, family, clock)
+    seconds = evaluate_backward(row.workload, machine, variant, clock).seconds
+    return PublishedBackward(
+        row.machine, row.workload, row.kernel, row.source, row.measured_ms, seconds * 1e3, variant.family
+    )
+
+
+@lru_cache(maxsize=1)
+def fastest_published() -> tuple[FastestBackward, ...]:
+    """The fastest row of every machine and shape."""
     best: dict[tuple[str, Workload], tuple[float, str, str]] = {}
     for path in TABLES:
         for number, row in pass_rows(path, "bwd"):
@@ -76,7 +96,9 @@ def _fastest() -> dict[tuple[str, Workload], tuple[float, str, str]]:
                 continue
             if ms < best.get((machine, work), (float("inf"), "", ""))[0]:
                 best[machine, work] = (ms, kernel, f"{row['source']}: {row['source_ref']}")
-    return best
+    return tuple(
+        FastestBackward(machine, work, kernel, source, ms) for (machine, work), (ms, kernel, source) in best.items()
+    )
 
 
 def _milliseconds(row: dict[str, str], work: Workload) -> float | None:

@@ -6,8 +6,8 @@ import hashlib
 
 from tilecast.explore.review.content.content import Assumption
 from tilecast.explore.review.content.roofline import UNIT_FACTS
+from tilecast.model.forecast.answer import Explained
 from tilecast.model.forecast.interval import FactEffect
-from tilecast.model.forecast.predict import Prediction
 from tilecast.model.machine.machine import Fact, Machine
 from tilecast.model.machine.schema import KEYS
 
@@ -22,19 +22,20 @@ _CHIP = (
 )
 
 
-def assumptions(p: Prediction) -> tuple[Assumption, ...]:
+def assumptions(p: Explained) -> tuple[Assumption, ...]:
     """Facts whose range moves the forecast, those changed by hand and the rates of the units; the widest effect first."""
     machine = p.machine
     ranged = {effect.fact: effect for effect in p.fact_effects}
     changed = tuple(name for name in machine if machine.fact(name).kind == "what-if")
-    rates = tuple(UNIT_FACTS[u][0].format(dtype=p.workload.dtype) for u in p.pipeline.demand() if u in UNIT_FACTS)
+    units = dict.fromkeys(unit for kernel in p.kernels for unit in kernel.pipeline.demand())
+    rates = tuple(UNIT_FACTS[u][0].format(dtype=p.workload.dtype) for u in units if u in UNIT_FACTS)
     names = dict.fromkeys((*ranged, *changed, *rates, *_CHIP))
     rows = [_row(p, name, ranged.get(name)) for name in names if machine.has(name)]
     order = {name: i for i, name in enumerate(names)}
     return tuple(sorted(rows, key=lambda row: (-row.effect, order[row.fact])))
 
 
-def _row(p: Prediction, name: str, effect: FactEffect | None) -> Assumption:
+def _row(p: Explained, name: str, effect: FactEffect | None) -> Assumption:
     fact = p.machine.fact(name)
     if effect is None:
         return Assumption(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from tilecast.explore.review.content.content import Considered, Variants
+from tilecast.explore.review.content.reviewed import Reviewed
 from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import FAMILIES, knob_space, legality, one_knob_away, published_variant
+from tilecast.model.families import one_knob_away
+from tilecast.model.forecast.answer import Explained
 from tilecast.model.forecast.level import Compiler, follows
-from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.variant import Variant, variant_text
-from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.workload import Workload
 
 #: Times within this are a tie: no forecast or measurement tells them apart.
@@ -19,31 +20,31 @@ TIE = 0.005
 _ORDER = {"chosen": 0, "faster": 1, "tie": 2, "slower": 3, "refused": 4}
 
 
-def considered(p: Prediction, clock: str | float, level: Compiler | None = None) -> Variants:
+def considered(r: Reviewed, p: Explained, clock: str | float, level: Compiler | None = None) -> Variants:
     """Alternatives of ``p`` with the reason each was not taken; the family's space is counted, not forecast.
 
     ``level`` (`forecast.level.settled`) is that of ``p``: an alternative that cannot be forecast at it is not compared.
     """
     work, machine, chosen = p.workload, p.machine, p.variant
-    space = knob_space(chosen.family, work, machine)
-    legal = sum(legality(v, work, machine).legal for v in space)
+    space = r.space(chosen, work, machine)
+    legal = sum(not r.refusal(v, work, machine) for v in space)
     rows: dict[str, Considered] = {}
-    for change, variant in _alternatives(p, space):
-        rows.setdefault(variant_text(variant), _row(p, change, variant, clock, level))
+    for change, variant in _alternatives(r, p, space, clock):
+        rows.setdefault(variant_text(variant), _row(r, p, change, variant, clock, level))
     text = variant_text(chosen)
     rows[text] = Considered("", text, "chosen", p.tflops, 0.0, _why_chosen(p))
     listed = sorted(rows.values(), key=lambda row: (_ORDER[row.verdict], row.slower or 0.0, row.change))
-    return Variants(text, tuple(listed), len(space), legal)
+    return Variants(text, tuple(listed), len(space), legal, r.compared)
 
 
-def difference(a: Variant, b: Variant) -> str:
+def difference(a: Any, b: Any) -> str:
     """What differs in ``b`` from ``a``, as knobs; the family alone when it is another."""
     if a.family != b.family:
         return f"family={b.family}"
     return ", ".join(f"{name}={_plain(getattr(b, name))}" for name in _knobs(b) if getattr(a, name) != getattr(b, name))
 
 
-def _knobs(variant: Variant) -> tuple[str, ...]:
+def _knobs(variant: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(variant) if f.name != "family")
 
 
@@ -51,40 +52,39 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _why_chosen(p: Prediction) -> str:
+def _why_chosen(p: Explained) -> str:
     return f"shortest forecast: {p.variant_origin}" if p.variant_origin != "as given" else "given by the user"
 
 
-def _alternatives(p: Prediction, space: tuple[Variant, ...]) -> Iterable[tuple[str, Variant]]:
+def _alternatives(
+    r: Reviewed, p: Explained, space: tuple[Any, ...], clock: str | float
+) -> Iterable[tuple[str, Any]]:  # fmt: skip
     """(what is special about it, variant), without the chosen one."""
-    work, machine, chosen = p.workload, p.machine, p.variant
-    shipped = published_variant(chosen.family, work, machine)
-    if shipped != chosen:
+    chosen = p.variant
+    shipped = r.shipped(chosen, p.workload, p.machine)
+    if shipped is not None and shipped != chosen:
         yield f"as the authors ship it: {difference(chosen, shipped)}", shipped
     for other in one_knob_away(chosen, space):
         yield difference(chosen, other), other
-    for family in FAMILIES:
-        if family != chosen.family:
-            try:
-                other = published_variant(family, work, machine)
-            except VariantError:
-                continue
-            yield f"another family: {family}", other
+    for family, variant in r.others(chosen, p.workload, p.machine, clock):
+        yield f"another family: {family}", variant
 
 
-def _row(p: Prediction, change: str, variant: Variant, clock: str | float, level: Compiler | None) -> Considered:
+def _row(
+    r: Reviewed, p: Explained, change: str, variant: Any, clock: str | float, level: Compiler | None
+) -> Considered:
     text = variant_text(variant)
-    verdict = legality(variant, p.workload, p.machine)
-    if not verdict.legal:
-        return Considered(change, text, "refused", None, None, verdict.sentence())
+    refused = r.refusal(variant, p.workload, p.machine)
+    if refused:
+        return Considered(change, text, "refused", None, None, refused)
     base, said = p, ""
     if not follows(level, p.workload, p.machine, variant):
         # Two levels do not compare: both as they are before compilation.
         level, said = None, " (both before compilation: its loop is not at hand)"
     try:
         if said:
-            base = predict(p.workload, p.machine, p.variant, clock=clock, interval=False, compiler=None)
-        other = predict(p.workload, p.machine, variant, clock=clock, interval=False, compiler=level)
+            base = r.predict(p.workload, p.machine, p.variant, None, clock, False, None)
+        other = r.predict(p.workload, p.machine, variant, None, clock, False, level)
     except (PredictError, ValueError) as error:
         return Considered(change, text, "refused", None, None, str(error))
     slower = other.time_ms / base.time_ms - 1.0
@@ -95,7 +95,7 @@ def _row(p: Prediction, change: str, variant: Variant, clock: str | float, level
     return Considered(change, text, name, tflops, slower, f"{abs(slower):.1%} {name}: {_compare(base, other)}{said}")
 
 
-def _compare(p: Prediction, other: Prediction) -> str:
+def _compare(p: Explained, other: Explained) -> str:
     """Which step of the waterfall costs (or saves) most of the difference; milliseconds."""
     if other.variant.family != p.variant.family and not _same_steps(p, other):
         return f"bound by {binding_name(other)}"
@@ -106,13 +106,13 @@ def _compare(p: Prediction, other: Prediction) -> str:
     return f"{theirs[cause] - mine.get(cause, 0.0):+.3g} ms in “{cause}”"
 
 
-def _same_steps(p: Prediction, other: Prediction) -> bool:
+def _same_steps(p: Explained, other: Explained) -> bool:
     return {s.cause for s in p.waterfall} == {s.cause for s in other.waterfall}
 
 
-def binding_name(p: Prediction) -> str:
+def binding_name(p: Explained) -> str:
     """What the forecast sits on, for a sentence."""
-    bound = p.binding.as_dict()
+    bound = p.main.binding.as_dict()
     if bound["kind"] == "recurrence":
         return f"the recurrence {str(bound['name']).replace('->', '→')}"
     return f"the {bound['name']} unit" if bound["kind"] == "unit" else str(bound["name"])

@@ -55,6 +55,16 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """One of several launches: its time with what it takes to start it, its share of the whole, bytes from and to memory."""
+
+    name: str
+    time_ms: float
+    share: float
+    hbm_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bar:
     """One operation (or wait) on one lane of the timeline, in cycles from the start of the tile."""
 
@@ -127,6 +137,8 @@ class Variants:
     rows: tuple[Considered, ...]
     space: int
     legal: int
+    #: What was forecast of them, in words.
+    compared: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +234,8 @@ class ReviewContent:
     """The whole review; every chart has its numbers here and in a table."""
 
     title: str
+    #: Value of ``--pass``.
+    asked_pass: str
     machine: str
     workload: str
     question: str
@@ -234,6 +248,10 @@ class ReviewContent:
     waterfall: tuple[Step, ...]
     ceilings: tuple[Ceiling, ...]
     timeline: Timeline
+    #: Of the kernels that take less time than that of ``timeline``, where there are several.
+    other_timelines: tuple[Timeline, ...]
+    #: Where there are several.
+    launches: tuple[Launch, ...]
     tornado: Tornado
     map: AsymmetryMap
     variants: Variants
@@ -243,3 +261,8 @@ class ReviewContent:
     risks: tuple[Risk, ...]
     change: Change | None
     provenance: Provenance
+
+    @property
+    def whole(self) -> str:
+        """What the causes of the waterfall add up to."""
+        return "time of all launches" if self.launches else "time of the kernel"

@@ -16,7 +16,7 @@ from tilecast.explore.review.content.content import (
     Variants,
     tflops_text,
 )
-from tilecast.model.forecast.predict import Prediction
+from tilecast.model.forecast.answer import Explained
 from tilecast.model.whatif.answers import Sensitivity
 
 #: A cause of uncertainty below this share of the answer is not worth a reviewer's time.
@@ -29,7 +29,7 @@ _NEAR_MEMORY = 0.7
 class Evidence:
     """What the sentences are computed from."""
 
-    forecast: Prediction
+    forecast: Explained
     ceilings: Sequence[Ceiling]
     assumptions: Sequence[Assumption]
     variants: Variants
@@ -38,19 +38,19 @@ class Evidence:
     change: Change | None
 
 
-def question(p: Prediction, change: Change | None) -> str:
+def question(p: Explained, change: Change | None) -> str:
     """What the report answers."""
-    ask = f"How fast can {p.workload.label()} run on {p.machine.title}, what stops it, and what would help most?"
+    ask = f"How fast can {p.subject} run on {p.machine.title}, what stops it, and what would help most?"
     if change is None:
         return ask
-    return f"What does {p.machine.title} gain on {p.workload.label()} when {_changes(change)}?"
+    return f"What does {p.machine.title} gain on {p.subject} when {_changes(change)}?"
 
 
 def _changes(change: Change) -> str:
     return " and ".join(f"{name} goes from {old:g} to {new:g} {unit}" for name, old, new, unit in change.changes)
 
 
-def peak_share(p: Prediction) -> float:
+def peak_share(p: Explained) -> float:
     """Share of the tensor cores' peak at the top clock."""
     m = p.machine
     peak = m[f"tensor.{p.workload.dtype}_flop_per_clk"] * m["chip.sm_count"] * m["chip.clock_max_mhz"] * 1e6
@@ -70,7 +70,8 @@ def verdict(e: Evidence) -> tuple[str, str]:
         c = e.change
         second = f"When {_changes(c)}, {_gain(c)}."
         return first, second
-    return first, f"It is bound by {binding_name(p)}; {_largest_loss(p)}; {_help(e)}."
+    what = f"Its {p.main.name} take longest and are" if len(p.kernels) > 1 else "It is"
+    return first, f"{what} bound by {binding_name(p)}; {_largest_loss(p)}; {_help(e)}."
 
 
 def percent(share: float) -> str:
@@ -104,7 +105,7 @@ def _kept(change: Change) -> str:
     return f"with the kernel left as it is, {change.speed_up_kept - 1:+.1%}"
 
 
-def _largest_loss(p: Prediction) -> str:
+def _largest_loss(p: Explained) -> str:
     loss = max(p.waterfall[1:], key=lambda step: step.share)
     return f"the largest loss from peak is “{loss.cause}”, {loss.share:.0%} of the time"
 
@@ -176,13 +177,13 @@ def _about_facts(e: Evidence) -> Iterator[Risk]:
 
 
 def _about_the_loop(e: Evidence) -> Iterator[Risk]:
-    p = e.forecast
-    bound = p.binding.as_dict()
-    gap = p.ii_cycles / p.bounds.res.cycles - 1.0 if p.bounds.res.cycles else 0.0
+    p = e.forecast.main
+    bound, cycles = p.binding.as_dict(), p.trace.ii_cycles
+    gap = cycles / p.bounds.res.cycles - 1.0 if p.bounds.res.cycles else 0.0
     if bound["kind"] == "recurrence":
         yield Risk(
             "Bound by a recurrence",
-            f"No unit is full: the loop takes {p.ii_cycles:.0f} cycles where {p.bounds.res.unit} needs {p.bounds.res.cycles:.0f}; "
+            f"No unit is full: the loop{_of_one(e.forecast)} takes {cycles:.0f} cycles where {p.bounds.res.unit} needs {p.bounds.res.cycles:.0f}; "
             "latencies and hand-overs decide, and a faster unit alone brings less than its share.",
             gap,
         )  # fmt: skip
@@ -200,6 +201,11 @@ def _about_the_loop(e: Evidence) -> Iterator[Risk]:
         )
 
 
+def _of_one(p: Explained) -> str:
+    """Whose loop it is, where there are several."""
+    return f" of {p.main.name}" if len(p.kernels) > 1 else ""
+
+
 def _about_the_chip(e: Evidence) -> Iterator[Risk]:
     p = e.forecast
     rates = [p.tflops, *(tflops for _, _, tflops, _ in p.other_regimes)]
@@ -213,7 +219,7 @@ def _about_the_chip(e: Evidence) -> Iterator[Risk]:
     if p.clock.bound == "power":
         yield Risk(
             "Held by the power limit",
-            f"The clock settles at {p.clock_mhz:.0f} MHz under {p.clock.limit_w:.0f} W; it depends on data values, cooling and the board's cap.",
+            f"The clock settles at {p.clock.mhz:.0f} MHz under {p.clock.limit_w:.0f} W; it depends on data values, cooling and the board's cap.",
             0.05,
         )
     for row in e.ceilings:
@@ -222,7 +228,7 @@ def _about_the_chip(e: Evidence) -> Iterator[Risk]:
     for step in p.waterfall:
         if step.cause.startswith("tail") and step.share > 0.05:
             yield Risk("Last wave", f"SMs that idle at the end take {step.share:.0%}: the result is sensitive to batch x heads and SM count.", step.share)  # fmt: skip
-        if step.cause == "launch" and step.share > 0.05:
+        if step.cause in ("launch", "launches") and step.share > 0.05:
             yield Risk("Short kernel", f"Launching takes {step.share:.0%} of the time: a CUDA graph or a batch changes the result.", step.share)  # fmt: skip
 
 
@@ -231,7 +237,7 @@ def _about_variants(e: Evidence) -> Iterator[Risk]:
     if ties:
         yield Risk(
             "Near ties",
-            f"{len(ties)} other variants are within {TIE:.1%} by forecast: only a measurement chooses between them.",
+            f"{len(ties)} other variant{'s are' if len(ties) > 1 else ' is'} within {TIE:.1%} by forecast: only a measurement chooses between them.",
             TIE,
         )
     best = min(

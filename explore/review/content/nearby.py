@@ -1,43 +1,43 @@
-"""How well the model does near the question: the closest published and measured points, predicted like any other.
+"""How well the model does near the question: the closest measured points of a table, predicted like any other.
 
 Nearness is a ladder of plain conditions, not a score: the first rung with enough points is taken and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from math import log2
-from pathlib import Path
 from typing import TypeVar
 
-from tilecast.base.data import MEASURED
 from tilecast.explore.review.content.content import Point, Region
-from tilecast.model.chip.evaluate import PredictError
-from tilecast.model.families import parse_variant
-from tilecast.model.forecast.predict import Prediction, predict
-from tilecast.model.kernel.verdict import VariantError
+from tilecast.model.forecast.answer import Explained
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine, machine_names
-from tilecast.validation.lab.measure.records import Measured, read
-from tilecast.validation.measured.recorded import generated_runs
-from tilecast.validation.published.points import PublishedPoint, best_per_shape, load_points
-from tilecast.validation.published.run import EXAMPLES, default_predictor
 from tilecast.validation.statistics import summarise
 
 T = TypeVar("T")
 #: Points a rung must have, and points that are predicted and shown at most.
-_ENOUGH, _MOST, _SHOWN = 5, 40, 8
+_ENOUGH, _MOST = 5, 40
 _16_BIT = ("bf16", "fp16")
 
 
-def regions(p: Prediction, table: Path | None = None) -> tuple[Region, ...]:
-    """Accuracy near ``p``'s question: against published rows, and against measured kernels of ours.
+def region(
+    p: Explained, kind: str, items: Sequence[T], shape: Callable[[T], Workload], place: Callable[[T], str],
+    point: Callable[[T], Point | None], note: str, missing: str,
+) -> Region:  # fmt: skip
+    """The nearest of ``items`` to the question of ``p``, each as ``point`` compares it (None: it cannot be forecast).
 
-    ``table`` is a file of `tilecast measure`; default: the H200's, where the installation has it.  RecordError for a
-    table that is something else.
+    ``note`` says what is compared, ``missing`` why there is nothing.
     """
-    return _published(p), _measured(p, table)
+    name, near, found = nearest(p.workload, p.machine, items, shape, place)
+    rows = [made for item in near if (made := point(item)) is not None]
+    errors = asdict(summarise(row.error for row in rows))
+    if not rows:
+        return Region(**errors, kind=kind, nearness="", points=(), note=missing)
+    if found > len(rows):
+        name = f"{name}; the {len(rows)} nearest of {found}"
+    return Region(**errors, kind=kind, nearness=name, points=tuple(rows), note=note)
 
 
 def _rungs(work: Workload, machine: Machine) -> list[tuple[str, Callable[[Workload, str], bool]]]:
@@ -94,90 +94,3 @@ def nearest(
     name, here = widest
     order = sorted(range(len(here)), key=lambda i: (place(here[i]) != machine.name, distance(shape(here[i]), work), i))
     return name, [here[i] for i in order[:_MOST]], len(here)
-
-
-def _published(p: Prediction) -> Region:
-    points, _ = load_points()
-    fast = best_per_shape([q for q in points if q.kernel not in EXAMPLES and q.dtype_as_written != "mxfp8"])
-    name, near, found = nearest(p.workload, p.machine, fast, lambda q: q.workload, lambda q: q.machine)
-    rows = []
-    for point in near:
-        made = _published_point(point)
-        if made is not None:
-            rows.append(made)
-    note = (
-        "Best published kernel of every shape against the forecast at short-run clock (tables are runs of tens of "
-        "milliseconds); no constant was fitted on these rows."
-    )
-    missing = (
-        f"No published attention row was taken on a GPU with {p.machine.name}'s kind of tensor core: "
-        "nothing here says how far off the forecast is."
-    )
-    return _region("published", name, found, rows, note, missing)
-
-
-def _published_point(point: PublishedPoint) -> Point | None:
-    try:
-        answer = default_predictor(point, "short")
-    except ValueError:
-        return None
-    predicted = point.flop / (answer.time_ms * 1e9)
-    return Point(point.machine, point.kernel, point.workload.label(), point.tflops, predicted, point.source)
-
-
-def _measured(p: Prediction, table: Path | None) -> Region:
-    path = table or MEASURED / "h200_points.csv"
-    if table is None and not path.is_file():
-        return _region("own kernels", "", 0, [], "", "This installation has no table of measurements.")
-    ours = generated_runs(read(path))
-    best = _best_of_shape(ours)
-    name, near, found = nearest(p.workload, p.machine, best, lambda m: m.workload(), lambda m: m.machine)
-    rows = [made for row in near if (made := _measured_point(row)) is not None]
-    note = f"Fastest generated kernel of every shape in {path.name}, forecast with the variant that ran, at the clock it ran at."
-    missing = (
-        f"No kernel of ours was measured on a GPU with {p.machine.name}'s kind of tensor core: "
-        "tilecast bundle on such a GPU would change that."
-    )
-    return _region("own kernels", name, found, rows, note, missing)
-
-
-def _best_of_shape(rows: Iterable[Measured]) -> list[Measured]:
-    best: dict[tuple[str, Workload], Measured] = {}
-    for row in rows:
-        key = (row.machine, row.workload())
-        if key not in best or row.cycles < best[key].cycles:
-            best[key] = row
-    return list(best.values())
-
-
-def _measured_point(row: Measured) -> Point | None:
-    work = row.workload()
-    try:
-        answer = predict(
-            work, row.machine, parse_variant(row.variant), clock=row.effective_mhz, interval=False, compiler=None
-        )
-    except (PredictError, VariantError, ValueError):
-        return None
-    measured = work.flops / (row.cycles / (row.effective_mhz * 1e6)) / 1e12
-    return Point(
-        row.machine,
-        row.kernel,
-        work.label(),
-        measured,
-        answer.tflops,
-        f"{row.date}, driver {row.driver}, {row.effective_mhz:.0f} MHz",
-    )
-
-
-def _region(kind: str, name: str, found: int, rows: list[Point], note: str, missing: str) -> Region:
-    errors = asdict(summarise(row.error for row in rows))
-    if not rows:
-        return Region(**errors, kind=kind, nearness="", points=(), note=missing)
-    if found > len(rows):
-        name = f"{name}; the {len(rows)} nearest of {found}"
-    return Region(**errors, kind=kind, nearness=name, points=tuple(rows), note=note)
-
-
-def shown(region: Region) -> Region:
-    """The region with only the points a table has room for; its statistics are those of all."""
-    return replace(region, points=region.points[:_SHOWN])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tilecast.explore.review.content.content import Bar, Timeline
-from tilecast.model.forecast.predict import Prediction
+from tilecast.model.forecast.answer import KernelAnswer
 from tilecast.model.pipeline.graph import Op, Pipeline
 from tilecast.model.sm.events import Event
 from tilecast.model.sm.simulate import SmTrace, drawn
@@ -16,7 +16,7 @@ _SHORTEST_WAIT = 4.0
 _ENGINES = {"tensor": "matrix engine", "tma": "copies", "async": "copies"}
 
 
-def timeline(p: Prediction, title: str) -> Timeline:
+def timeline(p: KernelAnswer, title: str) -> Timeline:
     """The whole simulated window of ``p``; the view is two periods of its steady state."""
     trace, pipeline = drawn(p.trace), p.pipeline
     view = _view(trace)
@@ -147,7 +147,7 @@ def _unit_bars(unit: str, events: list[Event], pipeline: Pipeline) -> Iterator[B
         yield Bar(_unit_lane(unit), here[0][1].op if len(here) == 1 else "", "unit", begin, end - begin, busy, lines)
 
 
-def _waits(p: Prediction) -> tuple[tuple[str, str, float], ...]:
+def _waits(p: KernelAnswer) -> tuple[tuple[str, str, float], ...]:
     rows = [
         (role, cause, cycles)
         for role, causes in p.trace.stalls().items()

@@ -39,8 +39,11 @@ COLOURS: dict[str, tuple[str, str]] = {
 }
 #: Colour of an operation's kind on the timeline.
 _OPERATIONS = {
-    "qk": "blue", "pv": "sky", "mma": "blue", "row max": "yellow", "exp": "vermillion", "row sum": "orange", "rescale": "green",
-    "correction": "green", "load": "purple", "store": "dark", "barrier": "grey", "wait": "wait", "unit": "unit",
+    "qk": "blue", "pv": "sky", "mma": "blue", "row max": "yellow", "exp": "vermillion", "p": "vermillion", "row sum": "orange", "rescale": "green",
+    "correction": "green", "s": "blue", "dp": "sky", "dv": "green", "dk": "yellow", "dq": "orange", "ds": "dark", "load": "purple", "store": "dark", "barrier": "grey", "wait": "wait", "unit": "unit",
+}  # fmt: skip
+_LEGEND = {
+    "unit": "unit busy", "qk": "Q·Kᵀ", "pv": "P·V", "s": "S = Q·Kᵀ", "dp": "dP = dO·Vᵀ", "dv": "dV", "dk": "dK", "dq": "dQ", "ds": "dS", "p": "P",
 }  # fmt: skip
 #: Rows of the tornado; the table has the rest.
 MOST_DRAWN = 14
@@ -156,7 +159,7 @@ def forecast_chart(regimes: tuple[Regime, ...]) -> Bars:
     )
 
 
-def waterfall_chart(steps: tuple[Step, ...]) -> Bars:
+def waterfall_chart(steps: tuple[Step, ...], whole: str = "time of the kernel") -> Bars:
     """Where the time goes; the steps add up to 100 %."""
     marks: list[Mark] = []
     rows: list[str] = []
@@ -177,13 +180,13 @@ def waterfall_chart(steps: tuple[Step, ...]) -> Bars:
             )
             rows.append(step.cause)
         at += step.share
-    marks.append(Mark(len(rows), 0.0, at, "blue", f"{at:.0%}", "the whole time of the kernel"))
+    marks.append(Mark(len(rows), 0.0, at, "blue", f"{at:.0%}", f"the whole {whole}"))
     caption = "From the tensor cores' peak to the forecast: share of the time by cause."
     return Bars(
         "waterfall",
         "From peak to achieved",
         caption,
-        (*rows, "time of the kernel"),
+        (*rows, whole),
         tuple(marks),
         "share of the time",
         percent=True,
@@ -231,7 +234,7 @@ def timeline_chart(t: Timeline, ident: str) -> Bars:
 
 
 def _legend(kind: str) -> str:
-    return {"unit": "unit busy", "qk": "Q·Kᵀ", "pv": "P·V"}.get(kind, kind)
+    return _LEGEND.get(kind, kind)
 
 
 def tornado_chart(t: Tornado) -> Bars:
@@ -324,11 +327,11 @@ def map_chart(m: AsymmetryMap) -> Field:
     )
 
 
-def change_chart(change: Change) -> Bars:
+def change_chart(change: Change, whole: str) -> Bars:
     """Milliseconds by cause, before (wide bar) and after (narrow bar)."""
     rows: list[str] = []
     marks: list[Mark] = []
-    for cause, before, after in milliseconds(change):
+    for cause, before, after in milliseconds(change, whole):
         hover = f"{cause}: {before:.4g} ms before, {after:.4g} ms after ({after - before:+.3g})"
         marks += _pair(len(rows), (before, "before"), (after, "after"), signed(after - before, 3), hover)
         rows.append(cause)
@@ -338,7 +341,7 @@ def change_chart(change: Change) -> Bars:
     return Bars("change", "Before and after", caption, tuple(rows), tuple(marks), "milliseconds")
 
 
-def milliseconds(change: Change) -> list[tuple[str, float, float]]:
+def milliseconds(change: Change, whole: str) -> list[tuple[str, float, float]]:
     """(cause, before, after) of every cause that either side spends time on, and the whole time last."""
     sides = [{s.cause: s.share * side.time_ms for s in side.waterfall} for side in (change.before, change.after)]
     causes = [
@@ -347,14 +350,14 @@ def milliseconds(change: Change) -> list[tuple[str, float, float]]:
         if max(side.get(c, 0.0) for side in sides) > 5e-4 * change.before.time_ms
     ]
     rows = [(cause, sides[0].get(cause, 0.0), sides[1].get(cause, 0.0)) for cause in causes]
-    return [*rows, ("time of the kernel", change.before.time_ms, change.after.time_ms)]
+    return [*rows, (whole, change.before.time_ms, change.after.time_ms)]
 
 
 def charts(c: ReviewContent) -> dict[str, Chart]:
     """Every chart of the review by its identifier."""
     found: list[Chart | None] = [
         forecast_chart(c.regimes),
-        waterfall_chart(c.waterfall),
+        waterfall_chart(c.waterfall, c.whole),
         roofline_chart(c.ceilings, c.regimes[0].tflops),
         tornado_chart(c.tornado),
         map_chart(c.map),
@@ -364,6 +367,7 @@ def charts(c: ReviewContent) -> dict[str, Chart]:
         found.append(timeline_chart(c.timeline, "timeline"))
     else:
         # The timeline of before is that of the report: drawn once, beside the one of after.
-        found.append(change_chart(c.change))
+        found.append(change_chart(c.change, c.whole))
         found += [timeline_chart(t, t.title) for t in (c.change.before.timeline, c.change.after.timeline)]
+    found += [timeline_chart(t, f"timeline-{i}") for i, t in enumerate(c.other_timelines, 2)]
     return {chart.ident: chart for chart in found if chart is not None}

@@ -24,17 +24,22 @@ HOW_TO_READ = (
     "buttons, to zoom. The loop is shown from the start of a tile to one period beyond the steady state."
 )
 
-#: Terms that the page prints and a reader from another field may not know; docs/glossary.md has all of them.
+#: Terms that the page prints and a reader from another field may not know, with the passes whose pages have them;
+#: docs/glossary.md has all of them.
 WORDS = (
-    ("Iteration", "One pass of the kernel's loop: a block of keys against all query rows of a CTA."),
-    ("Recurrence", "The loop of dependences that each iteration must close before the next can begin; it binds where no unit is full."),
-    ("Lost to sharing, hand-over", "Cycles that a step takes longer because others use the same unit; cycles between the end of one step and the start of the next."),
-    ("Q·Kᵀ, row max, exp, P·V, row sum, correction", "Scores; the largest score of each row; exponentials; the product with V; sums of exponentials; rescaling of the output when a maximum has moved. A number names the query tile, a and b the parts of one step."),
-    ("mufu, fma, alu, cvt, issue, tma, smem, tmem", "Units of an SM: exponentials; 32-bit multiply-add; integer and maximum; conversion to 16 or 8 bit; warp schedulers; copies between memory and shared memory; shared memory; tensor memory."),
-    ("fa2, fa3, fa4, unfused", "Kernel families: FlashAttention-2 in portable Triton, -3 for Hopper, -4 for Blackwell; matrix product, softmax and matrix product as three kernels."),
-    ("split-q, split-k", "Two softmax groups work on different query rows, or on different keys of the same rows."),
-    ("Sustained, short", "The clock that the power limit allows in long runs; the clock of runs of milliseconds."),
-    ("spec, measured, inferred, assumed", "Where a fact is from: a data sheet; a microbenchmark; other facts; a judgement."),
+    ("Iteration", "One pass of the kernel's loop: a block of keys against all query rows of a CTA.", "fwd"),
+    ("Iteration", "One pass of a kernel's loop: a CTA that owns keys takes a block of queries, one that owns queries a block of keys.", "bwd"),
+    ("Recurrence", "The loop of dependences that each iteration must close before the next can begin; it binds where no unit is full.", "fwd bwd"),
+    ("Lost to sharing, hand-over", "Cycles that a step takes longer because others use the same unit; cycles between the end of one step and the start of the next.", "fwd bwd"),
+    ("Q·Kᵀ, row max, exp, P·V, row sum, correction", "Scores; the largest score of each row; exponentials; the product with V; sums of exponentials; rescaling of the output when a maximum has moved. A number names the query tile, a and b the parts of one step.", "fwd"),
+    ("S, P, dP, dS, dV, dK, dQ", "Scores S = Q·Kᵀ and P = exp(S − LSE), computed again; dP = dO·Vᵀ; dS = P·(dP − D); the gradients dV = Pᵀ·dO, dK = dSᵀ·Q, dQ = dS·K. A number names the warpgroup, a and b the halves of one step.", "bwd"),
+    ("LSE, D (row terms), sums", "Two numbers of every query row, the logarithm of its sum of exponentials and D = Σ dO·O, that a small kernel makes first; float32 sums of dQ that programs add to in L2, and that a small kernel rounds at the end.", "bwd"),
+    ("mufu, fma, alu, cvt, issue, tma, smem, tmem", "Units of an SM: exponentials; 32-bit multiply-add; integer and maximum; conversion to 16 or 8 bit; warp schedulers; copies between memory and shared memory; shared memory; tensor memory.", "fwd bwd"),
+    ("fa2, fa3, fa4, unfused", "Kernel families: FlashAttention-2 in portable Triton, -3 for Hopper, -4 for Blackwell; matrix product, softmax and matrix product as three kernels.", "fwd"),
+    ("fa2_bwd, fa3_bwd, fa3_bwd_apart, fa4_bwd", "Kernel families: portable Triton, seven products; Hopper, five products and dQ summed in L2; Hopper at head_dim 256, a kernel of the keys and one of the queries; Blackwell as FlashAttention-4 has it.", "bwd"),
+    ("split-q, split-k", "Two softmax groups work on different query rows, or on different keys of the same rows.", "fwd"),
+    ("Sustained, short", "The clock that the power limit allows in long runs; the clock of runs of milliseconds.", "fwd bwd"),
+    ("spec, measured, inferred, assumed", "Where a fact is from: a data sheet; a microbenchmark; other facts; a judgement.", "fwd bwd"),
 )  # fmt: skip
 
 
@@ -82,21 +87,21 @@ def document(c: ReviewContent) -> Document:
         return tuple(drawn[name] for name in names if name in drawn)
 
     sections = [
-        Section("forecast", "Forecast", (_forecast_text(c),), some("forecast"), (_regimes(c),), (), c.variant),
+        Section("forecast", "Forecast", (_forecast_text(c),), some("forecast"), (_regimes(c), *_launches(c)), (), c.variant),
         Section("risks", "Risks", () if c.risks else ("None was found by the rules of this report.",), (), (), tuple(f"**{r.title}.** {r.sentence}" for r in c.risks)),
-        Section("waterfall", "Where the time goes", ("Every step is computed; together they are the time of the kernel.",), some("waterfall"), (_waterfall(c),)),
+        Section("waterfall", "Where the time goes", (f"Every step is computed; together they are the {c.whole}.",), some("waterfall"), (_waterfall(c),)),
         Section("roofline", "Roofline of every unit", (_roofline_text(c),), some("roofline"), (_ceilings(c),)),
-        Section("schedule", "The schedule", _schedule_text(c), some("timeline"), _schedule_tables(c.timeline), hint="" if c.change else HOW_TO_READ),
+        Section("schedule", "The schedule", _schedule_text(c), some("timeline", *(f"timeline-{i}" for i, _ in enumerate(c.other_timelines, 2))), _schedule_tables(c), hint="" if c.change else HOW_TO_READ),
         Section("sensitivity", "What a change of the machine would bring", _tornado_text(c), some("tornado"), (_sensitivities(c), _break_evens(c))),
         Section("map", "Map of asymmetric machines", (_map_text(c),), some("map"), (_machines(c),)),
         Section("variants", "Variants considered", (_variants_text(c),), (), (_variants(c),)),
         Section("accuracy", "Accuracy near this question", _accuracy_text(c.regions), some("accuracy"), tuple(_points(r) for r in c.regions if r.count)),
         Section("assumptions", "Assumptions", ("Facts with a range come first, the widest effect on top.",), (), (_assumptions(c.assumptions),), c.conditions),
-        Section("words", "Words used here", (), bullets=tuple(f"**{word}.** {meaning}" for word, meaning in WORDS)),
+        Section("words", "Words used here", (), bullets=tuple(f"**{word}.** {meaning}" for word, meaning, passes in WORDS if c.asked_pass in passes.split())),
         Section("reproduce", "Reproduce", ("This command makes the same files again, byte for byte, with the same version and machine file.",), (), (_provenance(c),), (), c.provenance.command),
     ]  # fmt: skip
     if c.change is not None:
-        sections.insert(0, _change_section(c.change, some("change", "before", "after")))
+        sections.insert(0, _change_section(c.change, c.whole, some("change", "before", "after")))
     return Document(c.title, c.question, c.verdict, _figures(c), tuple(sections))
 
 
@@ -133,6 +138,8 @@ def _figures(c: ReviewContent) -> tuple[tuple[str, str, str], ...]:
 
 
 def _forecast_text(c: ReviewContent) -> str:
+    if c.other_timelines:
+        return f"Kernels: {c.kernel}; the one that takes longest is bound by {c.binding}; their knobs:"
     return f"Kernel: {c.kernel}, bound by {c.binding}; its knobs:"
 
 
@@ -151,10 +158,18 @@ def _regimes(c: ReviewContent) -> Table:
     return table("Forecast at each clock regime", ("clock", "ms", "TFLOP/s", "interval", "MHz", "why this clock"), rows)
 
 
+def _launches(c: ReviewContent) -> tuple[Table, ...]:
+    if not c.launches:
+        return ()
+    rows = [(x.name, f"{x.time_ms:.4g}", f"{x.share:.1%}", f"{x.hbm_bytes / 1e6:.0f}") for x in c.launches]
+    header = ("launch", "ms", "share", "MB to and from memory")
+    return (table("What is launched, each with what it takes to start it", header, rows),)
+
+
 def _waterfall(c: ReviewContent) -> Table:
     rows = [(s.cause, f"{s.cycles:.0f}", f"{s.share:.1%}") for s in c.waterfall]
     total = (
-        "time of the kernel",
+        c.whole,
         f"{sum(s.cycles for s in c.waterfall):.0f}",
         f"{sum(s.share for s in c.waterfall):.1%}",
     )
@@ -174,23 +189,35 @@ def _ceilings(c: ReviewContent) -> Table:
         (r.unit, "–" if r.cycles is None else f"{r.cycles:.0f}", f"{r.busy:.0%}", tflops_text(r.tflops), r.about)
         for r in c.ceilings
     ]
+    of = ", of the kernel that takes longest" if c.other_timelines else ""
     return table(
-        "Demand and ceiling of every unit",
+        f"Demand and ceiling of every unit{' (cycles per iteration' + of + ')' if of else ''}",
         ("unit", "cycles per iteration", "busy", "ceiling TFLOP/s", "what it is"),
         rows,
     )
 
 
 def _schedule_text(c: ReviewContent) -> tuple[str, ...]:
-    t = c.timeline
-    settled = "verified to repeat" if t.periodic else "an average: the loop did not settle"
-    text = f"One iteration takes {t.ii_cycles:.0f} cycles, {settled}."
+    text = " ".join(_period(t, len(c.other_timelines) > 0) for t in (c.timeline, *c.other_timelines))
     if c.change is not None:
         return (f"{text} Its timeline is the one called “before” above.",)
     return (text,)
 
 
-def _schedule_tables(t: Timeline) -> tuple[Table, ...]:
+def _period(t: Timeline, named: bool) -> str:
+    settled = "verified to repeat" if t.periodic else "an average: the loop did not settle"
+    whose = f" of {t.title.removesuffix(', as simulated')}" if named else ""
+    return f"One iteration{whose} takes {t.ii_cycles:.0f} cycles, {settled}."
+
+
+def _schedule_tables(c: ReviewContent) -> tuple[Table, ...]:
+    if not c.other_timelines:
+        return _waits_tables(c.timeline, "")
+    every = (c.timeline, *c.other_timelines)
+    return tuple(made for t in every for made in _waits_tables(t, f", {t.title.removesuffix(', as simulated')}"))
+
+
+def _waits_tables(t: Timeline, of: str) -> tuple[Table, ...]:
     critical = [
         (op, why, f"{alone:.0f}", f"{shared:.0f}", f"{wait:.0f}") for op, why, alone, shared, wait in t.critical
     ]
@@ -199,13 +226,13 @@ def _schedule_tables(t: Timeline) -> tuple[Table, ...]:
     if critical:
         out.append(
             table(
-                "The recurrence that sets the period (cycles per iteration)",
+                f"The recurrence that sets the period (cycles per iteration){of}",
                 ("operation", "after", "alone", "lost to sharing", "hand-over"),
                 critical,
             )
         )
     if waits:
-        out.append(table("What each role waits for", ("role", "waits for", "cycles per iteration"), waits))
+        out.append(table(f"What each role waits for{of}", ("role", "waits for", "cycles per iteration"), waits))
     return tuple(out)
 
 
@@ -271,10 +298,7 @@ def _variants_text(c: ReviewContent) -> str:
     more = (
         f" The table lists the first {_MOST_VARIANTS} of each kind." if len(v.rows) - refused > _MOST_VARIANTS else ""
     )
-    return (
-        f"The family's knobs span {v.space} combinations, {v.legal} of them legal for this shape on this machine. Forecast here: every knob of the chosen "
-        f"kernel changed alone, the authors' kernel and the other families.{more}"
-    )
+    return f"The family's knobs span {v.space} combinations, {v.legal} of them legal for this shape on this machine. Forecast here: {v.compared}.{more}"
 
 
 def _variants(c: ReviewContent) -> Table:
@@ -337,9 +361,14 @@ def _assumptions(rows: Sequence[Assumption]) -> Table:
 
 def _map_text(c: ReviewContent) -> str:
     m = c.map
+    chosen = (
+        "the share of emulated exponentials is chosen again"
+        if m.asked_pass == "fwd"
+        else "the kernel is the fastest of those that are best at the machine or in a corner"
+    )
     return (
         f"{m.x_fact} and {m.y_fact} are moved by up to a factor of {m.x[-1] / m.x[len(m.x) // 2]:.3g}; every other fact stays this machine's, and the clock is "
-        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {tflops_text(m.base_tflops)} TFLOP/s. In every cell the share of emulated exponentials is chosen again. "
+        f"held at {m.clock_mhz:.0f} MHz, where the kernel reaches {tflops_text(m.base_tflops)} TFLOP/s. In every cell {chosen}. "
         "A GPU's place says where it lies by these two rates; it is no forecast for that GPU."
     )
 
@@ -362,7 +391,7 @@ def _provenance(c: ReviewContent) -> Table:
     return table("What made these numbers", ("part", "version"), rows)
 
 
-def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
+def _change_section(change: Change, whole: str, drawn: tuple[Chart, ...]) -> Section:
     sides = [
         (
             s.title,
@@ -374,7 +403,7 @@ def _change_section(change: Change, drawn: tuple[Chart, ...]) -> Section:
         )
         for s in (change.before, change.after)
     ]
-    parts = [(cause, f"{a:.4f}", f"{b:.4f}", signed(b - a, 4)) for cause, a, b in milliseconds(change)]
+    parts = [(cause, f"{a:.4f}", f"{b:.4f}", signed(b - a, 4)) for cause, a, b in milliseconds(change, whole)]
     tables = [
         table(
             "Facts changed",

@@ -15,11 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilecast.explore.sweep.spec.backward import BACKWARD
+from tilecast.explore.sweep.spec.choice import FLUID
+from tilecast.explore.sweep.spec.variants import FORWARD
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops.shelf import loops_digest
-from tilecast.model.families import parse_variant
-from tilecast.model.forecast.level import LEVELS, compiler_of
-from tilecast.model.forecast.predict import Prediction, predict
+from tilecast.model.forecast.answer import Explained
+from tilecast.model.forecast.level import LEVELS
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
@@ -27,8 +29,6 @@ from tilecast.model.machine.machine import Fact, Machine, MachineError
 
 #: Changes when results gain, lose or redefine a field.
 FORMAT = 2
-#: The level of items that name none.
-_FLUID = "fluid"
 #: Folders beside this package whose Python (and templates) a result of each kind depends on.
 _SOURCES = {"forecast": ("model",), "measure": ("model", "codegen", "validation/lab/measure")}
 _SUFFIXES = (".py", ".j2")
@@ -84,13 +84,18 @@ def machine_hash(machine: Machine) -> str:
 
 
 def forecast_item(
-    workload: Workload, machine: Machine, variant: str, clock: str | float, interval: bool, level: str = LEVELS[0]
-) -> dict[str, Any]:
+    workload: Workload, machine: Machine, variant: str, clock: str | float, interval: bool, level: str = LEVELS[0],
+    swept: str = "fwd",
+) -> dict[str, Any]:  # fmt: skip
     """The item of one forecast; ``variant`` is "best:FAMILY", "published:FAMILY" or a variant's full text.
 
-    Of a ``level`` of machine code the loops at hand are part of the item.
+    Of a ``level`` of machine code the loops at hand are part of the item; of another pass than the forward its name is.
     """
-    stands_on = {} if level == _FLUID else {"level": level, "loops": loops_digest()}
+    stands_on: dict[str, Any] = (
+        {} if level == FLUID or swept != FORWARD.name else {"level": level, "loops": loops_digest()}
+    )
+    if swept != FORWARD.name:
+        stands_on["pass"] = swept
     return {
         "do": "forecast", "format": FORMAT, "machine": machine.name, "machine_sha": machine_hash(machine),
         "workload": workload.as_dict(), "variant": variant, "clock": clock if isinstance(clock, str) else float(clock),
@@ -108,35 +113,28 @@ def run_item(text: str, machines: Mapping[str, Machine]) -> dict[str, Any]:
     if machine_hash(machine) != item["machine_sha"]:
         return {"status": "failed", "reason": f"machine {machine.name} changed after the sweep was planned"}
     try:
-        return _columns(_forecast(item, machine))
+        return _columns(SWEPT[item.get("pass", FORWARD.name)].predict(item, machine))
     except (PredictError, VariantError, WorkloadError, MachineError) as error:
         return {"status": "infeasible", "reason": str(error)}
     except Exception as error:  # one item that breaks the model must not end ten thousand others
         return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-def _forecast(item: dict[str, Any], machine: Machine) -> Prediction:
-    work = Workload.from_dict(item["workload"])
-    how, _, family = item["variant"].partition(":")
-    compiler = compiler_of(item.get("level", _FLUID))
-    if how in ("best", "published"):
-        return predict(
-            work, machine, family=family, published=how == "published", clock=item["clock"], interval=item["interval"],
-            compiler=compiler,
-        )  # fmt: skip
-    variant = parse_variant(item["variant"])
-    return predict(work, machine, variant, clock=item["clock"], interval=item["interval"], compiler=compiler)
+#: The passes by their names.
+SWEPT = {swept.name: swept for swept in (FORWARD, BACKWARD)}
 
 
-def _columns(p: Prediction) -> dict[str, Any]:
-    """What a row of the table shows; units in the names."""
-    sits = p.binding.as_dict()
+def _columns(p: Explained) -> dict[str, Any]:
+    """What a row of the table shows; units in the names.  The loop is that of the kernel that takes longest."""
+    main = p.main
+    sits = main.binding.as_dict()
     return {
-        "status": "ok", "reason": "", "variant": variant_text(p.variant), "pipeline": p.pipeline.name, "level": p.level,
+        "status": "ok", "reason": "", "variant": variant_text(p.variant),
+        "pipeline": "; ".join(kernel.pipeline.name for kernel in p.kernels), "level": p.level,
         "time_ms": p.time_ms, "tflops": p.tflops, "tflops_low": p.tflops_interval[0],
-        "tflops_high": p.tflops_interval[1], "clock_mhz": p.clock_mhz, "clock_bound": p.clock.bound,
-        "power_w": p.clock.power_w, "binding_kind": sits["kind"], "binding": sits["name"], "ii_cycles": p.ii_cycles,
-        "res_mii_cycles": p.bounds.res.cycles, "rec_mii_cycles": p.bounds.rec.cycles,
-        "busy": dict(p.units), "tiles": p.chip.tiles, "l2_bytes": p.chip.l2_bytes,
-        "hbm_bytes": p.chip.hbm_bytes, "outside_calibrated_range": "; ".join(p.outside_calibrated_range),
+        "tflops_high": p.tflops_interval[1], "clock_mhz": p.clock.mhz, "clock_bound": p.clock.bound,
+        "power_w": p.clock.power_w, "binding_kind": sits["kind"], "binding": sits["name"], "ii_cycles": main.trace.ii_cycles,
+        "res_mii_cycles": main.bounds.res.cycles, "rec_mii_cycles": main.bounds.rec.cycles,
+        "busy": main.trace.unit_shares(), "tiles": main.chip.tiles, "l2_bytes": sum(k.chip.l2_bytes for k in p.kernels),
+        "hbm_bytes": p.hbm_bytes, "outside_calibrated_range": "; ".join(p.outside_calibrated_range),
     }  # fmt: skip

@@ -4,6 +4,7 @@
     do = "forecast"                       # default; or "measure": time kernels on the GPUs of this host
     clocks = ["sustained", "short", 1500] # default ["sustained"]
     interval = true                       # false: no intervals, several times as fast
+    pass = "fwd"                          # or "bwd": gradients of q, k, v
     level = "fluid"                       # or "auto", "kept": from machine code where (only where) a loop is at hand
     machines = ["b200", "mine.toml"]
     variants = ["best", "fa4:cta_group=2", "all:fa3"]
@@ -32,9 +33,10 @@ from typing import Any
 from tilecast.base.toml_file import read_toml
 from tilecast.base.words import nearest
 from tilecast.explore.sweep.errors import SpecError
-from tilecast.explore.sweep.spec.items import FORMAT, canonical, content_key, forecast_item
+from tilecast.explore.sweep.spec.choice import Choice, SweptPass
+from tilecast.explore.sweep.spec.items import FORMAT, SWEPT, canonical, content_key, forecast_item
 from tilecast.explore.sweep.spec.machines import read_machines
-from tilecast.explore.sweep.spec.variants import Choice, forecast_variants, measured_variants, read_variants
+from tilecast.explore.sweep.spec.variants import FORWARD, measured_variants, read_variants
 from tilecast.explore.sweep.spec.workloads import read_workloads
 from tilecast.model.chip.evaluate import REGIMES
 from tilecast.model.families import loop_shape
@@ -46,7 +48,10 @@ from tilecast.validation.lab.measure.records import MODES
 
 KINDS = ("forecast", "measure")
 _SHARED = ("title", "do", "machines", "machine", "variants", "variant", "workload")
-_FIELDS = {"forecast": (*_SHARED, "clocks", "interval", "level"), "measure": (*_SHARED, "kernels", "mode", "rounds")}
+_FIELDS = {
+    "forecast": (*_SHARED, "clocks", "interval", "level", "pass"),
+    "measure": (*_SHARED, "kernels", "mode", "rounds"),
+}
 #: More items than this fit no afternoon; a typing error in a list is likelier.
 MOST_ITEMS = 1_000_000
 
@@ -76,6 +81,7 @@ class Spec:
     mode: str = "short"
     rounds: int = 15
     level: str = LEVELS[0]
+    swept: SweptPass = FORWARD
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ def at_level(spec: Spec, level: str | None) -> Spec:
         return spec
     if spec.do != "forecast":
         raise SpecError(f'{spec.where}: level goes with do = "forecast", this one has do = "{spec.do}"')
+    _swept("sweep", {"pass": spec.swept.name, "level": level})
     return replace(spec, level=_level("sweep", {"level": level}))
 
 
@@ -117,6 +124,10 @@ def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     do = raw.get("do", "forecast")
     if do not in KINDS:
         raise SpecError(f"{where}: do takes {' or '.join(KINDS)}, got {do!r}")
+    if do == "measure" and "pass" in raw:
+        raise SpecError(
+            f"{where}: pass: measuring times forward kernels: tools/sweep_backward.py and tools/compare_backward.py time backward passes"
+        )
     for field in raw:
         if field not in _FIELDS[do]:
             raise SpecError(f"{where}: unknown field '{field}' of do = \"{do}\"{nearest(field, _FIELDS[do])}")
@@ -124,7 +135,8 @@ def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     if not isinstance(title, str):
         raise SpecError(f"{where}: title takes text, got {title!r}")
     workloads = read_workloads(where, raw, folder, MOST_ITEMS)
-    choices = read_variants(where, raw)
+    swept = _swept(where, raw)
+    choices = read_variants(where, raw, swept)
     if do == "measure":
         machines = read_machines(where, raw, folder) if "machines" in raw or "machine" in raw else ()
         if len(machines) > 1 or any(fact.kind in ("given", "what-if") for m in machines for fact in m.facts.values()):
@@ -135,11 +147,31 @@ def _spec(where: str, raw: dict[str, Any], folder: Path) -> Spec:
     interval = raw.get("interval", True)
     if not isinstance(interval, bool):
         raise SpecError(f"{where}: interval takes true or false, got {interval!r}")
-    spec = Spec(where, title, do, machines, workloads, choices, _clocks(where, raw), interval, level=_level(where, raw))
+    spec = Spec(
+        where,
+        title,
+        do,
+        machines,
+        workloads,
+        choices,
+        _clocks(where, raw),
+        interval,
+        level=_level(where, raw),
+        swept=swept,
+    )
     count = len(machines) * len(workloads) * len(choices) * len(spec.clocks)
     if count > MOST_ITEMS:
         raise SpecError(f"{where}: crosses to {count} items, at most {MOST_ITEMS} expected: split the sweep")
     return spec
+
+
+def _swept(where: str, raw: dict[str, Any]) -> SweptPass:
+    name = raw.get("pass", FORWARD.name)
+    if name not in SWEPT:
+        raise SpecError(f"{where}: pass takes {' or '.join(SWEPT)}, got {name!r}")
+    if name != FORWARD.name and raw.get("level", "auto") == "kept":
+        raise SpecError(f'{where}: level: backward passes are forecast before compilation: drop level = "kept"')
+    return SWEPT[name]
 
 
 def _level(where: str, raw: dict[str, Any]) -> str:
@@ -197,7 +229,9 @@ def plan_forecasts(spec: Spec) -> Plan:
         for work in spec.workloads:
             for variant in _variants(spec, machine, work, left_out):
                 for clock in spec.clocks:
-                    item = _work_item(forecast_item(work, machine, variant, clock, spec.interval, spec.level), work)
+                    item = _work_item(
+                        forecast_item(work, machine, variant, clock, spec.interval, spec.level, spec.swept.name), work
+                    )
                     items.setdefault(item.key, item)
                     if len(items) > MOST_ITEMS:
                         raise SpecError(f"{spec.where}: crosses to more than {MOST_ITEMS} items: split the sweep")
@@ -208,7 +242,7 @@ def plan_forecasts(spec: Spec) -> Plan:
 
 def _variants(spec: Spec, machine: Machine, work: Workload, left_out: dict[str, None]) -> Iterator[str]:
     for choice in spec.choices:
-        found = forecast_variants(choice, work, machine)
+        found = spec.swept.variants(choice, work, machine)
         if isinstance(found, str):
             left_out[found] = None
         else:

@@ -40,7 +40,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
-        heads_abreast=v.heads_abreast, turn_cycles=turn,
+        heads_abreast=v.heads_abreast, turn_cycles=turn, query_heads=w.group_size,
     )  # fmt: skip
     return kernels.BackwardPass((kernels.row_terms(w, v.tile_m), main, kernels.round_sums(w)))
 
@@ -103,11 +103,12 @@ class _Loop(Warpgroups):
         rows = v.tile_m * w.dtype_bytes
         size = v.tile_m * w.head_dim_qk * kernels.FLOAT
         # It looks whether its turn has come, which is a way to L2 and back at least.
-        alone = m["l2.latency_cycles"] + kernels.add_cycles(m, size)
+        read = size / m["smem.bytes_per_clk"]
+        alone = max(m["l2.latency_cycles"] + kernels.add_cycles(m, size), read)
         # A warp waits until its tile is added before it takes the next: two have one each under way.
         by_turns = "tma" if v.adders > 1 else ""
         add = (
-            Op("add", "add dq", "add", (("smem", size / m["smem.bytes_per_clk"]),), alone, engine=by_turns,
+            Op("add", "add dq", "add", (("smem", read),), alone, engine=by_turns,
                issue_cycles=m["tma.issue_cycles"] if by_turns else 0.0)
         )  # fmt: skip
         return [

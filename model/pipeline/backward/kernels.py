@@ -38,6 +38,8 @@ class LoopKernel:
     last_first: bool = False
     #: Whether programs that add to the same sum do so in their order: cycles from one's turn to the next one's; 0 where not.
     turn_cycles: float = 0.0
+    #: Query heads that a program which owns keys walks over, one after the other.
+    query_heads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from support.review_case import WORK, h200_review
 from tilecast.cli import main
 from tilecast.explore.review.build import LEAST, report
 from tilecast.explore.review.content.assumptions import machine_digest
-from tilecast.explore.review.content.nearby import distance, regions
+from tilecast.explore.review.content.nearby import distance
 from tilecast.explore.review.page.charts import Bars, charts, tornado_chart, waterfall_chart
 from tilecast.explore.review.page.document import document
 from tilecast.explore.review.page.drawings import svg
 from tilecast.explore.review.page.plots import lines_of
 from tilecast.explore.review.page.render import html_page
+from tilecast.explore.review.passes.forward import REVIEWED, regions
 from tilecast.explore.review.review import Review
 from tilecast.model.families import legality, parse_variant
 from tilecast.model.forecast.predict import predict
@@ -98,7 +99,7 @@ def test_busy_cycles_per_sm_are_what_the_chip_ran(family: str) -> None:
     from tilecast.explore.review.content.roofline import busy_cycles_per_sm
 
     p = predict(WORK, "b200", family=family, interval=False)
-    busy = busy_cycles_per_sm(p)
+    busy = busy_cycles_per_sm(REVIEWED.work(p), p.machine)
     # Steady-state loop cycles times the unit's share of an iteration: the chip's own account.
     for unit, share in p.units.items():
         assert busy[unit] == pytest.approx(share * p.chip.loop_cycles, rel=0.02), unit
