@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+from tilecast.model.chip.programs import programs_and_turns, start_keys
 from tilecast.model.kernel import e4m3
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
@@ -155,6 +157,11 @@ class HopperKernel(GluonKernel):
         lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
         if self.scheduler == "grid":
             lines += ["programs = query_blocks * heads"]
+        elif self.counts_programs:
+            lines += [
+                SMS_STATEMENT,
+                f"programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, sms, TILE_M.value, TILE_N.value, {self.start_keys})",
+            ]
         elif self.scheduler == "paired":
             lines += [
                 SMS_STATEMENT,
@@ -163,6 +170,12 @@ class HopperKernel(GluonKernel):
                 "turns = 2 * triton.cdiv(pairs, programs)",
                 "if query_blocks * heads <= sms:  # a program to each block",
                 "    programs, turns = query_blocks * heads, 1",
+            ]
+        elif self.scheduler == "persistent" and not self.masked:
+            lines += [
+                SMS_STATEMENT,
+                "turns = triton.cdiv(query_blocks * heads, sms)",
+                "programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need",
             ]
         else:
             lines += [
@@ -173,6 +186,21 @@ class HopperKernel(GluonKernel):
         values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
         lines += [sizes_statement(values)]
         return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
+
+    @property
+    def counts_programs(self) -> bool:
+        """Whether the host counts what is done sooner: pairs of blocks, or a program to each."""
+        return self.scheduler == "paired" and self.mask == "causal"
+
+    @property
+    def start_keys(self) -> int:
+        """Keys that the start of a program costs where it counts."""
+        return start_keys(self.head_dim_qk, self.head_dim_v)
+
+    @property
+    def programs_text(self) -> str:
+        """The function by which it counts, which the forecast calls too."""
+        return getsource(programs_and_turns)
 
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them: one, or a tuple."""

@@ -17,6 +17,8 @@ TILECAST = {
 }  # fmt: skip
 
 from collections import namedtuple
+from functools import lru_cache
+from heapq import heapreplace
 
 import triton
 from triton.experimental import gluon
@@ -443,6 +445,38 @@ def attention(q_desc, k_desc, v_desc, out, lse, stride_b, stride_h, stride_s, se
     ], [4, 1], [232, 40])  # fmt: skip
 
 
+# -- how work is dealt -------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def programs_and_turns(
+    seqlen_q: int, seqlen_k: int, heads: int, sms: int, rows: int, keys: int, start: int
+) -> tuple[int, int]:
+    """(programs, turns of each): 1 turn where every block of `rows` queries has a program of its own, which takes it from whatever SM is
+    free first; otherwise two to a pair of a long and a short block, dealt to and fro to no more programs than all turns need.
+
+    Counted in keys, by blocks of `keys`; `start`: what a program of its own costs more.  The shorter of the two is launched.
+    """
+    last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
+    tiles = [-(-max(min(end, seqlen_k), 1) // keys) * keys for end in last]
+    count, half = len(tiles) * heads, len(tiles) // 2
+    if count <= sms:
+        return count, 1
+    pairs = [*(tiles[i] + tiles[-1 - i] for i in range(half)), *tiles[half : len(tiles) - half]] * heads
+    trips = -(-len(pairs) // sms)
+    programs = -(-len(pairs) // trips)
+    taken = [0] * programs
+    for trip in range(trips):
+        turn = pairs[trip * programs : trip * programs + programs]
+        for i, length in enumerate(turn):
+            taken[programs - 1 - i if trip % 2 else i] += length
+    if count <= 64 * sms:  # of more, what is left at the end is little
+        free = [0] * sms
+        for length in reversed(tiles * heads):  # of each head the longest first
+            heapreplace(free, free[0] + length + start)
+        if max(free) < max(taken):
+            return count, 1
+    return programs, 2 * trips
+
+
 def plan(q, k, v, out, lse, window_left, window_right):
     """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if (window_left, window_right) not in ((-1, -1), (-1, 0)):
@@ -467,11 +501,7 @@ def plan(q, k, v, out, lse, window_left, window_right):
     ]
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    pairs = (query_blocks + 1) // 2 * heads
-    programs = min(sms, pairs)
-    turns = 2 * triton.cdiv(pairs, programs)
-    if query_blocks * heads <= sms:  # a program to each block
-        programs, turns = query_blocks * heads, 1
+    programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, sms, TILE_M.value, TILE_N.value, 192)
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 

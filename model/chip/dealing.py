@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.chip.programs import programs_and_turns, start_keys
+from tilecast.model.kernel.workload import Workload
+
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
@@ -48,3 +51,20 @@ _OF_FAMILY = {
 def dealing(family: str, scheduler: str) -> Dealing:
     """How kernels of ``family`` deal tiles under ``scheduler``."""
     return _OF_FAMILY.get(family, {}).get(scheduler) or _DEALINGS[scheduler]
+
+
+def launched(family: str, scheduler: str, workload: Workload, rows: int, keys: int, slots: int) -> str:
+    """The scheduler that a launch on ``slots`` runs by: programs that would take pairs of tiles take one each where all are done sooner so.
+
+    Tiles are of ``rows`` queries and go over blocks of ``keys`` keys.
+    """
+    if (family, scheduler, workload.mask) != ("fa3", "paired", "causal"):
+        return scheduler
+    return "grid" if slots < in_pairs(workload, rows, keys, slots)[0] else scheduler
+
+
+def in_pairs(workload: Workload, rows: int, keys: int, slots: int) -> tuple[int, int]:
+    """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`programs_and_turns`)."""
+    start = start_keys(workload.head_dim_qk, workload.head_dim_v)
+    heads = workload.batch * workload.heads_q
+    return programs_and_turns(workload.seqlen_q, workload.seqlen_k, heads, slots, rows, keys, start)
