@@ -98,7 +98,7 @@ def compiled_text(source: str) -> str:
     for node in ast.parse(source).body:
         marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         if isinstance(node, ast.Assign) or any(ast.unparse(mark).startswith("gluon.") for mark in marks):
-            kept += lines[min(mark.lineno for mark in [*marks, node]) - 1 : node.end_lineno]
+            kept += lines[min([node.lineno, *(mark.lineno for mark in marks)]) - 1 : node.end_lineno]
     return "\n".join(kept)
 
 
