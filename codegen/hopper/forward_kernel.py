@@ -7,7 +7,7 @@ from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
-from tilecast.model.chip.programs import programs_and_turns, start_keys
+from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel import e4m3
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
@@ -28,16 +28,19 @@ _WORK_TILE = {
         "exists = tile < query_blocks * problem.heads",
     ),
     "paired": (
-        "# A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.",
-        "# Where every block has a program of its own, there is one turn, and all blocks are long ones.",
-        "pairs = gl.where(problem.turns == 1, query_blocks, (query_blocks + 1) // 2)",
-        "trip = turn // 2",
-        "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
-        "head = pair // pairs",
-        "short = pair % pairs",
+        "# An even number of turns: a long and a short query block of one head make a pair; all pairs are the same work and share K and V",
+        "# in L2.  An odd number: blocks one by one, the longest of all heads first.  One turn: a program to each block, head by head.",
+        "alone = problem.turns % 2 == 1",
+        "across = alone & (problem.turns > 1)",
+        "trip = gl.where(alone, turn, turn // 2)",
+        "place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
+        "row_length = gl.where(across, problem.heads, gl.where(alone, query_blocks, (query_blocks + 1) // 2))",
+        "outer, inner = place // row_length, place % row_length",
+        "head, short = gl.where(across, inner, outer), gl.where(across, outer, inner)",
         "long = query_blocks - 1 - short",
-        "block = gl.where(turn % 2 == 0, long, short)",
-        "exists = (head < problem.heads) & ((turn % 2 == 0) | (short != long))",
+        "is_long = alone | (turn % 2 == 0)",
+        "block = gl.where(is_long, long, short)",
+        "exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))",
     ),
 }
 
@@ -160,7 +163,10 @@ class HopperKernel(GluonKernel):
         elif self.counts_programs:
             lines += [
                 SMS_STATEMENT,
-                f"programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, sms, TILE_M.value, TILE_N.value, {self.start_keys})",
+                f"together = batch * heads_kv * seqlen_k <= {self.most_keys}  # L2 keeps what all heads read",
+                "programs, turns = programs_and_turns(",
+                f"    seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, {self.start_keys}",
+                ")",
             ]
         elif self.scheduler == "paired":
             lines += [
@@ -189,13 +195,18 @@ class HopperKernel(GluonKernel):
 
     @property
     def counts_programs(self) -> bool:
-        """Whether the host counts what is done sooner: pairs of blocks, or a program to each."""
+        """Whether the host counts what is done sooner: pairs of blocks, the longest first, or a program to each."""
         return self.scheduler == "paired" and self.mask == "causal"
 
     @property
     def start_keys(self) -> int:
         """Keys that the start of a program costs where it counts."""
         return start_keys(self.head_dim_qk, self.head_dim_v)
+
+    @property
+    def most_keys(self) -> int:
+        """Keys of all heads up to which they may take turns at tiles."""
+        return most_keys(self.head_dim_qk, self.head_dim_v, 1 if self.fp8 else 2)
 
     @property
     def programs_text(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.model.chip.programs import programs_and_turns, start_keys
+from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel.workload import Workload
 
 
@@ -54,17 +54,21 @@ def dealing(family: str, scheduler: str) -> Dealing:
 
 
 def launched(family: str, scheduler: str, workload: Workload, rows: int, keys: int, slots: int) -> str:
-    """The scheduler that a launch on ``slots`` runs by: programs that would take pairs of tiles take one each where all are done sooner so.
+    """The scheduler that a launch on ``slots`` runs by: where tiles of Hopper kernels are done sooner otherwise, they are not paired.
 
     Tiles are of ``rows`` queries and go over blocks of ``keys`` keys.
     """
     if (family, scheduler, workload.mask) != ("fa3", "paired", "causal"):
         return scheduler
-    return "grid" if slots < in_pairs(workload, rows, keys, slots)[0] else scheduler
+    programs, turns = in_pairs(workload, rows, keys, slots)
+    if turns % 2 == 0 or (turns == 1 and programs <= slots):
+        return scheduler
+    return "grid" if turns == 1 else "longest-first"
 
 
 def in_pairs(workload: Workload, rows: int, keys: int, slots: int) -> tuple[int, int]:
     """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`programs_and_turns`)."""
-    start = start_keys(workload.head_dim_qk, workload.head_dim_v)
-    heads = workload.batch * workload.heads_q
-    return programs_and_turns(workload.seqlen_q, workload.seqlen_k, heads, slots, rows, keys, start)
+    w, dims = workload, (workload.head_dim_qk, workload.head_dim_v)
+    together = w.batch * w.heads_kv * w.seqlen_k <= most_keys(*dims, w.dtype_bytes)
+    heads = w.batch * w.heads_q
+    return programs_and_turns(w.seqlen_q, w.seqlen_k, heads, together, slots, rows, keys, start_keys(*dims))
