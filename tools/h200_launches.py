@@ -3,9 +3,10 @@
     python tools/h200_launches.py OUT.csv [--seed 1] [--rounds 11]
 
 The 20 shapes of `h200_others.py`, the chunks of `h200_chunks.py` and the 36 of `h200_kernels.py`, bfloat16.  One compiled kernel runs them in up
-to five ways, which must give the same bits: ``planned``, as its file launches it; ``staying``, a program to an SM; ``even``, no more programs than
-all turns need; ``tiles``, a program to a tile; ``couples``, a program to a pair of tiles, or to two.  CUDA graphs of one call, L2
-evicted before, in turns whose order is drawn; medians.
+to seven ways, which must give the same bits: ``planned``, as its file launches it; ``staying``, a program to an SM; ``even``, no more programs
+than all turns need; ``tiles``, a program to a tile; ``couples``, a program to a pair of tiles, or to two; ``longest`` and ``longest even``, tiles of
+all heads, the longest first, where a kernel makes pairs otherwise.  CUDA graphs of one call, L2 evicted before, in turns whose order is
+drawn; medians.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def ways(scheduler: str, tiles: int, blocks: int, sms: int) -> dict[str, Grid]:
     found = {"staying": (min(sms, dealt), each * turns), "even": (-(-dealt // turns), each * turns)}
     if tiles > sms:
         found |= {"tiles": (tiles, 1), "couples": (dealt, 2) if pairs else (-(-tiles // 2), 2)}
+        if pairs:
+            turns = -(-tiles // sms)
+            found |= {"longest": (sms, turns | 1), "longest even": (-(-tiles // turns), turns | 1)}
     return found
 
 
