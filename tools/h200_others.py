@@ -1,11 +1,12 @@
 """`tilecast.attention` at 20 forward shapes drawn by a rule, beside the best hand-written kernels, on the GPU at hand.
 
-    python tools/h200_others.py OUT.csv [--fa3 LIBRARY] [--seed 1] [--rounds 15]
+    python tools/h200_others.py OUT.csv [--fa3 LIBRARY] [--before FOLDER] [--seed 1] [--rounds 15]
 
 Four shapes each of five kinds are drawn from the seed: grouped heads, odd lengths, chunks of a prompt (few queries on many keys,
 causal to the lower right), long sequences, and small ones as vision models have.  bf16, head_dim 64, 128 or 256; every kernel of a shape
-is a CUDA graph of one call, L2 evicted before, in turns; medians.  Each peer's result is held against ours before it is timed.  cuDNN takes
-causal masks to the upper left only and is left out of chunks.  LIBRARY: see sweep_decode.py; flash-attn-4 is timed where it is installed.
+is a CUDA graph of one call, L2 evicted before, in turns whose order is drawn; medians.  Each peer's result is held against ours before it
+is timed.  cuDNN takes causal masks to the upper left only and is left out of chunks.  LIBRARY: see sweep_decode.py; flash-attn-4 is timed
+where it is installed.  FOLDER has kernels of another version, which run beside and must give the same bits.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from h200_before_after import load
 from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
 
+from tilecast.kernels import registry
 from tilecast.model.kernel.workload import Workload
 
 KINDS = ("grouped", "odd", "chunk", "long", "small")
-EACH, MOST_APART = 4, 3e-2
+EACH, MOST_APART, BEFORE = 4, 3e-2, "tilecast before"
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "kind", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal",
           "kernel", "us", "low_us", "high_us", "tflops", "apart", "sm_clock_mhz")  # fmt: skip
 
@@ -58,7 +61,7 @@ def drawn(seed: int) -> list[tuple[str, Workload]]:
     return [(kind, shape(kind)) for kind in KINDS for _ in range(EACH)]
 
 
-def calls_of(s: Workload, fa3: Any) -> dict[str, Callable[[], Any]]:
+def calls_of(s: Workload, fa3: Any, before: Path | None) -> dict[str, Callable[[], Any]]:
     """Name -> call that returns (batch, heads, seqlen, head_dim)."""
     import torch
     import torch.nn.functional as F  # noqa: N812
@@ -72,6 +75,17 @@ def calls_of(s: Workload, fa3: Any) -> dict[str, Callable[[], Any]]:
     rows = [torch.randn(s.batch, n, heads, s.head_dim_qk, device="cuda").bfloat16() for n, heads in sizes]
     q, k, v = (x.transpose(1, 2).contiguous() for x in rows)
     found: dict[str, Callable[[], Any]] = {"tilecast": lambda: tilecast.attention(q, k, v, causal=causal)}
+    if before is not None:
+        entry = registry.select((9, 0), "bf16", s.head_dim_qk, s.head_dim_v, s.mask, s.seqlen_q)
+        assert entry is not None
+        module = load(before / f"{entry.module}.py", f"before_{entry.module}")
+
+        def launch_before() -> Any:
+            out = torch.empty_like(q)
+            module.launch(q, k, v, out, None, scale)
+            return out
+
+        found[BEFORE] = launch_before
     if not causal or s.seqlen_q == s.seqlen_k:
 
         def cudnn() -> Any:
@@ -98,9 +112,9 @@ def calls_of(s: Workload, fa3: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def measure(s: Workload, fa3: Any, rounds: int, evict: Any) -> list[dict[str, Any]]:
+def measure(s: Workload, fa3: Any, before: Path | None, rounds: int, evict: Any) -> list[dict[str, Any]]:
     """Rows of one shape but for its kind; a peer that refuses it or computes something else is named and left out."""
-    calls = calls_of(s, fa3)
+    calls = calls_of(s, fa3, before)
     ours, apart = calls["tilecast"]().float(), {}
     for name, call in list(calls.items()):
         try:
@@ -109,7 +123,7 @@ def measure(s: Workload, fa3: Any, rounds: int, evict: Any) -> list[dict[str, An
             print(f"{name} on {s.label()}: {str(error).splitlines()[0][:160]}: left out", flush=True)
             del calls[name]
             continue
-        if not apart[name] <= MOST_APART:
+        if not apart[name] <= (0.0 if name == BEFORE else MOST_APART):
             print(f"{name} on {s.label()}: {apart[name]:.2e} from ours: not timed", flush=True)
             del calls[name]
     found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
@@ -131,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
+    parser.add_argument("--before", type=Path, help="folder of other kernels")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
@@ -143,14 +158,18 @@ def main() -> None:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         for kind, shape in drawn(given.seed):
-            rows = measure(shape, fa3, given.rounds, evict)
+            rows = measure(shape, fa3, given.before, given.rounds, evict)
             writer.writerows({**same, "kind": kind, **row} for row in rows)
             file.flush()
             speed = {row["kernel"]: row["tflops"] for row in rows}
-            mine = speed.pop("tilecast")
+            mine, other = speed.pop("tilecast"), speed.pop(BEFORE, None)
             ratios.append(mine / max(speed.values()))
             peers = "  ".join(f"{name} {tflops}" for name, tflops in speed.items())
-            print(f"{kind}, {shape.label()}: tilecast {mine}  {peers}  | x best peer {ratios[-1]:.3f}", flush=True)
+            print(
+                f"{kind}, {shape.label()}: tilecast {mine}  {peers}  | x best peer {ratios[-1]:.3f}"
+                + (f"  x before {mine / other:.3f}" if other else ""),
+                flush=True,
+            )
     print(f"geometric mean {statistics.geometric_mean(ratios):.3f}x the best peer, lowest {min(ratios):.3f}x")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_lines, sizes_statement
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel import e4m3
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
@@ -26,16 +28,19 @@ _WORK_TILE = {
         "exists = tile < query_blocks * problem.heads",
     ),
     "paired": (
-        "# A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.",
-        "# Where every block has a program of its own, there is one turn, and all blocks are long ones.",
-        "pairs = gl.where(problem.turns == 1, query_blocks, (query_blocks + 1) // 2)",
-        "trip = turn // 2",
-        "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
-        "head = pair // pairs",
-        "short = pair % pairs",
+        "# An even number of turns: a long and a short query block of one head make a pair; all pairs are the same work and share K and V",
+        "# in L2.  An odd number: blocks one by one, the longest of all heads first.  One turn: a program to each block, head by head.",
+        "alone = problem.turns % 2 == 1",
+        "across = alone & (problem.turns > 1)",
+        "trip = gl.where(alone, turn, turn // 2)",
+        "place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)",
+        "row_length = gl.where(across, problem.heads, gl.where(alone, query_blocks, (query_blocks + 1) // 2))",
+        "outer, inner = place // row_length, place % row_length",
+        "head, short = gl.where(across, inner, outer), gl.where(across, outer, inner)",
         "long = query_blocks - 1 - short",
-        "block = gl.where(turn % 2 == 0, long, short)",
-        "exists = (head < problem.heads) & ((turn % 2 == 0) | (short != long))",
+        "is_long = alone | (turn % 2 == 0)",
+        "block = gl.where(is_long, long, short)",
+        "exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))",
     ),
 }
 
@@ -155,6 +160,14 @@ class HopperKernel(GluonKernel):
         lines += ["query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q"]
         if self.scheduler == "grid":
             lines += ["programs = query_blocks * heads"]
+        elif self.counts_programs:
+            lines += [
+                SMS_STATEMENT,
+                f"together = batch * heads_kv * seqlen_k <= {self.most_keys}  # L2 keeps what all heads read",
+                "programs, turns = programs_and_turns(",
+                f"    seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, {self.start_keys}",
+                ")",
+            ]
         elif self.scheduler == "paired":
             lines += [
                 SMS_STATEMENT,
@@ -163,6 +176,12 @@ class HopperKernel(GluonKernel):
                 "turns = 2 * triton.cdiv(pairs, programs)",
                 "if query_blocks * heads <= sms:  # a program to each block",
                 "    programs, turns = query_blocks * heads, 1",
+            ]
+        elif self.scheduler == "persistent" and not self.masked:
+            lines += [
+                SMS_STATEMENT,
+                "turns = triton.cdiv(query_blocks * heads, sms)",
+                "programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need",
             ]
         else:
             lines += [
@@ -173,6 +192,26 @@ class HopperKernel(GluonKernel):
         values = ("heads_q // heads_kv" if name == "group" else name for name in self.sizes)
         lines += [sizes_statement(values)]
         return Host(self.mask, self.head_dim_qk, self.head_dim_v, tuple(lines), OUTPUT_ARGUMENTS)
+
+    @property
+    def counts_programs(self) -> bool:
+        """Whether the host counts what is done sooner: pairs of blocks, the longest first, or a program to each."""
+        return self.scheduler == "paired" and self.mask == "causal"
+
+    @property
+    def start_keys(self) -> int:
+        """Keys that the start of a program costs where it counts."""
+        return start_keys(self.head_dim_qk, self.head_dim_v)
+
+    @property
+    def most_keys(self) -> int:
+        """Keys of all heads up to which they may take turns at tiles."""
+        return most_keys(self.head_dim_qk, self.head_dim_v, 1 if self.fp8 else 2)
+
+    @property
+    def programs_text(self) -> str:
+        """The function by which it counts, which the forecast calls too."""
+        return getsource(programs_and_turns)
 
     def descriptors_of(self, tensor: str) -> str:
         """The descriptors of q, k or v as the roles take them: one, or a tuple."""

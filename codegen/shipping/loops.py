@@ -7,6 +7,7 @@ the best (docs/machine-code.md).
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -85,9 +86,20 @@ def _first(problems: Iterable[Workload], machine: Machine, family: str, most: in
 
 
 def source_hash(work: Workload, variant: Variant) -> str:
-    """Of the kernel's source as it is generated now, without its header."""
+    """Of what a compiler reads of the kernel's source as it is generated now."""
     source = generate(work, load_machine(MACHINE), find_family(variant.family), variant, compiler=None).source
-    return hashlib.sha256(without_header(source).encode()).hexdigest()[:16]
+    return hashlib.sha256(compiled_text(source).encode()).hexdigest()[:16]
+
+
+def compiled_text(source: str) -> str:
+    """Constants of a Gluon file and the functions that Gluon compiles: without header, imports and the host side."""
+    source = without_header(source)
+    lines, kept = source.splitlines(), []
+    for node in ast.parse(source).body:
+        marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if isinstance(node, ast.Assign) or any(ast.unparse(mark).startswith("gluon.") for mark in marks):
+            kept += lines[min([node.lineno, *(mark.lineno for mark in marks)]) - 1 : node.end_lineno]
+    return "\n".join(kept)
 
 
 def make(job: Wanted) -> KeptLoop:

@@ -482,8 +482,8 @@ def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, factors, windo
         return ()
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    programs = min(sms, query_blocks * heads)
-    turns = triton.cdiv(query_blocks * heads, programs)
+    turns = triton.cdiv(query_blocks * heads, sms)
+    programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns, factors)
     boxes = ((q, [1, 1, ROWS.value, 128]), (k, [1, 1, TILE_N.value, 128]), (v_t, [1, 1, 128, TILE_N.value]))
     descriptors = [

@@ -17,6 +17,8 @@ TILECAST = {
 }  # fmt: skip
 
 from collections import namedtuple
+from functools import lru_cache
+from heapq import heapreplace
 
 import triton
 from triton.experimental import gluon
@@ -161,16 +163,19 @@ def work_tile(problem, turn):
     pid = gl.program_id(0)
     query_blocks = own_copy(problem.query_blocks)
     programs = own_copy(gl.num_programs(0))
-    # A long and a short query block of one head make a pair; all pairs are the same work and share K and V in L2.
-    # Where every block has a program of its own, there is one turn, and all blocks are long ones.
-    pairs = gl.where(problem.turns == 1, query_blocks, (query_blocks + 1) // 2)
-    trip = turn // 2
-    pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
-    head = pair // pairs
-    short = pair % pairs
+    # An even number of turns: a long and a short query block of one head make a pair; all pairs are the same work and share K and V
+    # in L2.  An odd number: blocks one by one, the longest of all heads first.  One turn: a program to each block, head by head.
+    alone = problem.turns % 2 == 1
+    across = alone & (problem.turns > 1)
+    trip = gl.where(alone, turn, turn // 2)
+    place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)
+    row_length = gl.where(across, problem.heads, gl.where(alone, query_blocks, (query_blocks + 1) // 2))
+    outer, inner = place // row_length, place % row_length
+    head, short = gl.where(across, inner, outer), gl.where(across, outer, inner)
     long = query_blocks - 1 - short
-    block = gl.where(turn % 2 == 0, long, short)
-    exists = (head < problem.heads) & ((turn % 2 == 0) | (short != long))
+    is_long = alone | (turn % 2 == 0)
+    block = gl.where(is_long, long, short)
+    exists = (head < problem.heads) & (short < query_blocks) & (is_long | (short != long))
     return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists
 
 
@@ -458,6 +463,53 @@ def attention(q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, out, lse, stride
     ], [4, 1], [232, 40])  # fmt: skip
 
 
+# -- how work is dealt -------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=256)
+def programs_and_turns(
+    seqlen_q: int, seqlen_k: int, heads: int, together: bool, sms: int, rows: int, keys: int, start: int
+) -> tuple[int, int]:
+    """(programs, turns of each) of the launch that is over first, counted in keys.
+
+    Tiles of `rows` queries see blocks of `keys` keys.  1 turn: a program to each tile, on whatever SM is free first, which costs
+    `start` more.  An even number: pairs of a long and a short tile, two turns each; an odd one: tiles of all heads `together`, the
+    longest first.  Both are dealt to and fro.
+    """
+    last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
+    # A block more, for what is around the loop.
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
+    count, half = len(tiles) * heads, len(tiles) // 2
+    if count <= sms:
+        return count, 1
+
+    def dealt(work: list[int]) -> tuple[int, int, int]:
+        """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
+        turns = -(-len(work) // sms)
+        most = []
+        for programs in (-(-len(work) // turns), sms):
+            taken = [0] * programs
+            for turn in range(turns):
+                some = work[turn * programs : turn * programs + programs]
+                for i, length in enumerate(some):
+                    taken[programs - 1 - i if turn % 2 else i] += length
+            most.append(max(taken))
+        few = most[0] <= 1.02 * most[1]
+        return (most[0], -(-len(work) // turns), turns) if few else (most[1], sms, turns)
+
+    middle = tiles[half : len(tiles) - half]
+    most, programs, trips = dealt([*(tiles[i] + tiles[-1 - i] for i in range(half)), *middle] * heads)
+    found = [(most, programs, 2 * trips)]
+    if together:
+        most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
+        found.append((most, programs, turns | 1))
+    if count <= 64 * sms:  # of more, what is left at the end is little
+        free = [0] * sms
+        for length in reversed(tiles * heads):  # of each head the longest first
+            heapreplace(free, free[0] + length + start)
+        found.append((max(free), count, 1))
+    _, programs, turns = min(found, key=lambda one: one[0])
+    return programs, turns
+
+
 def plan(q, k, v, out, lse, window_left, window_right):
     """Grid and arguments but the scale, () for empty tensors; ValueError for what the kernel does not take."""
     if (window_left, window_right) not in ((-1, -1), (-1, 0)):
@@ -484,11 +536,8 @@ def plan(q, k, v, out, lse, window_left, window_right):
             descriptors.append(TensorDescriptor.from_tensor(x, block, layout))
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    pairs = (query_blocks + 1) // 2 * heads
-    programs = min(sms, pairs)
-    turns = 2 * triton.cdiv(pairs, programs)
-    if query_blocks * heads <= sms:  # a program to each block
-        programs, turns = query_blocks * heads, 1
+    together = batch * heads_kv * seqlen_k <= 62500  # L2 keeps what all heads read
+    programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, 153)
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 

@@ -419,8 +419,8 @@ def plan(q, k, v, out, lse, window_left, window_right):
             descriptors.append(TensorDescriptor.from_tensor(x, block, layout))
     query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q
     sms = triton.runtime.driver.active.utils.get_device_properties(q.device.index)["multiprocessor_count"]
-    programs = min(sms, query_blocks * heads)
-    turns = triton.cdiv(query_blocks * heads, programs)
+    turns = triton.cdiv(query_blocks * heads, sms)
+    programs = triton.cdiv(query_blocks * heads, turns)  # no more than all turns need
     sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, query_blocks, heads, turns)
     return (programs, 1, 1), (*descriptors, out, lse, *(n // 8 for n in out.stride()[:3]), *sizes)
 

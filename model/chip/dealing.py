@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
+from tilecast.model.kernel.workload import Workload
+
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
@@ -48,3 +51,24 @@ _OF_FAMILY = {
 def dealing(family: str, scheduler: str) -> Dealing:
     """How kernels of ``family`` deal tiles under ``scheduler``."""
     return _OF_FAMILY.get(family, {}).get(scheduler) or _DEALINGS[scheduler]
+
+
+def launched(family: str, scheduler: str, workload: Workload, rows: int, keys: int, slots: int) -> str:
+    """The scheduler that a launch on ``slots`` runs by: where tiles of Hopper kernels are done sooner otherwise, they are not paired.
+
+    Tiles are of ``rows`` queries and go over blocks of ``keys`` keys.
+    """
+    if (family, scheduler, workload.mask) != ("fa3", "paired", "causal"):
+        return scheduler
+    programs, turns = in_pairs(workload, rows, keys, slots)
+    if turns % 2 == 0 or (turns == 1 and programs <= slots):
+        return scheduler
+    return "grid" if turns == 1 else "longest-first"
+
+
+def in_pairs(workload: Workload, rows: int, keys: int, slots: int) -> tuple[int, int]:
+    """(programs, turns of each) of a launch of the paired scheduler of Hopper kernels (`programs_and_turns`)."""
+    w, dims = workload, (workload.head_dim_qk, workload.head_dim_v)
+    together = w.batch * w.heads_kv * w.seqlen_k <= most_keys(*dims, w.dtype_bytes)
+    heads = w.batch * w.heads_q
+    return programs_and_turns(w.seqlen_q, w.seqlen_k, heads, together, slots, rows, keys, start_keys(*dims))

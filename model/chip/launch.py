@@ -1,6 +1,7 @@
 """From one SM to the chip: tiles onto SMs, memory ceilings, and the length of the kernel in cycles.
 
-Tiles are dealt as the kernel's scheduler does (`dealing`).  What goes to the slot that is free first is estimated above
+Tiles are dealt as the kernel's scheduler does (`dealing`), to all SMs: programs that stay are no more than their turns need, which makes
+the turns no fewer.  What goes to the slot that is free first is estimated above
 some fifteen hundred tiles instead of played; what is dealt in turns is counted.
 """
 
@@ -14,7 +15,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.chip.dealing import Dealing, dealing
+from tilecast.model.chip.dealing import Dealing, dealing, launched
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
@@ -86,12 +87,13 @@ def play(
     if extra:
         trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
     loop = tile_cycles(trace, masked_trace, tiles)
-    deal = dealing(variant.family, variant.scheduler)
-    persistent = deal.stays
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
     count = tiles.count * heads
     slots = int(machine["chip.sm_count"]) // pair * pipeline.ctas_per_sm
+    scheduler = launched(variant.family, variant.scheduler, workload, rows, pipeline.keys_per_iteration, slots)
+    deal = dealing(variant.family, scheduler)
+    persistent = deal.stays
     # Empty tiles (no visible key) still write zeros: start and end only.
     if persistent:
         # However well tiles overlap, each takes the time its busiest unit needs for it.

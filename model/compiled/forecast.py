@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from tilecast.model.chip.dealing import launched
 from tilecast.model.compiled.code import CodeError, KernelCode
 from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import Tile, greedy_makespan, hopper_counts, program_tiles, triton_counts
@@ -211,9 +212,10 @@ def _hopper(
 ) -> CompiledForecast:
     sms = int(machine["chip.sm_count"])
     blocks, heads = -(-work.seqlen_q // (64 * variant.warpgroups)), work.batch * work.heads_q
-    cold = variant.scheduler == "grid"
+    scheduler = launched(variant.family, variant.scheduler, work, 64 * variant.warpgroups, variant.tile_n, sms)
+    cold = scheduler == "grid"
     one_head = list(range(blocks)) if work.mask == "none" else list(reversed(range(blocks)))  # the longest first
-    moved = _hopper_traffic(work, variant.scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"])
+    moved = _hopper_traffic(work, scheduler, 64 * variant.warpgroups, sms, machine["l2.bytes"])
     share = round(moved.missed_share, 1)  # tiles are simulated once for shares this close
 
     counts = [hopper_counts(work, block, variant.warpgroups, variant.tile_n) for block in range(blocks)]
@@ -225,7 +227,7 @@ def _hopper(
         span = greedy_makespan(iter(one_head * heads), by_block.__getitem__, sms) - turnaround + start
         mean = min(span, sum(by_block) * heads / sms)
     else:
-        longest, weight, all_weights = _longest(work, variant.scheduler, variant.warpgroups, variant.tile_n, sms)
+        longest, weight, all_weights = _longest(work, scheduler, variant.warpgroups, variant.tile_n, sms)
         span = start + _hopper_program(code, variant, machine, [counts[block] for block in longest], mhz, share)
         mean = min(span, span * all_weights / (sms * weight))
     shape, _ = _shape_of(hopper_counts(work, blocks // 2, variant.warpgroups, variant.tile_n))

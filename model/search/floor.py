@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.model.chip.dealing import dealing
+from tilecast.model.chip.dealing import dealing, launched
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
 from tilecast.model.chip.launch import edge_memory_cycles, makespan_cycles, traffic
 from tilecast.model.chip.power import Activity, settled_mhz
@@ -64,6 +64,9 @@ class _Tiling:
     """What launches share whose tiles and slots are the same."""
 
     tiles: HeadTiles
+    #: Query rows of a tile, and keys of a block.
+    rows: int
+    keys: int
     #: How many blocks the tiles of a head have, how many tiles have so many, and which of the kinds each listed tile is.
     blocks: NDArray[np.int64]
     times: NDArray[np.int64]
@@ -110,7 +113,7 @@ class Floors:
     """
 
     def __init__(self, variants: tuple[Variant, ...], workload: Workload, machine: Machine, clock: str | float) -> None:
-        self.machine, self.clock = machine, clock
+        self.workload, self.machine, self.clock = workload, machine, clock
         self._played: dict[tuple[int, str, bytes], float] = {}
         self.family = variants[0].family if variants else ""
         self.fused = not variants or family_of(variants[0]).fused
@@ -152,12 +155,13 @@ class Floors:
     def _seconds(self, level: Level, orders: Orders, dealt: bool = False) -> NDArray[np.float64]:
         index = np.asarray(orders, dtype=np.int64)
         launches, launch = self.launches, self.groups.demand.number[index]
-        costs, tiling = level.costs(index), launches.tiling[launch]
+        costs, numbers = level.costs(index), launches.tiling[launch]
         cycles = np.empty(len(index))
-        for number in np.unique(tiling):
-            here = np.flatnonzero(tiling == number)
-            schedulers = [self.groups.schedulers[order] for order in index[here]]
-            cycles[here] = self._sm_cycles(launches.tilings[number], costs.of(here), schedulers, dealt)
+        for number in np.unique(numbers):
+            here = np.flatnonzero(numbers == number)
+            tiling = launches.tilings[number]
+            schedulers = [self._launched(self.groups.schedulers[order], tiling) for order in index[here]]
+            cycles[here] = self._sm_cycles(tiling, costs.of(here), schedulers, dealt)
         cycles = np.maximum(cycles, launches.l2_cycles[launch])
         hbm = launches.hbm_seconds[launch]
         if isinstance(self.clock, str):
@@ -167,6 +171,9 @@ class Floors:
             mhz = float(self.clock)
         floors: NDArray[np.float64] = _ROUNDING * np.maximum(cycles / (mhz * 1e6), hbm)
         return floors + self.machine["launch.kernel_us"] * 1e-6
+
+    def _launched(self, scheduler: str, tiling: _Tiling) -> str:
+        return launched(self.family, scheduler, self.workload, tiling.rows, tiling.keys, tiling.slots)
 
     def _sm_cycles(self, tiling: _Tiling, costs: Costs, schedulers: list[str], dealt: bool) -> NDArray[np.float64]:
         """Cycles of all tiles on the machine's SMs if their loops take what ``costs`` say, for each variant."""
@@ -231,12 +238,13 @@ def _launches(groups: Groups, workload: Workload, machine: Machine) -> _Launches
 
 def _tiling(workload: Workload, pipeline: Pipeline, machine: Machine, slots: int) -> _Tiling:
     pair = pipeline.cta_group
-    tiles = head_tiles(workload, pipeline.rows_per_cta * pair, pipeline.keys_per_iteration)
+    rows, keys = pipeline.rows_per_cta * pair, pipeline.keys_per_iteration
+    tiles = head_tiles(workload, rows, keys)
     blocks, kind, times = np.unique(tiles.iterations, return_inverse=True, return_counts=True)
     alike = len(blocks) == 1 and bool(np.ptp(tiles.masked) == 0)
     heads = workload.batch * workload.heads_q
     l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots)
-    return _Tiling(tiles, blocks, times, kind, alike, heads, slots, l2, hbm)
+    return _Tiling(tiles, rows, keys, blocks, times, kind, alike, heads, slots, l2, hbm)
 
 
 def _together(activities: Sequence[Activity]) -> Activity:

@@ -1,0 +1,128 @@
+"""Pairs of tiles, the longest first, or a program to each: the choice against all three replayed tile by tile, and in the files that
+ask for it."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast.codegen.generate import generate
+from tilecast.model.chip.dealing import in_pairs, launched
+from tilecast.model.chip.launch import run_chip
+from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
+from tilecast.model.compiled.counts import key_blocks, program_tiles
+from tilecast.model.families import build_pipeline, find_family
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import load_machine
+
+H200 = load_machine("h200")
+SMS = 132
+
+
+@pytest.mark.parametrize(
+    ("heads", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "launch"),
+    [
+        (32, 8, 512, 57344, 128, (128, 1)),  # an SM for each of 128 blocks
+        (32, 8, 1280, 8192, 128, (107, 3)),  # 3 turns of tiles, where 160 pairs take 2, which is 4 tiles
+        (32, 8, 1408, 65536, 256, (352, 1)),  # the same, but L2 does not keep what all heads read
+        (32, 8, 896, 32768, 256, (128, 2)),  # 224 tiles take 2 turns either way: programs that stay start once
+        (64, 64, 4096, 4096, 128, (128, 16)),  # 1024 pairs to 132 SMs: 8 turns, which 128 programs do as well
+        (32, 8, 4096, 4096, 128, (132, 9)),  # 1024 tiles, the last of 8 turns short ones; a ninth is empty
+        (16, 16, 16384, 16384, 128, (2048, 1)),  # the last of 16 turns is half empty, and tiles are long
+        (8, 8, 65536, 65536, 256, (4096, 1)),
+        (1024, 1024, 512, 512, 64, (128, 32)),  # short tiles: starts would cost more than the last turn
+    ],
+)
+def test_launches(
+    heads: int, heads_kv: int, seqlen_q: int, seqlen_k: int, head_dim: int, launch: tuple[int, int]
+) -> None:
+    work = Workload(1, heads, heads_kv, seqlen_q, seqlen_k, head_dim, mask="causal")
+    assert in_pairs(work, 128, 64, SMS) == launch
+
+
+def test_the_start_of_a_program_is_worth_fewer_keys_of_wide_heads() -> None:
+    assert [start_keys(*dims) for dims in ((64, 64), (128, 128), (192, 128), (256, 256))] == [192, 192, 153, 96]
+
+
+def test_l2_keeps_as_many_bytes_of_any_head() -> None:
+    assert [most_keys(128, 128, 2), most_keys(128, 128, 1), most_keys(256, 256, 2)] == [78125, 156250, 39062]
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 900), st.integers(1, 900), st.integers(1, 9), st.booleans(), st.integers(1, 24),
+    st.sampled_from((64, 128, 192)), st.sampled_from((32, 64, 128)), st.integers(0, 300),
+)  # fmt: skip
+def test_the_launch_that_is_over_first(
+    seqlen_q: int, seqlen_k: int, heads: int, together: bool, sms: int, rows: int, keys: int, start: int
+) -> None:
+    work = Workload(1, heads, heads, seqlen_q, seqlen_k, 64, mask="causal")
+    blocks = -(-seqlen_q // rows)
+    length = [keys + keys * key_blocks(work, block * rows, rows, keys)[1] for block in range(blocks)]
+    programs, turns = programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, rows, keys, start)
+    if blocks * heads <= sms:
+        assert (programs, turns) == (blocks * heads, 1)
+        return
+
+    def staying(scheduler: str, count: int) -> tuple[int, int, int]:
+        """(keys of the longest program, programs, turns) of ``count`` pairs or tiles."""
+        trips = -(-count // sms)
+        found = []
+        for some in (-(-count // trips), sms):
+            dealt = list(program_tiles(scheduler, blocks, heads, some))
+            assert sorted(tile for tiles in dealt for tile in tiles) == sorted(everything)
+            turn = 2 * trips if scheduler == "paired" else trips
+            assert max(map(len, dealt)) <= turn
+            found.append((max(sum(length[block] for block, _ in tiles) for tiles in dealt), some, turn))
+        return found[0] if found[0][0] <= 1.02 * found[1][0] else found[1]
+
+    everything = [(block, head) for block in range(blocks) for head in range(heads)]
+    free = [0] * sms
+    for _ in range(heads):
+        for block in reversed(range(blocks)):
+            heapq.heapreplace(free, free[0] + length[block] + start)
+    launches = {"paired": staying("paired", (blocks + 1) // 2 * heads), "grid": (max(free), blocks * heads, 1)}
+    if together:
+        most, some, turn = staying("longest-first", blocks * heads)
+        launches["longest-first"] = (most, some, turn | 1)
+    kind = "grid" if turns == 1 else "longest-first" if turns % 2 else "paired"
+    assert launches[kind][1:] == (programs, turns)
+    assert launches[kind][0] == min(most for most, _, _ in launches.values())
+
+
+def test_files_ask_the_same_function() -> None:
+    variant = Fa3Variant(tile_n=64, kv_stages=3, q_stages=2, ping_pong=False, rescale="anchored", scheduler="paired")
+    work = Workload(1, 32, 8, 1280, 8192, 128, mask="causal")
+    source = generate(work, H200, find_family("fa3"), variant, compiler=None).source
+    begin, end = source.index("@lru_cache"), source.index("def plan(")
+    found: dict[str, object] = {}
+    exec("from functools import lru_cache\nfrom heapq import heapreplace\n" + source[begin:end], found)
+    assert found["programs_and_turns"](1280, 8192, 32, False, SMS, 128, 64, 192) == (320, 1)  # type: ignore[operator]
+    assert "programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, 192)" in source
+    assert "together = batch * heads_kv * seqlen_k <= 78125" in source
+
+
+def test_the_forecast_is_of_the_launch_that_runs() -> None:
+    names = ("paired", "grid", "longest-first")
+    variants = [Fa3Variant(tile_n=64, kv_stages=2, q_stages=1, scheduler=name) for name in names]
+
+    def spans(work: Workload) -> dict[str, float]:
+        found = [run_chip(work, v, build_pipeline(work, v, H200), H200).makespan_cycles for v in variants]
+        return dict(zip(names, found, strict=True))
+
+    chunk = Workload(1, 32, 8, 1408, 65536, 256, mask="causal")
+    assert launched("fa3", "paired", chunk, 128, 64, SMS) == "grid"
+    assert spans(chunk)["paired"] == spans(chunk)["grid"]
+    near = Workload(1, 32, 8, 1280, 8192, 128, mask="causal")
+    assert launched("fa3", "paired", near, 128, 64, SMS) == "longest-first"
+    assert spans(near)["paired"] == spans(near)["longest-first"]
+    whole = Workload(4, 16, 16, 4096, 4096, 128, mask="causal")
+    assert launched("fa3", "paired", whole, 128, 64, SMS) == "paired"
+    assert spans(whole)["paired"] < spans(whole)["grid"]
+    # Others have no pairs to give up.
+    assert launched("fa3", "persistent", chunk, 128, 64, SMS) == "persistent"
+    assert launched("fa4", "paired", chunk, 128, 64, SMS) == "paired"
