@@ -19,7 +19,11 @@ from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+    HopperServingVariant,
+)
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
@@ -72,6 +76,8 @@ def _template(
         return blackwell_serving.TEMPLATE, blackwell_serving.context(variant, workload), blackwell_serving.TARGETS
     if isinstance(variant, HopperServingE4m3Variant):
         return hopper_serving.TEMPLATE_E4M3, hopper_serving.context_e4m3(variant, workload), hopper_serving.TARGETS
+    if isinstance(variant, HopperRunsVariant):
+        return hopper_serving.TEMPLATE_RUNS, hopper_serving.context_runs(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperServingVariant):
         return hopper_serving.TEMPLATE, hopper_serving.context(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperPrefillVariant):

@@ -17,7 +17,11 @@ from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+    HopperServingVariant,
+)
 from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.verdict import VariantError, Verdict
 from tilecast.model.kernel.workload import Workload
@@ -28,6 +32,7 @@ V = TypeVar(
     ServingVariant,
     HopperServingVariant,
     HopperServingE4m3Variant,
+    HopperRunsVariant,
     HopperPrefillVariant,
     HopperMlaVariant,
     BlackwellServingVariant,
@@ -66,6 +71,10 @@ HOPPER_SERVING_E4M3 = ServingFamily(
     *hopper_serving.NAMES_E4M3, "the same for caches of e4m3, which warps widen to 16 bits in registers", HopperServingE4m3Variant,
     hopper_serving.legality_e4m3, hopper_serving.writable_e4m3, hopper_serving.space_e4m3, hopper_serving.chosen_e4m3,
 )  # fmt: skip
+HOPPER_RUNS = ServingFamily(
+    *hopper_serving.NAMES_RUNS, "decoding few rows on Hopper: K and V by the copy engine, mma.sync by each warp, runs of splits", HopperRunsVariant,
+    hopper_serving.legality_runs, hopper_serving.writable_runs, hopper_serving.space_runs, hopper_serving.chosen_runs,
+)  # fmt: skip
 HOPPER_MLA = ServingFamily(
     *hopper_mla.NAMES, "latent attention (MLA) on Hopper: keys copied once, wgmma, O in two warpgroups, in Gluon", HopperMlaVariant,
     hopper_mla.legality, hopper_mla.writable, hopper_mla.space, hopper_mla.chosen,
@@ -78,6 +87,7 @@ _FAMILIES: tuple[ServingFamily[Any], ...] = (
     TRITON_SERVING,
     HOPPER_SERVING,
     HOPPER_SERVING_E4M3,
+    HOPPER_RUNS,
     HOPPER_PREFILL,
     HOPPER_MLA,
     BLACKWELL_SERVING,

@@ -56,6 +56,8 @@ class HopperPrefillKernel(HopperKernel):
     waves: ClassVar[int] = 1
     #: Whether a launch may run beside the one before.
     beside: ClassVar[bool] = True
+    #: Whether programs take in runs of splits.
+    runs: ClassVar[bool] = False
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
     #: Whether K and V come by tensor descriptors, and whether programs take tiles of rows until there are none, or parts of them.

@@ -16,6 +16,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
     ROWS,
     ROWS_E4M3,
+    HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
     piece_e4m3,
@@ -24,6 +25,7 @@ from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_serving.py.j2"
 TEMPLATE_E4M3 = "hopper_serving_e4m3.py.j2"
+TEMPLATE_RUNS = "hopper_serving_runs.py.j2"
 TARGETS = ("sm_90a",)
 #: Arguments of serving kernels on Hopper: pointers and descriptors, strides, strides of a cache's factors, factors of scores.
 POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
@@ -90,6 +92,9 @@ class HopperServingKernel:
     whole: ClassVar[bool] = False
     #: Whether the launch for other rows that comes after this one may run beside it.
     beside: ClassVar[bool] = True
+    #: Whether programs take in runs of splits, and constants of the launch that a kernel has before ``BESIDE``.
+    runs: ClassVar[bool] = False
+    last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS",)
 
     @property
     def piece(self) -> int:
@@ -106,7 +111,7 @@ class HopperServingKernel:
     def register_option(self) -> str:
         """What the options of a launch say about registers."""
         warps = 4 + -(-sum(self.worker_warps) // 4) * 4
-        return f', "maxnreg": {_REGISTERS // (32 * warps) // 8 * 8}'
+        return f', "maxnreg": {min(_REGISTERS // (32 * warps * self.residents) // 8 * 8, 248)}'
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
@@ -132,24 +137,33 @@ class HopperServingKernel:
         """What it knows of where splits leave what they have."""
         return " ".join(("partials", "arrived", "counters", *_SCRATCH))
 
-    @staticmethod
-    def own(name: str, fields: str) -> str:
+    def own(self, name: str, fields: str) -> str:
         """Arguments that make a role's own copy of a named tuple: of its numbers, which roles would compute with alike."""
-        return own_copies(name, fields, (*_NUMBERS, "counters"))
+        return own_copies(name, fields, (*self.numbers, "counters"))
+
+    @property
+    def residents(self) -> int:
+        """Programs of an SM."""
+        return self.programs
 
     @property
     def unspecialized(self) -> str:
         """Numbers that the compiled code must not depend on."""
-        return "[" + ", ".join(f'"{name}"' for name in _NUMBERS) + "]"
+        return "[" + ", ".join(f'"{name}"' for name in self.numbers) + "]"
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Numbers that vary from call to call."""
+        return _NUMBERS
 
     @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *_NUMBERS, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
+        names = [*POINTERS, *self.numbers, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
         names += [
             "ONE: gl.constexpr",
             "PLANNED: gl.constexpr",
-            "Q_ROWS: gl.constexpr",
+            *(f"{name}: gl.constexpr" for name in self.last_constants),
             *["BESIDE: gl.constexpr"] * self.beside,
         ]
         return in_lines(", ".join(names), "def attention(", "):")
@@ -182,6 +196,50 @@ class HopperServingE4m3Kernel(HopperServingKernel):
         return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
 
 
+@dataclass(frozen=True, slots=True)
+class HopperRunsKernel(HopperServingKernel):
+    """The same for `TEMPLATE_RUNS`, whose warps have keys of their own and whose programs take in runs of splits."""
+
+    #: Programs of an SM.
+    resident: int
+    fold: int
+
+    tile_m: ClassVar[int] = ROWS_E4M3
+    runs: ClassVar[bool] = True
+    worker_warps: ClassVar[tuple[int, ...]] = (1,)
+    last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
+
+    @property
+    def residents(self) -> int:
+        """Programs of an SM."""
+        return self.resident
+
+    @property
+    def worker_registers(self) -> tuple[int, ...]:
+        """Registers of a thread of the load warp."""
+        return (72,)
+
+    @property
+    def batch_fields(self) -> str:
+        """What programs know of the sequences."""
+        return " ".join(("cu_q", "cu_k", "used_k", "table", "slots", "stride_table", "count", *_SIZES, "sms"))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Numbers that vary from call to call."""
+        return (*_NUMBERS, "sms")
+
+    @property
+    def more_keys(self) -> str:
+        """Bases of the keys beyond eight that a thread has."""
+        return ", ".join(f"[{n}, 0]" for n in (8, 16) if n < self.tile_n // 4)
+
+    @property
+    def warp_keys(self) -> str:
+        """Bases of the keys that the warps have apart."""
+        return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
+
+
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
     """The kernel of a legal variant."""
     return HopperServingKernel(_title(workload), _description(variant), **_knobs(variant, workload))
@@ -191,6 +249,18 @@ def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> Hoppe
     """The kernel of a legal variant for caches of e4m3."""
     title, description = _title(workload, "e4m3 caches, "), _description_e4m3(variant)
     return HopperServingE4m3Kernel(title, description, **_knobs(variant, workload))
+
+
+def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKernel:
+    """The kernel of a legal variant that takes in runs of splits."""
+    knobs = _knobs(variant, workload)
+    return HopperRunsKernel(
+        _title(workload, "few rows, "),
+        _description_runs(variant),
+        **knobs,
+        resident=variant.programs,
+        fold=variant.fold,
+    )
 
 
 def _knobs(variant: HopperServingVariant, workload: Workload) -> dict[str, int]:
@@ -231,11 +301,20 @@ def _description(variant: HopperServingVariant) -> str:
     return _described(loading)
 
 
-def _described(loading: str) -> str:
+def _description_runs(variant: HopperRunsVariant) -> str:
+    loading = (
+        f"A program copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead, "
+        f"{variant.programs} programs to an SM; four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take "
+        "a fourth of a block's keys each.  Where there are splits enough for all SMs, a program takes in some of a sequence's one after the other."
+    )
+    return _described(loading, ROWS_E4M3)
+
+
+def _described(loading: str, rows: int = ROWS) -> str:
     lines = [
         "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
         loading,
-        f"Sequences of up to {ROWS} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
+        f"Sequences of up to {rows} rows are split, whatever else is in the batch, and the program that finishes a tile last merges "
         "its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.",
     ]
     return textwrap.fill("  ".join(lines), 120)

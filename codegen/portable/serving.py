@@ -61,6 +61,8 @@ class ServingKernel(InPieces):
     whole: ClassVar[bool] = False
     #: Whether a launch may run beside one for other rows.
     beside: ClassVar[bool] = False
+    #: Whether programs take in runs of splits.
+    runs: ClassVar[bool] = False
 
     @property
     def one_loop(self) -> bool:

@@ -87,18 +87,22 @@ def launches(
     found = _known.get((q.get_device(), q.dtype, k.dtype, q.shape[-1], v.shape[-1]))
     least, most = _rows(q, k, cu_q, seqlen_q)
     wanted = _wanted(found.of(k, v), least, most) if found is not None and most else []
-    beside = _beside(wanted)
-    return [launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window, beside) for launcher, _ in wanted]
+    return [
+        launcher.started(tensors, scale, softcap, seqlen_q, seqlen_k, window, beside) for launcher, _, beside in wanted
+    ]
 
 
-def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any]]:
-    """The kernels for sequences of ``least`` to ``most`` rows, and their launches."""
-    return [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
+def _wanted(kernels: Kernels, least: int, most: int) -> list[tuple[Launcher, Any, bool]]:
+    """The kernels for sequences of ``least`` to ``most`` rows, their launches in order, and which of them run at the same time.
 
-
-def _beside(wanted: list[tuple[Launcher, Any]]) -> bool:
-    """Whether two launches run at the same time: one waits for memory, the other for matrix products."""
-    return len(wanted) == 2 and wanted[0][0].leads and wanted[1][0].follows
+    Two do where one waits for memory and the other for matrix products: the kernels for the fewest and for the most rows, which are
+    launched last then; what is launched before has rarely a sequence of its own.
+    """
+    wanted = [(launcher, launch) for first, last, launcher, launch in kernels if first <= most and least <= last]
+    if len(wanted) < 2 or not (wanted[0][0].leads and wanted[-1][0].follows):
+        return [(launcher, launch, False) for launcher, launch in wanted]
+    first, *middle, last = wanted
+    return [*((launcher, launch, False) for launcher, launch in middle), (*first, True), (*last, True)]
 
 
 def _run(
@@ -131,9 +135,7 @@ def into(
     if not most:
         out.zero_()
         return
-    wanted = _wanted(found.of(k, v), least, most)
-    beside = _beside(wanted)
-    for _, launch in wanted:
+    for _, launch, beside in _wanted(found.of(k, v), least, most):
         launch(q, k, v, out, lse, lists, scale, softcap, seqlen_q, seqlen_k, window, beside)
 
 

@@ -16,18 +16,29 @@ from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+    HopperServingVariant,
+)
 from tilecast.model.kernel.variants.serving import DECODE_ROWS, ServingVariant, split_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
-from tilecast.model.pipeline.serving import latent, portable, widened
+from tilecast.model.pipeline.serving import apart, latent, portable
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import COPY_ENGINE, COPY_ENGINE_E4M3, LATENT, PARTED, POINTERS, Counts
+from tilecast.model.step.costs import COPY_ENGINE, COPY_ENGINE_E4M3, COPY_ENGINE_RUNS, LATENT, PARTED, POINTERS, Counts
 
 #: Variants that a step is forecast with.
-StepVariant = ServingVariant | HopperServingVariant | HopperServingE4m3Variant | HopperPrefillVariant | HopperMlaVariant
+StepVariant = (
+    ServingVariant
+    | HopperServingVariant
+    | HopperServingE4m3Variant
+    | HopperRunsVariant
+    | HopperPrefillVariant
+    | HopperMlaVariant
+)
 #: More rows and keys than a sequence has.
 FAR = 1 << 29
 
@@ -85,8 +96,14 @@ class Dealing:
     parting: Parting | None = None
     #: Whether programs take in the splits of a tile, or the parts of its keys, one after the other.
     chained: bool = False
-    #: Whether its launch may run beside another one of its kind.
+    #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
     beside: bool = False
+    follows: bool = False
+    #: Splits of a group of them, and groups of a group of groups, which one program may take in; blocks that it may take in so.
+    fold: int = 0
+    fair_blocks: int = 0
+    #: Whether each split that a sequence may have has a program of its own.
+    direct: bool = False
     #: Most parts of tiles that a launch counts on.
     places: int = 0
     #: Parts of the query heads that share a key head: each has tiles of its own and reads the same keys.
@@ -95,6 +112,12 @@ class Dealing:
     def takes(self, rows: int) -> bool:
         """Whether the launch is for sequences of so many rows."""
         return self.least_rows <= rows <= self.most_rows
+
+
+def keys_seen(seqlen_q: int, seqlen_k: int, left: int, tile_n: int) -> tuple[int, int]:
+    """(first key, keys from it on) of a sequence, of which its first query sees those from ``left`` before the diagonal."""
+    first = max(seqlen_k - seqlen_q - left, 0) // tile_n * tile_n
+    return first, max(seqlen_k - first, 0)
 
 
 def dealing(variant: StepVariant, heads: Workload) -> Dealing:
@@ -158,6 +181,29 @@ def _e4m3(v: HopperServingE4m3Variant, heads: Workload) -> Dealing:
     )  # fmt: skip
 
 
+def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
+    """The same in tiles of 16 rows, of sequences of no more, by programs that take in splits one after the other."""
+    rows = hopper_serving.ROWS_E4M3
+    return replace(
+        _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
+    )  # fmt: skip
+
+
+def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
+    """Each split has a program where all that there may be fit on the device at once; otherwise there is a program to an SM, which takes in
+    as many splits of a sequence as have no more than a fair share of the blocks."""
+    work, group = batch.workload(), batch.heads.group_size
+    splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
+    if work.seqlen_q == 1 and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
+        return replace(dealt, direct=True)
+    left = work.window[0] if work.window is not None else -1
+    blocks = sum(
+        -(-rows * group // dealt.tile_m) * -(-keys_seen(rows, keys, FAR if left < 0 else left, dealt.tile_n)[1] // dealt.tile_n)
+        for rows, keys in batch.lengths if dealt.takes(rows * group)
+    )  # fmt: skip
+    return replace(dealt, fair_blocks=max(1, blocks * work.heads_kv * 17 // (16 * sms)), programs=1)
+
+
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:
     many = heads.heads_q >= v.many_heads
     keys = v.split_keys_of_many if many else v.split_keys
@@ -205,6 +251,7 @@ def _prefill(v: HopperPrefillVariant, heads: Workload) -> Dealing:
         COPY_ENGINE,
         parting=parting,
         beside=True,
+        follows=True,
     )
 
 
@@ -251,8 +298,12 @@ def _prefill_loop(w: Workload, v: HopperPrefillVariant, m: Machine, _page: int, 
     return replace(fa3.build(w, like, m), name=f"prefill on Hopper {64 * v.warpgroups}x{v.tile_n}")
 
 
-def _e4m3_loop(w: Workload, v: HopperServingE4m3Variant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
-    return widened.build(w, v, m)
+def _apart_loop(
+    w: Workload, v: HopperServingE4m3Variant | HopperRunsVariant, m: Machine, _page: int, programs: int | None
+) -> Pipeline:
+    return apart.build(
+        w, v, m, (v.programs if isinstance(v, HopperRunsVariant) else 1) if programs is None else programs
+    )
 
 
 def _mla_loop(w: Workload, v: HopperMlaVariant, m: Machine, _page: int, _programs: int | None) -> Pipeline:
@@ -269,7 +320,11 @@ _CLASSES = {
         launched=_prefill_launched,
     ),
     "serving-hopper-e4m3": _Class(
-        _e4m3, _e4m3_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
+        _e4m3, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
+    ),
+    "serving-hopper-runs": _Class(
+        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart, {v.programs} programs an SM", ("split_keys", "split_keys_of_many"),
+        launched=_runs_launched,
     ),
     "mla-hopper": _Class(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),

@@ -1,7 +1,7 @@
 """Attention of one step on one machine: its launches, the cycles of each, the clock, the time.
 
-Sequences of up to 16 rows go to the kernel that decodes, others to the one that prefills; where a batch may have both there are
-two launches, one after the other.
+Sequences of few rows go to the kernel that decodes, others to the one that prefills or one between; where a batch may have several kinds
+there is a launch for each, one after the other or the last two beside each other.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class StepRun:
     def beside_seconds(self) -> float:
         """Seconds of the second launch under the end of the first: kernels of the copy engine let it begin where programs have
         left, and its launch is under way by then (programmatic dependent launch)."""
-        if len(self.launches) != 2 or not all(launch.dealt.beside for launch in self.launches):
+        if len(self.launches) < 2 or not (self.launches[-2].dealt.beside and self.launches[-1].dealt.follows):
             return 0.0
-        first, second = self.launches
+        *_, first, second = self.launches
         tail = min(first.played.tail / (first.clock.mhz * 1e6), second.seconds - second.launch_seconds)
         return tail + second.launch_seconds
 
@@ -79,13 +79,17 @@ def evaluate_step(batch: Batch, machine: Machine, variants: tuple[StepVariant, .
     # With queries packed a sequence may have any number up to the longest: a kernel is left out only where none can be its.
     least, most = (1 if batch.packed else max(lengths)), max(lengths)
     dealt = [(v, launched(v, batch, int(machine["chip.sm_count"]))) for v in variants]
-    # Of two kernels for the same rows the one for more rows takes them.
+    # Of two kernels for the same rows the one that begins with more rows takes them, or, where both begin alike, that for fewer.
     begins = sorted(d.least_rows for _, d in dealt)
+    ends = {d: max([d.least_rows, *(o.most_rows + 1 for _, o in dealt if o.least_rows == d.least_rows and o.most_rows < d.most_rows)]) for _, d in dealt}  # fmt: skip
     dealt = [
-        (v, replace(d, most_rows=min([d.most_rows, *(rows - 1 for rows in begins if rows > d.least_rows)])))
+        (v, replace(d, least_rows=ends[d], most_rows=min([d.most_rows, *(rows - 1 for rows in begins if rows > d.least_rows)])))
         for v, d in dealt
-    ]
+    ]  # fmt: skip
     wanted = [(v, d) for v, d in dealt if d.least_rows <= most * group and least * group <= d.most_rows]
+    if len(wanted) > 2 and wanted[0][1].beside and wanted[-1][1].follows:
+        # The two that run beside each other come last.
+        wanted = [*wanted[1:-1], wanted[0], wanted[-1]]
     return StepRun(tuple(_launch(batch, machine, v, d, clock) for v, d in wanted))
 
 
@@ -139,6 +143,8 @@ def _bound(batch: Batch, dealt: Dealing) -> int:
     if dealt.split_keys and work.seqlen_k > dealt.whole_keys:
         most_splits = max(1, min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys)))
     split_tiles = -(-min(work.seqlen_q * group, dealt.split_rows) // dealt.tile_m) if dealt.tiles_first else 1
+    if dealt.direct:
+        return heads_kv * sequences * most_splits
     tiles = batch.queries * group // dealt.tile_m + sequences
     parts = dealt.places if dealt.parting is not None and not dealt.chained else 0
     return max(parts, heads_kv * max(tiles, sequences * most_splits * split_tiles))

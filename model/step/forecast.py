@@ -14,6 +14,7 @@ from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.serving import (
     HOPPER_MLA,
     HOPPER_PREFILL,
+    HOPPER_RUNS,
     HOPPER_SERVING,
     HOPPER_SERVING_E4M3,
     TRITON_SERVING,
@@ -93,15 +94,16 @@ def forecast_step(
 
 
 def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
-    """The kernels that decode and prefill heads like those of ``batch``, or the one that does both: on Hopper those of the copy engine where
-    they are written."""
+    """The kernels that decode and prefill heads like those of ``batch``, and one for rows between, or one for all: on Hopper those of the
+    copy engine where they are written."""
     hopper, dims = machine.tensor_kind == "wgmma", (batch.heads.head_dim_qk, batch.heads.head_dim_v)
     if batch.latent and hopper:
         return (HOPPER_MLA.chosen(batch.heads, machine),)
     if batch.cache and hopper:
         return (HOPPER_SERVING_E4M3.chosen(batch.heads, machine),)
     if hopper and dims in _HOPPER_HEADS:
-        return _pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine)
+        one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
+        return (HOPPER_RUNS.chosen(one, machine), *_pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine))
     pair = _pair(TRITON_SERVING, TRITON_SERVING, batch, machine)
     if hopper and dims == _PREFILL_HEADS:
         return (*pair, HOPPER_PREFILL.chosen(replace(batch.heads, seqlen_q=512), machine))
@@ -116,7 +118,8 @@ def named_pair(text: str, batch: Batch, machine: Machine) -> tuple[StepVariant, 
         other = find_serving(named)
         known = (TRITON_SERVING, HOPPER_SERVING)
         if other not in known or batch.latent or batch.cache:
-            names = " or ".join(family.name for family in known) if not (batch.latent or batch.cache) else decode.family
+            usual = dict.fromkeys((*(family.name for family in known), decode.family))
+            names = " or ".join(usual) if not (batch.latent or batch.cache) else decode.family
             raise VariantError(f"--variant: a step is forecast with families {names}, got '{named}'")
         decode, *prefill = _pair(other, TRITON_SERVING if other is TRITON_SERVING else HOPPER_PREFILL, batch, machine)
     given: Any = decode
@@ -222,14 +225,19 @@ def split_times(
     splits: Iterable[int] = SPLITS,
 ) -> tuple[SplitTime, ...]:  # fmt: skip
     """The step with the decoding kernel split every so many keys, the fastest first; empty where nothing is decoded."""
-    decode, *others = pair
-    dealt = dealing(decode, batch.heads)
-    if not any(dealt.takes(q * batch.heads.group_size) for q, _ in batch.lengths):
+    rows = {q * batch.heads.group_size for q, _ in batch.lengths}
+    all_dealt = [dealing(variant, batch.heads) for variant in pair]
+    splits_some = (at for at, dealt in enumerate(all_dealt) if dealt.split_keys and any(map(dealt.takes, rows)))
+    at = next(splits_some, None)
+    if at is None:
         return ()
-    if not dealt.split_keys:
-        return ()
-    legal = [n for n in splits if n % dealt.tile_n == 0]
-    found = [SplitTime(n, evaluate_step(batch, machine, (splitting(decode, n), *others), clock).seconds) for n in legal]
+    legal = [n for n in splits if n % all_dealt[at].tile_n == 0]
+    found = [
+        SplitTime(
+            n, evaluate_step(batch, machine, (*pair[:at], splitting(pair[at], n), *pair[at + 1 :]), clock).seconds
+        )
+        for n in legal
+    ]
     return tuple(sorted(found, key=lambda one: one.seconds))
 
 

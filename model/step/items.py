@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import FAR, Dealing
+from tilecast.model.step.dealing import FAR, Dealing, keys_seen
 
 _Ints = NDArray[np.int64]
 
@@ -81,8 +81,7 @@ def sequence_items(
     rows, tile_m, tile_n = seqlen_q * group, dealt.tile_m, dealt.tile_n
     tiles = -(-rows // tile_m)
     diagonal = seqlen_k - seqlen_q
-    first = max(diagonal - left, 0) // tile_n * tile_n
-    span = max(seqlen_k - first, 0)
+    first, span = keys_seen(seqlen_q, seqlen_k, left, tile_n)
     if dealt.parting is not None:
         blocks = max(-(-span // tile_n), 1)
         each = dealt.parting.blocks(tiles * heads_kv, blocks, tile_n)
@@ -114,7 +113,20 @@ def sequence_items(
     elif dealt.parting is not None and some.any():
         # A tile has no item of a part of whose keys it sees none.
         read, place, joins = read[some], place[some], joins[some]
+    elif dealt.fair_blocks:
+        # What a program adds up between splits, its load warp copies through.
+        run = _run(dealt, splits, -(-span // tile_n))
+        runs = -(-splits // run)
+        read = np.bincount(place * runs + part // run, read, tiles * runs).astype(np.int64)
+        place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, reach)
+
+
+def _run(dealt: Dealing, splits: int, blocks: int) -> int:
+    """Splits that a program takes in one after the other: one, a group or a group of groups, of no more than a fair share of blocks."""
+    each = -(-blocks // splits)
+    fitting = [run for run in (dealt.fold, dealt.fold**2) if min(splits, run) * each <= dealt.fair_blocks]
+    return max(fitting, default=1)
 
 
 def _splits(dealt: Dealing, span: int) -> tuple[int, int]:

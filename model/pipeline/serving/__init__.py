@@ -1,1 +1,1 @@
-"""Loops of kernels that serve: the portable one, from e4m3 bytes, and latent attention."""
+"""Loops of kernels that serve: the portable one, those whose warps multiply apart, and latent attention."""

@@ -30,18 +30,35 @@ def cache(*shape: int, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "most", "families"),
+    ("dtype", "families"),
     [
-        (torch.bfloat16, 64, ["hopper_serving", "hopper_prefill"]),
-        (torch.uint8, 32, ["hopper_serving_e4m3", "triton_serving"]),
+        (torch.bfloat16, {16: "hopper_serving_runs", 64: "hopper_serving", registry.NO_LIMIT: "hopper_prefill"}),
+        (torch.uint8, {32: "hopper_serving_e4m3", registry.NO_LIMIT: "triton_serving"}),
     ],
 )
 def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(
-    found, dtype, most, families
+    found, dtype, families
 ) -> None:
-    decode, prefill = found((9, 0), 128, cache(4, 16, 1, 128, dtype=dtype))
-    assert decode == (0, most, families[0])
-    assert prefill == (most + 1, registry.NO_LIMIT, families[1])
+    kernels, begin = found((9, 0), 128, cache(4, 16, 1, 128, dtype=dtype)), 0
+    for kernel, (most, family) in zip(kernels, families.items(), strict=True):
+        assert kernel == (begin, most, family)
+        begin = most + 1
+
+
+def test_of_three_launches_the_two_that_run_at_the_same_time_come_last(monkeypatch) -> None:
+    monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
+    k = cache(4, 16, 1, 128)
+    kernels = operator._find(torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16), k, 128, 128).of(k, k)
+
+    def order(least: int, most: int) -> list[tuple[str, bool]]:
+        wanted = operator._wanted(kernels, least, most)
+        return [(launcher._module.TILECAST["family"].removeprefix("hopper_"), beside) for launcher, _, beside in wanted]
+
+    assert order(1, 400) == [("serving", False), ("serving_runs", True), ("prefill", True)]
+    assert order(20, 400) == [("serving", True), ("prefill", True)]
+    assert order(1, 40) == [("serving_runs", False), ("serving", False)]
+    assert order(4, 4) == [("serving_runs", False)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ with wgmma.  A tile has 64 rows, the M of wgmma, however few of them a sequence 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -19,9 +20,12 @@ NAMES = ("serving-hopper", "hopper_serving")
 #: The same for caches of e4m3, whose bytes go from shared memory to registers and are widened there: by mma.sync, for wgmma reads
 #: 16-bit keys from shared memory alone, where widened ones would have to go back to.
 NAMES_E4M3 = ("serving-hopper-e4m3", "hopper_serving_e4m3")
+#: The same for 16-bit caches and few rows: tiles go to registers by ldmatrix and are multiplied by mma.sync, by each warp for itself;
+#: a program takes in splits of a sequence one after the other where there are enough of them for all SMs.
+NAMES_RUNS = ("serving-hopper-runs", "hopper_serving_runs")
 #: Rows of a tile: the M of wgmma.
 ROWS = 64
-#: The same of the kernel for e4m3 caches: the M of mma.sync; rows of a sequence that it is chosen for.
+#: The same of the kernels that multiply by mma.sync: its M; rows of a sequence that the one for e4m3 caches is chosen for.
 ROWS_E4M3, MOST_ROWS_E4M3 = 16, 32
 #: Columns of a piece of a block: 128 bytes of 16-bit elements, the widest row that shared memory swizzles.
 PIECE = 64
@@ -199,3 +203,84 @@ def chosen_e4m3(workload: Workload, machine: Machine) -> HopperServingE4m3Varian
     other = shared_bytes_e4m3(HopperServingE4m3Variant(kv_stages=0), workload) + _MARGIN
     stages = max(1, min((int(machine["smem.per_cta_bytes"]) - other) // block, -(-_IN_FLIGHT_E4M3 // block)))
     return HopperServingE4m3Variant(kv_stages=stages)
+
+
+@dataclass(frozen=True, slots=True)
+class HopperRunsVariant(HopperServingVariant):
+    """Blocks in flight (``kv_stages``) of each of an SM's ``programs``, how keys are split, and how splits are added up: in groups of as
+    many as ``merged`` is the square of, and those in as many groups again."""
+
+    family: str = "serving-hopper-runs"
+    split_keys_of_many: int = 512
+    programs: int = 2
+
+    @property
+    def fold(self) -> int:
+        """Splits of a group, and groups of a group of them."""
+        return math.isqrt(self.merged)
+
+
+#: Shared memory that an SM keeps back for each program.
+_KEPT_BACK = 1024
+#: Bytes of K and V in flight of a program that were fastest at head_dim 128.
+_IN_FLIGHT_RUNS = 1 << 16
+
+
+def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload) -> int:
+    """Shared memory of a program with one item: the rings of K and V, and what four warps have made of O, its maxima and sums, in float32."""
+    moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    return workload.dtype_bytes * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
+
+
+def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the machine can run ``variant``: ``programs`` of it with one item on an SM, or one that also keeps O of groups of splits."""
+    one, margin = shared_bytes_runs(variant, workload), _MARGIN // 4
+    several = variant.programs * (one + margin) + (variant.programs - 1) * _KEPT_BACK
+    of_groups = one + 2 * 4 * ROWS_E4M3 * workload.head_dim_v + _MARGIN
+    return fits(variant.family, max(several, of_groups) - _MARGIN, machine)
+
+
+def writable_runs(variant: HopperRunsVariant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant`` that computes what it should."""
+    verdict = writable(variant, workload, machine)
+    if not verdict.legal:
+        return verdict
+    if workload.head_dim_v > _MOST_COLUMNS_E4M3:
+        return over_limit("head_dim_v", workload.head_dim_v, _MOST_COLUMNS_E4M3, "columns", "use family serving-hopper")
+    if variant.tile_n == 32:
+        return Verdict(
+            f"tile_n must be 64 or 128 for family {variant.family}, got 32: each of four warps multiplies 16 keys at a time", "use 64"
+        )  # fmt: skip
+    if variant.merged not in (4, 16):
+        return Verdict(f"merged must be 4 or 16 for family {variant.family}, got {variant.merged}", "use 16")
+    return LEGAL
+
+
+def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVariant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    for (n, stages, programs), split in product(
+        ((64, 2, 2), (64, 3, 1), (64, 4, 2), (64, 4, 1), (128, 2, 1)), (512, 256, 1024)
+    ):
+        found = HopperRunsVariant(
+            tile_n=n, kv_stages=stages, split_keys=split, split_keys_of_many=split, programs=programs
+        )
+        if legality_runs(found, workload, machine).legal and writable_runs(found, workload, machine).legal:
+            yield found
+
+
+def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
+    """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
+    other heads.
+
+    Three, of either, took as much time to 2 % more, blocks of 128 keys up to 4 % more (data/measured/h100_decode_runs.csv).
+    """
+    block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
+    most = -(-_IN_FLIGHT_RUNS // block)
+    return next(
+        (
+            found
+            for stages in range(most, 0, -1)
+            if legality_runs(found := HopperRunsVariant(kv_stages=stages), workload, machine).legal
+        ),
+        HopperRunsVariant(kv_stages=1),
+    )

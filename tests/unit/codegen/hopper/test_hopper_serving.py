@@ -12,11 +12,15 @@ import pytest
 
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant, HopperServingVariant
+from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+    HopperServingVariant,
+)
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.serving import HOPPER_SERVING, HOPPER_SERVING_E4M3, parse_serving, writable
+from tilecast.model.serving import HOPPER_RUNS, HOPPER_SERVING, HOPPER_SERVING_E4M3, parse_serving, writable
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
@@ -39,6 +43,17 @@ SMALL = HopperServingVariant(
 E4M3 = HopperServingE4m3Variant(
     tile_n=64,
     kv_stages=3,
+    split_keys=64,
+    split_keys_of_many=128,
+    many_heads=2,
+    whole_keys=64,
+    most_splits=16,
+    merged=4,
+    planned=32,
+)
+#: Groups of two splits, and groups of two groups.
+RUNS = HopperRunsVariant(
+    kv_stages=2,
     split_keys=64,
     split_keys_of_many=128,
     many_heads=2,
@@ -122,6 +137,17 @@ PROBLEMS = [
     (replace(E4M3, tile_n=128, split_keys=128), Problem(FEW, page=16, narrow=True)),
     *[(replace(E4M3, tile_n=128, split_keys=128, kv_stages=2), Problem(FEW, dims=(128, 128), page=page, dtype="bfloat16", narrow=True))
       for page in (16, 256)],
+    # Each warp for itself, in runs of splits: every layout; as many splits as programs or more, so that programs take in one, a group or all.
+    *[(RUNS, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
+    *[(RUNS, Problem(MANY, page=page, dtype=dtype)) for page, dtype in ((16, "float16"), (64, "bfloat16"), (256, "float16"))],
+    *[(RUNS, Problem(STEP, dims=dims)) for dims in ((128, 128), (192, 128))],
+    *[(RUNS, Problem(FEW, window=window, page=64)) for window in ((-1, -1), (100, 0), (13, 7), (0, 0), (-1, 3))],
+    *[(RUNS, Problem(((1, 300), (1, 40), (1, 0)), heads=heads, packed_q=False)) for heads in ((2, 2), (16, 2), (3, 1))],
+    (RUNS, Problem(((1, 600),) * 5, packed_q=False, page=64)),
+    (RUNS, Problem(((1, 190),) * 37, heads=(1, 1), packed_q=False)),
+    (RUNS, Problem(FEW, sinks=True, softcap=2.0, page=64)),
+    (RUNS, Problem(((4, 200), (5, 200), (9, 300)), page=64)),
+    (replace(RUNS, tile_n=128, split_keys=128, kv_stages=3, programs=1), Problem(FEW, page=16)),
     # Items of more blocks than any ring has slots.
     (replace(E4M3, whole_keys=2048), Problem(((1, 700), (1, 40)), page=64, narrow=True)),
 ]  # fmt: skip
@@ -134,14 +160,14 @@ def test_is_attention(variant, problem, kernel) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("variant", [SMALL, E4M3], ids=["16 bits", "e4m3"])
+@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS], ids=["16 bits", "e4m3", "runs"])
 def test_is_attention_whatever_goes_first(variant, seed, kernel) -> None:
-    problem = Problem(FEW, narrow=variant is not SMALL)
+    problem = Problem(FEW, narrow=variant is E4M3)
     made, out, lse = launch(kernel(variant, problem.dims, "random", seed), problem)
     assert error_of(problem, made, out, lse) <= 1.0
 
 
-@pytest.mark.parametrize("variant", [SMALL, E4M3], ids=["16 bits", "e4m3"])
+@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS], ids=["16 bits", "e4m3", "runs"])
 def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(variant, kernel) -> None:
     together = Problem(MANY, page=64, narrow=variant is E4M3)
     module = kernel(variant, together.dims)
@@ -169,10 +195,23 @@ def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(varia
         assert not work_memory[1].any()
 
 
+def test_runs_of_splits_change_no_bit(kernel) -> None:
+    """The same sequences with fewer and fewer SMs: programs take in one split, a group of them, or all, and merge what there is left."""
+    problem = Problem(((1, 900), (1, 130), (1, 515), (1, 2)), page=64, packed_q=False)
+    module = kernel(RUNS, problem.dims)
+    results = [launch(module, problem, sms=sms)[1:] for sms in (60, 20, 7, 3, 1)]
+    for out, lse in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
 @pytest.mark.parametrize(
     ("family", "dims"),
-    [*[(HOPPER_SERVING, (d, d)) for d in (64, 128, 256)], *[(HOPPER_SERVING_E4M3, (d, d)) for d in (64, 128)]]
-    + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3)],
+    [
+        *[(HOPPER_SERVING, (d, d)) for d in (64, 128, 256)],
+        *[(family, (d, d)) for family in (HOPPER_SERVING_E4M3, HOPPER_RUNS) for d in (64, 128)],
+    ]
+    + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3, HOPPER_RUNS)],
 )
 def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None:
     chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)
@@ -198,12 +237,24 @@ def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None
         ((64, 256), "h200-sxm", "e4m3,kv_stages=1", "head_dim_v needs 256 columns"),
         ((64, 64), "h200-sxm", "e4m3,tile_n=32", "tile_n must be 64 or 128 for family serving-hopper-e4m3"),
         ((64, 64), "b200", "e4m3", "has no wgmma, which family serving-hopper-e4m3 multiplies with"),
+        ((128, 128), "h200-sxm", "runs,kv_stages=4", "shared memory needs"),
+        ((64, 64), "h200-sxm", "runs,tile_n=32", "tile_n must be 64 or 128 for family serving-hopper-runs"),
+        (
+            (64, 64),
+            "h200-sxm",
+            "runs,merged=8,most_splits=64",
+            "merged must be 4 or 16 for family serving-hopper-runs, got 8",
+        ),
+        ((64, 256), "h200-sxm", "runs,kv_stages=1,programs=1", "head_dim_v needs 256 columns"),
     ],
 )
 def test_refuses_what_cannot_be_written(dims, machine, knobs, said) -> None:
-    base = HopperServingE4m3Variant() if knobs.startswith("e4m3") else HopperServingVariant()
+    bases = {"e4m3": HopperServingE4m3Variant(), "runs": HopperRunsVariant()}
+    base = bases.get(knobs[:4], HopperServingVariant())
     with pytest.raises(VariantError, match=said):
-        generate_serving(work(dims), load_machine(machine), parse_serving(knobs.removeprefix("e4m3"), base))
+        generate_serving(
+            work(dims), load_machine(machine), parse_serving(knobs[4:] if knobs[:4] in bases else knobs, base)
+        )
 
 
 @pytest.mark.parametrize("made", ["no keys", "heads that are one", "last stride"])

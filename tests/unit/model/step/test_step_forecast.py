@@ -162,7 +162,7 @@ def test_heads_that_share_keys_cost_no_bytes() -> None:
 def test_splits_are_ranked_and_what_is_given_is_among_them() -> None:
     found = forecast_step(Batch(parse_requests("1x8192"), HEADS), H200, compare_splits=True)
     times = {one.split_keys: one.seconds for one in found.splits}
-    assert times[1024] == found.seconds
+    assert times[512] == found.seconds
     assert [one.seconds for one in found.splits] == sorted(times.values())
     # One sequence on 8 key heads: splits too long leave SMs idle.
     assert times[4096] > 2 * times[512]
@@ -216,16 +216,18 @@ def test_floor_of_a_decoder_counts_its_weights() -> None:
 
 def test_two_launches_beside_each_other_take_less_than_one_after_the_other() -> None:
     run = forecast_step(Batch(parse_requests("8x8192,1x512:512"), HEADS), H200).run
-    assert 0.0 < run.beside_seconds < min(launch.seconds for launch in run.launches)
+    assert 0.0 < run.beside_seconds < min(launch.seconds for launch in run.launches[-2:])
     portable = Batch(parse_requests("8x8192,1x512:512"), HEADS)
     assert forecast_step(portable, H200, named_pair("family=serving", portable, H200)).run.beside_seconds == 0.0
-    with pytest.raises(VariantError, match="with families serving or serving-hopper, got 'mla-hopper'"):
+    with pytest.raises(
+        VariantError, match="with families serving or serving-hopper or serving-hopper-runs, got 'mla-hopper'"
+    ):
         named_pair("family=mla-hopper", portable, H200)
 
 
 def test_refusals_are_sentences() -> None:
     with pytest.raises(
-        PredictError, match=r"no serving kernel for .* on h200-sxm: family serving-hopper is written for bf16"
+        PredictError, match=r"no serving kernel for .* on h200-sxm: family serving-hopper-runs is written for bf16"
     ):
         forecast_step(Batch(((1, 8),), replace(HEADS, dtype="fp8")), H200)
     with pytest.raises(PredictError, match="holds 141 GB: use fewer or shorter sequences"):

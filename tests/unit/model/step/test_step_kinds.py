@@ -10,11 +10,11 @@ import pytest
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
-from tilecast.model.kernel.variants.hopper.serving import HopperServingE4m3Variant
+from tilecast.model.kernel.variants.hopper.serving import HopperRunsVariant, HopperServingE4m3Variant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.pipeline.serving import latent, widened
+from tilecast.model.pipeline.serving import apart, latent
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.step.batch import Batch, parse_requests
@@ -172,6 +172,40 @@ def test_two_tiles_of_a_split_are_neighbours_and_both_split() -> None:
     assert items.tile[:16].tolist() == list(range(16)) and items.tile[16:32].tolist() == items.tile[:16].tolist()
 
 
+# --- runs of splits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requests", "items", "blocks"),
+    [
+        ("1x8192", 8 * 16, 8),  # each split a program
+        ("8x2048", 8 * 8 * 4, 8),
+        ("8x8192", 8 * 8 * 4, 32),  # groups of four splits
+        ("32x8192", 32 * 8, 128),  # groups of groups: whole sequences
+        ("128x4096", 128 * 8, 64),
+        ("1x65536,31x700", 8 * 16 + 31 * 8, 64),  # a long sequence among short ones is not left to one program
+    ],
+)
+def test_programs_take_in_as_many_splits_as_are_a_fair_share(requests: str, items: int, blocks: int) -> None:
+    batch = Batch(parse_requests(requests), HEADS, 64)
+    dealt = launched(HopperRunsVariant(), batch, 132)
+    found, single = batch_items(batch, dealt), batch_items(batch, replace(dealt, fair_blocks=0))
+    assert found is not None and single is not None
+    assert found.count == items and found.blocks.max() == blocks
+    assert found.blocks.sum() == single.blocks.sum() and found.keys.sum() == single.keys.sum()
+    assert dealt.programs == (2 if dealt.direct else 1) and dealt.direct == (single.count <= 264)
+
+
+def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_first() -> None:
+    run = forecast_step(Batch(parse_requests("4x900,1x8:900,1x100:900"), HEADS, 64), H200).run
+    assert [launch.variant.family for launch in run.launches] == [
+        "serving-hopper",
+        "serving-hopper-runs",
+        "prefill-hopper",
+    ]
+    assert [launch.items.sequences for launch in run.launches] == [1, 4, 1]  # type: ignore[union-attr]
+
+
 # --- latent caches -------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +234,7 @@ def test_parts_of_query_heads_read_the_same_keys_once() -> None:
 def test_loops_are_no_faster_than_their_bounds() -> None:
     """Machine code of the latent kernel, simulated (`tilecast forecast`): 2,992 cycles a block on 2026-11-24."""
     of_latent = latent.build(MLA, hopper_mla.HopperMlaVariant(), H200)
-    of_bytes = [widened.build(HEADS, HopperServingE4m3Variant(tile_n=n), H200) for n in (64, 128)]
+    of_bytes = [apart.build(HEADS, HopperServingE4m3Variant(tile_n=n), H200) for n in (64, 128)]
     for made in (of_latent, *of_bytes):
         assert steady_state(made).ii_cycles >= bounds(made).ii_lower - 1e-6
     assert steady_state(of_latent).ii_cycles == pytest.approx(2992, rel=0.05)

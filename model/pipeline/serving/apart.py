@@ -1,7 +1,8 @@
-"""The loop that decodes from e4m3 caches on Hopper (`hopper_serving_e4m3`): bytes become 16 bits in registers, each warp has keys of its own.
+"""The loops that decode by mma.sync on Hopper, each warp for itself: from e4m3 caches (`hopper_serving_e4m3`), whose bytes become 16 bits in
+registers, and from 16-bit ones (`hopper_serving_runs`).
 
 A warp has a quarter of a block's keys and a softmax of its own for them: nothing goes between warps until the last block is done.  It reads
-bytes from shared memory, widens them and multiplies by mma.sync; alone on its sub-partition, it waits for its own instructions.  Counts
+from shared memory, widens bytes and multiplies; alone on its sub-partition, it waits for its own instructions.  Counts
 are those of the machine code of Triton 3.6 for sm_90a (`tilecast inspect kernels/generated/hopper_serve_d128_e4m3.py --arch sm_90a`: 913
 instructions, of which 432 are for blocks at an edge of the mask or the end of the keys).
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 from tilecast.model.kernel.variants.hopper.serving import (
     ROWS_E4M3,
+    HopperRunsVariant,
     HopperServingE4m3Variant,
     shared_bytes_e4m3,
+    shared_bytes_runs,
 )
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -30,9 +33,12 @@ _WIDEN, _PLACE = 1.0, 1.0
 _REDUCTION, _LOOP, _BARRIERS = 12, 45, 2
 
 
-def build(workload: Workload, variant: HopperServingE4m3Variant, machine: Machine) -> Pipeline:
-    """The loop of one program with a tile of 16 rows."""
+def build(
+    workload: Workload, variant: HopperServingE4m3Variant | HopperRunsVariant, machine: Machine, programs: int = 1
+) -> Pipeline:
+    """The loop of ``programs`` programs on an SM, each with a tile of 16 rows."""
     w, m = workload, machine
+    narrow = isinstance(variant, HopperServingE4m3Variant)
     keys = variant.tile_n // WARPS
     scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
     total = float(ROWS_E4M3 * variant.tile_n)
@@ -59,26 +65,34 @@ def build(workload: Workload, variant: HopperServingE4m3Variant, machine: Machin
             {"smem": WARPS * size / m["smem.bytes_per_clk"], "cvt": converted, "alu": pairs * placed * WARPS * _LANES / m["alu.lanes"]},
         )  # fmt: skip
 
+    def read(name: str, width: int) -> Op:
+        """A warp's keys of K or V from shared memory to registers, by ldmatrix."""
+        size = keys * width * w.dtype_bytes
+        return op(
+            name, "convert", 0.0, size / (_READ_BYTES * _LANES), m["smem.latency_cycles"] + m["alu.latency_cycles"],
+            {"smem": WARPS * size / m["smem.bytes_per_clk"]},
+        )  # fmt: skip
+
     def product(name: str, kind: str, n: int, k: int, chain: float) -> Op:
         """Every warp's product of its rows with ``n`` columns over ``k``, ``chain`` of them each after the one before."""
         tensor = WARPS * mma_sync_tile_cycles(m, ROWS_E4M3, n, k, w.dtype)
         return op(name, kind, 0.0, k / 16 * n / 8, chain * MMA_LATENCY, {"tensor": tensor})
 
     def load(name: str, width: int) -> Op:
-        busy = common.load_cycles(m, variant.tile_n * width)
+        busy = common.load_cycles(m, variant.tile_n * width * (1 if narrow else w.dtype_bytes))
         return Op(name, "load", "load", (("tma", busy),), busy, engine="tma", issue_cycles=m["tma.issue_cycles"], instructions=(("other", 2.0),))  # fmt: skip
 
     ops = (
         load("load_k", w.head_dim_qk),
         load("load_v", w.head_dim_v),
-        widen("widen_k", w.head_dim_qk, 0.0),
+        widen("widen_k", w.head_dim_qk, 0.0) if narrow else read("widen_k", w.head_dim_qk),
         product("qk", "qk", keys, w.head_dim_qk, w.head_dim_qk / 16),
         op("max", "row max", _REDUCTION, scores, quad, {"alu": total / m["alu.lanes"], "fma": fma}),
         op("exp", "exp", 0.0, 2.5 * scores, common.ramp_latency(m), exp),
         op("sum", "row sum", 0.0, scores, 0.0, {"fma": fma}),
         op("rescale", "rescale", 0.0, sums, m["fma.latency_cycles"], {"fma": rescale}),
         op("give_back", "barrier", 0.0, _LOOP, _BARRIERS * barrier + m.get("sync.wait_done_cycles", 0.0), {}),
-        widen("widen_v", w.head_dim_v, _PLACE),
+        widen("widen_v", w.head_dim_v, _PLACE) if narrow else read("widen_v", w.head_dim_v),
         product("pv", "pv", w.head_dim_v, keys, keys / 16),
     )
     landed, stages = m["tma.latency_hbm_cycles"], variant.kv_stages
@@ -89,8 +103,13 @@ def build(workload: Workload, variant: HopperServingE4m3Variant, machine: Machin
         Edge("give_back", "load_v", stages, m["sync.mbarrier_roundtrip_cycles"], "buffer", "V slot"),
     )
     program = ("widen_k", "qk", "max", "exp", "rescale", "sum", "give_back", "widen_v", "pv")
+    shared = (
+        shared_bytes_e4m3(variant, w)
+        if isinstance(variant, HopperServingE4m3Variant)
+        else shared_bytes_runs(variant, w)
+    )
     return Pipeline(
-        name=f"serving e4m3 on Hopper {ROWS_E4M3}x{variant.tile_n}",
+        name=f"serving {'e4m3' if narrow else 'runs'} on Hopper {ROWS_E4M3}x{variant.tile_n}",
         machine=m.name,
         ops=ops,
         edges=edges,
@@ -98,10 +117,10 @@ def build(workload: Workload, variant: HopperServingE4m3Variant, machine: Machin
             Role("load", (Step("load_k"), Step("load_v")), 1, 104),
             Role("warps", tuple(Step(name) for name in program), WARPS, 232),
         ),
-        buffers=(Buffer("tiles", "smem", shared_bytes_e4m3(variant, w), 1, "load_k", "widen_k"),),
+        buffers=(Buffer("tiles", "smem", shared * programs, 1, "load_k", "widen_k"),),
         rows_per_cta=ROWS_E4M3,
         keys_per_iteration=variant.tile_n,
-        ctas_per_sm=1,
+        ctas_per_sm=programs,
         prologue_cycles=m["launch.cta_start_cycles"],
         epilogue_cycles=m["l2.latency_cycles"],
         tiles_overlap=False,
