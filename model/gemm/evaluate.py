@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from tilecast.model.chip.evaluate import PredictError, check_clock, settled_clock
 from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import legality
 from tilecast.model.gemm.pipeline import MOST_STEPS, GemmPipeline, build
 from tilecast.model.gemm.variant import GemmVariant
@@ -81,22 +82,22 @@ class GemmRun:
         return self.own.loop.tiling.hbm_bytes / self.seconds / 1e9
 
 
-def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memory: bool = True) -> Stream:
+def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memory: bool = True, code: CodeCycles | None = None) -> Stream:  # fmt: skip
     """The stream of tiles at an SM clock of ``mhz``."""
-    loop = build(gemm, variant, machine, mhz, memory=memory)
+    loop = build(gemm, variant, machine, mhz, memory=memory, code=code)
     trace = steady_state(loop.pipeline)
     extra = 0.0
     if loop.steps_left:
-        shorter = build(gemm, variant, machine, mhz, memory=memory, most_steps=MOST_STEPS - _PACE_STEPS)
+        shorter = build(gemm, variant, machine, mhz, memory=memory, most_steps=MOST_STEPS - _PACE_STEPS, code=code)
         pace = (trace.ii_cycles - steady_state(shorter.pipeline).ii_cycles) / loop.tiles / _PACE_STEPS
         extra = pace * loop.steps_left
     return Stream(loop, trace, extra)
 
 
 @lru_cache(maxsize=1 << 12)
-def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
-    """Forecast of a legal ``variant``."""
-    own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], memory=False)
+def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float, code: CodeCycles | None = None) -> GemmRun:  # fmt: skip
+    """Forecast of a legal ``variant``; with ``code`` from what its machine code takes."""
+    own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], False, code)
     tiling = own.loop.tiling
     first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
     start = own.loop.pipeline.prologue_cycles + max(0.0, first)
@@ -111,9 +112,9 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     mean = max(1.0, tiling.tiles / (tiling.slots / own.loop.pipeline.ctas_per_sm))
     # SMs that wait for the memory draw less power, which lets them run faster: the clock follows from the time in step.
     faster = settled_clock(machine, activity, seconds_at, clock)
-    waits = start + stream(gemm, variant, machine, faster.mhz).end(mean)
+    waits = start + stream(gemm, variant, machine, faster.mhz, code=code).end(mean)
     settled = settled_clock(machine, activity, lambda ghz: max(seconds_at(ghz), waits / (ghz * 1e9)), clock)
-    shared = stream(gemm, variant, machine, settled.mhz)
+    shared = stream(gemm, variant, machine, settled.mhz, code=code)
     launch = machine["launch.kernel_us"] * 1e-6
     apart = seconds_at(settled.mhz / 1e3) + launch
     seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)

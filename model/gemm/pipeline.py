@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
 from tilecast.model.gemm.traffic import Tiling, tiling
 from tilecast.model.gemm.variant import GemmVariant
@@ -47,19 +48,23 @@ class GemmPipeline:
     steps_left: int
 
 
-def build(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS) -> GemmPipeline:  # fmt: skip
+def build(
+    gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS,
+    code: CodeCycles | None = None,
+) -> GemmPipeline:  # fmt: skip
     """The loop of ``variant`` at an SM clock of ``mhz``; legality is the caller's business (`families.legality`).
 
-    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace.
+    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace.  With ``code`` epilogues
+    and the warps that copy take what their machine code takes.
     """
-    return _Parts(gemm, variant, machine, mhz, memory, most_steps).pipeline()
+    return _Parts(gemm, variant, machine, mhz, memory, most_steps, code).pipeline()
 
 
 class _Parts:
     """The pieces of one GEMM pipeline; a namespace for values that most pieces need."""
 
-    def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int) -> None:
-        self.gemm, self.v, self.m = gemm, v, m
+    def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int, code: CodeCycles | None) -> None:  # fmt: skip
+        self.gemm, self.v, self.m, self.code = gemm, v, m, code
         self.portable = v.family == "gemm_triton"
         self.hopper = v.family == "gemm_hopper"
         self.ctas = ctas_per_sm(v, gemm, m)
@@ -104,8 +109,9 @@ class _Parts:
 
     # -- operations --------------------------------------------------------------------------------------------
 
-    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0) -> Op:  # fmt: skip
+    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0, least: float = 0.0) -> Op:  # fmt: skip
         """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's.
+        Its warp's code takes ``least`` cycles.
 
         A role of copies is held by each for as long as its port is: the copy engine serves them in order.  How long a copy is
         on its way after that is for its edges to say.  Warps that do other things go on at once.
@@ -114,7 +120,7 @@ class _Parts:
         if self.share:
             demand.append(("memory", memory_bytes / self.share))
         issue = copies * self.m["tma.issue_cycles"]
-        busy = max([issue, *(cycles for _, cycles in demand)])
+        busy = max([issue, least, *(cycles for _, cycles in demand)])
         asynchronous = role.startswith("warps")
         return Op(
             name, kind, role, tuple(demand), busy, engine="tma" if asynchronous else "", issue_cycles=issue if asynchronous else 0.0,
@@ -131,7 +137,8 @@ class _Parts:
 
     def load(self, t: int, s: int) -> Op:
         size = float(stage_bytes(self.v, self.gemm))
-        return self.copy(f"load{t}_{s}", "load", f"load{t}" if self.portable else "load", t, size, self.step_bytes, self.fill, 2.0)  # fmt: skip
+        least = self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
+        return self.copy(f"load{t}_{s}", "load", f"load{t}" if self.portable else "load", t, size, self.step_bytes, self.fill, 2.0, least)  # fmt: skip
 
     def mma(self, t: int, half: int, s: int) -> Op:
         v, m, dtype = self.v, self.m, self.gemm.dtype
@@ -191,6 +198,12 @@ class _Parts:
         exposed = m.get("issue.one_warp_exposed_share", 0.0)
         parts = (common.one_warp_cycles(m, done), through, read)
         alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits(first=end == self.ends(half)[0])
+        if self.code:
+            # Behind the last part a warpgroup that does not take turns goes on to its next tile's first product.
+            part = self.ends(half).index(end)
+            alone = self.code.epilogue[part] + (
+                self.code.begin if self.tiles == 1 and part == self.v.c_parts - 1 else 0.0
+            )
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
         name = f"epilogue{t}{end}"
         return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
@@ -214,7 +227,7 @@ class _Parts:
             if self.gemm.adds_c:
                 size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
                 role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{end}"
-                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, self.m["tma.bytes_per_clk"]))  # fmt: skip
+                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, self.m["tma.bytes_per_clk"], least=self.code.load_box if self.code else 0.0))  # fmt: skip
         return ops
 
     def box_ends(self) -> list[str]:
@@ -265,7 +278,8 @@ class _Parts:
             for part, end in enumerate(ends):
                 edges += self.part_edges(t, part, end, ends)
         if self.tiles == 2 and self.hopper:
-            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
+            begin = self.code.begin if self.code else 0.0
+            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice + begin, "order", "turn"))
         if self.portable:
             # A CTA is one tile; the next one starts when it has ended.
             again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
