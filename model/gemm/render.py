@@ -26,6 +26,7 @@ def as_dict(f: GemmForecast) -> dict[str, object]:
         "variant_origin": f.origin,
         "pipeline": run.own.loop.pipeline.name,
         "regime": f.regime,
+        "level": "fluid" if f.code is None else "code",
         "time_ms": f.time_ms,
         "tflops": run.tflops,
         "tflops_interval": list(f.tflops_interval),
@@ -50,7 +51,16 @@ def as_dict(f: GemmForecast) -> dict[str, object]:
             for e in f.fact_effects
         ],
         "notes": [checked_note(f)],
+        **_code_dict(f),
     }
+
+
+def _code_dict(f: GemmForecast) -> dict[str, object]:
+    if f.code is None:
+        return {}
+    made = f.code
+    compiled = {"target": made.target, "compiler": made.compiler, "registers": made.registers, "stack_bytes": made.stack_bytes}  # fmt: skip
+    return {"before_ms": f.before_ms, "compiled": compiled}
 
 
 def checked_note(f: GemmForecast) -> str:
@@ -78,6 +88,7 @@ def as_text(f: GemmForecast) -> str:
         f"  SM clock   {clock.mhz:.0f} MHz, {held}",
         f"  kernel     {loop.pipeline.name}  ({f.origin})",
         f"  variant    {knobs(f.variant)}",
+        *_level(f),
         f"  tiles      {tiling.tiles} of {tiling.steps} k-steps, {tiling.most} on the busiest of "
         f"{tiling.slots // loop.pipeline.ctas_per_sm} {'pairs of SMs' if loop.pipeline.cta_group == 2 else 'SMs'}",
         "",
@@ -92,6 +103,17 @@ def as_text(f: GemmForecast) -> str:
         f"Note: {checked_note(f)}.",
     ]
     return "\n".join(lines)
+
+
+def _level(f: GemmForecast) -> list[str]:
+    """What a forecast from machine code is from."""
+    if f.code is None:
+        return []
+    spills = f"{f.code.stack_bytes} bytes of stack" if f.code.stack_bytes else "no spills"
+    return [
+        f"  level      machine code for {f.code.target} by {f.code.compiler}, {f.code.registers} registers, {spills}",
+        f"  before     {f.before_ms:.4g} ms before compilation",
+    ]
 
 
 def _interval(f: GemmForecast) -> list[str]:
