@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
-from tilecast.model.gemm.supply import l2_rates, memory_bytes, memory_latency_cycles
-from tilecast.model.gemm.traffic import Tiling, tiling
+from tilecast.model.gemm.traffic import Tiling, l2_rates, memory_bytes, memory_latency_cycles, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
@@ -96,6 +95,8 @@ class _Parts:
         self.step_bytes = inputs / per / self.on_chip.steps
         self.c_bytes, self.d_bytes = c / per, d / per
         self.port = m["tma.bytes_per_clk"]
+        # Neighbours that copy at the same time: no SM gets its k-steps faster.
+        self.fill = min(self.port, m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"]))
         self.l2 = l2_rates(v, m, mhz, self.on_chip.rows) if memory else None
 
     def suffix(self, half: int) -> str:
@@ -109,14 +110,14 @@ class _Parts:
 
     # -- operations --------------------------------------------------------------------------------------------
 
-    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, rate: float, copies: float = 1.0, least: float = 0.0) -> Op:  # fmt: skip
-        """A bulk copy of ``size`` bytes through the SM's port, ``memory_bytes`` of which are the memory's; L2 has it at ``rate``
+    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, rate: float, port: float, copies: float = 1.0, least: float = 0.0) -> Op:  # fmt: skip
+        """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's; L2 has it at ``rate``
         bytes a clock for the SM (0: no limit).  Its warp's code takes ``least`` cycles.
 
         A role of copies is held by each for as long as its port is: the copy engine serves them in order.  How long a copy is
         on its way after that is for its edges to say.  Warps that do other things go on at once.
         """
-        demand = [("tma", size / self.port)]
+        demand = [("tma", size / port)]
         if rate:
             demand.append(("l2_store" if kind == "store" else "l2", size / rate))
         if self.share:
@@ -133,14 +134,14 @@ class _Parts:
         """Columns of D of a tile or of a half; its warp waits until the copy engine has read them."""
         size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes) / self.pieces
         role, name = f"warps{t}" if self.portable else "store", f"store{t}{end}"
-        made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.l2.writes if self.l2 else 0.0)
+        made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.l2.writes if self.l2 else 0.0, self.port)  # fmt: skip
         return made._replace(min_cycles=max(made.min_cycles, size / self.m.get("tma.store_bytes_per_clk", self.port)))
 
     def load(self, t: int, s: int) -> Op:
         size = float(stage_bytes(self.v, self.gemm))
         least = self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
         role = f"load{t}" if self.portable else "load"
-        return self.copy(f"load{t}_{s}", "load", role, t, size, self.step_bytes, self.l2.inputs if self.l2 else 0.0, 2.0, least)  # fmt: skip
+        return self.copy(f"load{t}_{s}", "load", role, t, size, self.step_bytes, self.l2.inputs if self.l2 else 0.0, self.fill, 2.0, least)  # fmt: skip
 
     def mma(self, t: int, half: int, s: int) -> Op:
         v, m, dtype = self.v, self.m, self.gemm.dtype
@@ -230,7 +231,7 @@ class _Parts:
                 size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
                 role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{end}"
                 rate, least = self.l2.reads if self.l2 else 0.0, self.code.load_box if self.code else 0.0
-                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, rate, least=least))
+                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, rate, self.port, least=least))  # fmt: skip
         return ops
 
     def box_ends(self) -> list[str]:
