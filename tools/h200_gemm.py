@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi, times_us
+from sweep_decode import EVICT_BYTES, graph_of, measured_on, nvidia_smi
 
 from tilecast.base.module_file import module_of
 from tilecast.codegen.gemm.generate import generate_gemm
@@ -46,7 +46,7 @@ LARGE_K = tuple((8192, 8192, k, "bf16", True) for k in (2048, 4096, 8192))
 KNOB = (GemmVariant(stages=5, c_stages=4, c_parts=2), GemmVariant(stages=6, c_stages=4, c_parts=4))
 KNOB_KS = (64, 128, 256, 512, 1024, 2048, 4096)
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "m", "n", "k", "c_dtype", "in_place", "subject", "variant", "us", "low_us",
-          "high_us", "tflops", "gbps", "against_torch", "largest_error", "sm_clock_mhz")  # fmt: skip
+          "high_us", "tflops", "gbps", "against_torch", "largest_error", "sm_clock_mhz", "effective_mhz")  # fmt: skip
 Call = Callable[[], Any]
 
 
@@ -92,6 +92,30 @@ def peers(shape: tuple[int, int, int, str, bool], a: Any, b: Any, c: Any, d: Any
     return found
 
 
+def times(graphs: dict[str, Any], rounds: int, evict: Any) -> dict[str, list[tuple[float, float]]]:
+    """(microseconds, SM cycles a microsecond) of each graph, in turns; cycles by the SMs' own counters, from before to after it."""
+    import torch
+
+    from tilecast.validation.lab.measure.stamps import Stamps
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stamps = Stamps(torch.device("cuda"))
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            evict.zero_()
+            torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
+            stamps.begin()
+            begin.record()
+            graph.replay()
+            end.record()
+            stamps.end()
+            torch.cuda.synchronize()
+            cycles, seconds = stamps.read()
+            found[name].append((begin.elapsed_time(end) * 1e3, cycles / seconds * 1e-6))
+    return found
+
+
 def error_of(call: Call, a: Any, b: Any, c: Any, d: Any) -> float:
     """Largest error on some rows over float64's largest value there; of a call that leaves its result in ``d`` or returns it."""
     import torch
@@ -118,7 +142,8 @@ def measure(shape: tuple[int, int, int, str, bool], calls: dict[str, tuple[str, 
     right = {name for name, error in errors.items() if error <= allowed or name == "torch mm then add_"}
     for name in sorted(set(calls) - right):
         print(f"{name} on {shape}: error {errors[name]:.2e} above {allowed:.2e}: not timed", flush=True)
-    found = times_us({name: graph_of(call) for name, (_, call) in calls.items() if name in right}, rounds, evict)
+    both = times({name: graph_of(call) for name, (_, call) in calls.items() if name in right}, rounds, evict)
+    found = {name: [us for us, _ in values] for name, values in both.items()}
     medians = {name: statistics.median(values) for name, values in found.items()}
     base = next((us for name, us in medians.items() if name.startswith("torch")), None)
     same = {"m": m, "n": n, "k": k, "c_dtype": wide, "in_place": int(in_place), "sm_clock_mhz": nvidia_smi("clocks.sm")}
@@ -127,7 +152,7 @@ def measure(shape: tuple[int, int, int, str, bool], calls: dict[str, tuple[str, 
             **same, "subject": name, "variant": calls[name][0], "us": round(us, 2), "low_us": round(min(found[name]), 2),
             "high_us": round(max(found[name]), 2), "tflops": round(problem.flops / us * 1e-6, 1),
             "gbps": round(problem.least_bytes / us * 1e-3, 1), "against_torch": round(base / us, 3) if base else "",
-            "largest_error": f"{errors[name]:.2e}",
+            "largest_error": f"{errors[name]:.2e}", "effective_mhz": round(statistics.median(mhz for _, mhz in both[name])),
         }
         for name, us in medians.items()
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.interval import FactEffect
+from tilecast.model.gemm.code import GemmCode
 from tilecast.model.gemm.evaluate import GemmRun
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -30,6 +31,9 @@ class GemmForecast:
     #: TFLOP/s by the ranges of the machine's facts, and what each of them does, the widest first; both empty where not asked for.
     tflops_interval: tuple[float, ...] = ()
     fact_effects: tuple[FactEffect, ...] = ()
+    #: The machine code that the forecast is from, None before compilation; and the milliseconds before compilation.
+    code: GemmCode | None = None
+    before_ms: float = 0.0
 
     @property
     def time_ms(self) -> float:

@@ -12,8 +12,10 @@ from functools import lru_cache
 
 from tilecast.model.chip.evaluate import PredictError, check_clock, settled_clock
 from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import legality
 from tilecast.model.gemm.pipeline import MOST_STEPS, GemmPipeline, build
+from tilecast.model.gemm.traffic import l2_rates, memory_bytes
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
@@ -81,53 +83,62 @@ class GemmRun:
         return self.own.loop.tiling.hbm_bytes / self.seconds / 1e9
 
 
-def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memory: bool = True) -> Stream:
+def stream(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, memory: bool = True, code: CodeCycles | None = None, memory_busy: float = 0.5) -> Stream:  # fmt: skip
     """The stream of tiles at an SM clock of ``mhz``."""
-    loop = build(gemm, variant, machine, mhz, memory=memory)
+    loop = build(gemm, variant, machine, mhz, memory=memory, code=code, memory_busy=memory_busy)
     trace = steady_state(loop.pipeline)
     extra = 0.0
     if loop.steps_left:
-        shorter = build(gemm, variant, machine, mhz, memory=memory, most_steps=MOST_STEPS - _PACE_STEPS)
+        shorter = build(
+            gemm, variant, machine, mhz, memory=memory, most_steps=MOST_STEPS - _PACE_STEPS, code=code, memory_busy=memory_busy,
+        )  # fmt: skip
         pace = (trace.ii_cycles - steady_state(shorter.pipeline).ii_cycles) / loop.tiles / _PACE_STEPS
         extra = pace * loop.steps_left
     return Stream(loop, trace, extra)
 
 
 @lru_cache(maxsize=1 << 12)
-def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
-    """Forecast of a legal ``variant``."""
-    own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], memory=False)
+def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float, code: CodeCycles | None = None) -> GemmRun:  # fmt: skip
+    """Forecast of a legal ``variant``; with ``code`` from what its machine code takes."""
+    own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], False, code)
     tiling = own.loop.tiling
     first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
     start = own.loop.pipeline.prologue_cycles + max(0.0, first)
     own_cycles = start + own.end(tiling.most)
-    hbm = tiling.hbm_bytes / (machine["hbm.tbps_achieved"] * 1e12)
+    hbm = sum(memory_bytes(gemm, variant, tiling)) / (machine["hbm.tbps_achieved"] * 1e12)
 
     def seconds_at(ghz: float) -> float:
         return max(own_cycles / (ghz * 1e9), start / (ghz * 1e9) + hbm)
 
-    activity = _activity(gemm, machine, own.loop)
+    activity = _activity(gemm, machine, variant, own.loop)
     # An SM without a last tile leaves its share to the others, in step or not: the mean SM counts.
     mean = max(1.0, tiling.tiles / (tiling.slots / own.loop.pipeline.ctas_per_sm))
     # SMs that wait for the memory draw less power, which lets them run faster: the clock follows from the time in step.
     faster = settled_clock(machine, activity, seconds_at, clock)
-    waits = start + stream(gemm, variant, machine, faster.mhz).end(mean)
+    # How long a copy takes goes by how busy the memory is, and that by how long the launch takes.
+    busy = hbm / max(hbm, seconds_at(faster.mhz / 1e3))
+    waits = start + stream(gemm, variant, machine, faster.mhz, code=code, memory_busy=busy).end(mean)
+    busy = hbm / max(hbm, waits / (faster.mhz * 1e6))
     settled = settled_clock(machine, activity, lambda ghz: max(seconds_at(ghz), waits / (ghz * 1e9)), clock)
-    shared = stream(gemm, variant, machine, settled.mhz)
+    shared = stream(gemm, variant, machine, settled.mhz, code=code, memory_busy=busy)
     launch = machine["launch.kernel_us"] * 1e-6
     apart = seconds_at(settled.mhz / 1e3) + launch
     seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
     return GemmRun(seconds, apart, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
 
 
-def _activity(gemm: Gemm, machine: Machine, loop: GemmPipeline) -> Activity:
+def _activity(gemm: Gemm, machine: Machine, variant: GemmVariant, loop: GemmPipeline) -> Activity:
     tiling, p = loop.tiling, loop.pipeline
     # An iteration's demand is one SM's; both SMs of a pair do it.
     iterations = tiling.tiles / loop.tiles * p.cta_group
     longer = tiling.steps / (tiling.steps - loop.steps_left)
     units = tuple((unit, cycles * iterations * (longer if unit in ("tensor", "smem") else 1.0)) for unit, cycles in p.demand().items())  # fmt: skip
     flop = executed_flop(gemm, loop)
-    return Activity(flop, gemm.dtype, units, tiling.l2_bytes, tiling.hbm_bytes)
+    # What L2 gives to several SMs at a time it reads once.
+    rates = l2_rates(variant, machine, machine["chip.clock_max_mhz"], tiling.rows)
+    inputs = tiling.l2_bytes - tiling.hbm_c_bytes - tiling.hbm_d_bytes
+    l2 = inputs * rates.reads / rates.inputs + tiling.hbm_c_bytes + tiling.hbm_d_bytes
+    return Activity(flop, gemm.dtype, units, l2, tiling.hbm_bytes)
 
 
 def executed_flop(gemm: Gemm, loop: GemmPipeline) -> float:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tilecast.model.chip.evaluate import PredictError, check_clock
+from tilecast.model.compiled.code import CodeError
 from tilecast.model.forecast.answer import WaterfallStep
 from tilecast.model.forecast.binding import POWER_BOUND
 from tilecast.model.forecast.interval import FactEffect, fact_ends
 from tilecast.model.forecast.interval import interval as fact_interval
 from tilecast.model.gemm.answer import BufferGain, GemmForecast
+from tilecast.model.gemm.code import GemmCode, code_cycles
 from tilecast.model.gemm.evaluate import GemmRun, evaluate_gemm, executed_flop, refuse
 from tilecast.model.gemm.families import find_gemm_family, legality, native_gemm_family, writable
 from tilecast.model.gemm.pipeline import build
 from tilecast.model.gemm.render import as_dict, as_text
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
-from tilecast.model.machine.machine import Machine, load_machine
+from tilecast.model.machine.machine import Machine, MachineError, load_machine
 from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import critical_recurrence
 
@@ -31,6 +33,8 @@ GAIN_KS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _TOGETHER = "l2.bytes_per_clk_per_sm_lockstep"
 _NOTHING = 1e-9
 _UNIT_NAMES = {"tma": "copies into shared memory"}
+#: What makes machine code of a variant.
+Compiler = Callable[[Gemm, Machine, GemmVariant], GemmCode]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,11 +50,13 @@ class GemmPrediction(GemmForecast):
 
 def forecast_gemm(
     gemm: Gemm, machine: Machine | str, variant: GemmVariant | None = None, *, family: str | None = None,
-    clock: str | float = "sustained", written: bool = False, interval: bool = False,
+    clock: str | float = "sustained", written: bool = False, interval: bool = False, compiler: Compiler | None = None,
 ) -> GemmPrediction:  # fmt: skip
     """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own), ``written``: that can be.
 
-    ``clock`` is as in `predict`; with ``interval`` every fact with a range is moved to its ends, which takes seconds.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
+    ``clock`` is as in `predict`; with ``interval`` every fact with a range is moved to its ends, which takes seconds.  With a
+    ``compiler`` the kernel, chosen before compilation, is forecast from its machine code (`codegen.gemm_code.compiled_gemm`), and the
+    interval is as wide as before compilation.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine
     origin = "as given"
@@ -58,13 +64,29 @@ def forecast_gemm(
         name = find_gemm_family(family).name if family else native_gemm_family(chip).name
         variant, origin = best_gemm(gemm, chip, name, clock, written=written)
     refuse(gemm, chip, variant, clock)
-    run = evaluate_gemm(gemm, variant, chip, clock)
+    before = run = evaluate_gemm(gemm, variant, chip, clock)
+    made = compiler(gemm, chip, variant) if compiler is not None else None
+    if made is not None:
+        run = _compiled(made, gemm, variant, chip, clock)
     regime = clock if isinstance(clock, str) else "fixed"
-    effects = _fact_effects(gemm, chip, variant, clock, run.tflops) if interval else ()
+    effects = _fact_effects(gemm, chip, variant, clock, before.tflops) if interval else ()
+    effects = tuple(effect.scaled(run.tflops / before.tflops) for effect in effects)
     return GemmPrediction(
         gemm, chip, variant, origin, regime, run, bounds(run.in_step.loop.pipeline), _binding(run),
-        _waterfall(gemm, chip, run), fact_interval(run.tflops, effects) if interval else (), effects,
+        _waterfall(gemm, chip, run), fact_interval(run.tflops, effects) if interval else (), effects, made,
+        before.seconds * 1e3,
     )  # fmt: skip
+
+
+def _compiled(made: GemmCode, gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str | float) -> GemmRun:
+    try:
+        return evaluate_gemm(gemm, variant, machine, clock, code_cycles(made.roles, variant, machine))
+    except MachineError as error:
+        raise PredictError(
+            f"{machine.name} is not known well enough to follow machine code: {error}: use --level fluid"
+        ) from None
+    except CodeError as error:
+        raise PredictError(f"the machine code of this kernel cannot be followed: {error}: use --level fluid") from None
 
 
 def _fact_effects(gemm: Gemm, machine: Machine, variant: GemmVariant, clock: str | float, tflops: float) -> tuple[FactEffect, ...]:  # fmt: skip
@@ -147,7 +169,8 @@ def _binding(run: GemmRun) -> tuple[str, str]:
     if run.clock.bound == "power" and run.hbm_seconds > 0.5 * body and on_sms > POWER_BOUND * body:
         return "power", "power limit"
     if on_sms < body * _MEMORY_BOUND:
-        return "memory", "HBM bandwidth"
+        shares = run.in_step.loop.pipeline.demand()
+        return "memory", "L2 bandwidth" if shares.get("l2", 0.0) > shares.get("memory", 0.0) else "HBM bandwidth"
     if run.own_cycles - own.tile_cycles * tiling.most > 0.5 * run.own_cycles:
         return "start", "start, fill and end of tiles"
     if 2 * tiling.tiles <= tiling.slots and run.hbm_seconds <= 0.5 * body:

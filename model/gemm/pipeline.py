@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
-from tilecast.model.gemm.traffic import Tiling, tiling
+from tilecast.model.gemm.traffic import Tiling, l2_rates, memory_bytes, memory_latency_cycles, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
@@ -31,6 +32,8 @@ MOST_STEPS = 64
 #: Instructions of an epilogue that do not scale with the tile: addresses, barriers, the tile's coordinates (as a step of the
 #: attention kernels; not counted in machine code yet).
 _EPILOGUE_INSTRUCTIONS = 56
+#: A line of L2, and what it asks the memory for at a time (the L2 promotion of Triton's tensor maps).
+LINE_BYTES = 128
 #: Barriers of a warpgroup in an epilogue (before the store, after it) and polls of an mbarrier (accumulator, C).
 _BARRIERS, _POLLS = 2, 2
 
@@ -47,19 +50,24 @@ class GemmPipeline:
     steps_left: int
 
 
-def build(gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS) -> GemmPipeline:  # fmt: skip
+def build(
+    gemm: Gemm, variant: GemmVariant, machine: Machine, mhz: float, *, memory: bool = True, most_steps: int = MOST_STEPS,
+    code: CodeCycles | None = None, memory_busy: float = 0.5,
+) -> GemmPipeline:  # fmt: skip
     """The loop of ``variant`` at an SM clock of ``mhz``; legality is the caller's business (`families.legality`).
 
-    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace.
+    Without ``memory`` the chip's memory is as fast as the SMs can ask: what is left is the SM's own pace; with it ``memory_busy``
+    is the share of its rate that the launch uses, which copies wait for.  With ``code`` epilogues
+    and the warps that copy take what their machine code takes.
     """
-    return _Parts(gemm, variant, machine, mhz, memory, most_steps).pipeline()
+    return _Parts(gemm, variant, machine, mhz, memory, most_steps, code, memory_busy).pipeline()
 
 
 class _Parts:
     """The pieces of one GEMM pipeline; a namespace for values that most pieces need."""
 
-    def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int) -> None:
-        self.gemm, self.v, self.m = gemm, v, m
+    def __init__(self, gemm: Gemm, v: GemmVariant, m: Machine, mhz: float, memory: bool, most_steps: int, code: CodeCycles | None, memory_busy: float) -> None:  # fmt: skip
+        self.gemm, self.v, self.m, self.code = gemm, v, m, code
         self.portable = v.family == "gemm_triton"
         self.hopper = v.family == "gemm_hopper"
         self.ctas = ctas_per_sm(v, gemm, m)
@@ -71,11 +79,7 @@ class _Parts:
         self.on_chip = tiling(gemm, v, m)
         self.steps = min(self.on_chip.steps, most_steps)
         #: From an order to copy to its bytes being there: A and B of SMs in step come from the memory, of an SM alone from L2.
-        self.c_latency = (
-            m.get("tma.latency_hbm_loaded_cycles", m["tma.latency_hbm_cycles"])
-            if memory
-            else m["tma.latency_hbm_cycles"]
-        )
+        self.c_latency = memory_latency_cycles(m, memory_busy) if memory else m["tma.latency_hbm_cycles"]
         self.latency = self.c_latency if memory else m["tma.latency_l2_cycles"]
         self.arrive = m["sync.mbarrier_roundtrip_cycles"]
         if v.cta_group == 2:
@@ -87,11 +91,13 @@ class _Parts:
         self.share = m["hbm.tbps_achieved"] * 1e6 / mhz / busy_sms if memory else 0.0
         #: A tile's bytes of memory on one SM.
         per = float(self.on_chip.tiles * v.cta_group)
-        self.step_bytes = self.on_chip.hbm_input_bytes / per / self.on_chip.steps
-        self.c_bytes, self.d_bytes = self.on_chip.hbm_c_bytes / per, self.on_chip.hbm_d_bytes / per
-        # Neighbouring tiles read the same rows of A and columns of B at about the same time.
-        together = m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"])
-        self.fill = min(m["tma.bytes_per_clk"], together)
+        inputs, c, d = memory_bytes(gemm, v, self.on_chip)
+        self.step_bytes = inputs / per / self.on_chip.steps
+        self.c_bytes, self.d_bytes = c / per, d / per
+        self.port = m["tma.bytes_per_clk"]
+        # Neighbours that copy at the same time: no SM gets its k-steps faster.
+        self.fill = min(self.port, m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"]))
+        self.l2 = l2_rates(v, m, mhz, self.on_chip.rows) if memory else None
 
     def suffix(self, half: int) -> str:
         """What the name of an operation of a half ends in, where tiles have halves."""
@@ -104,17 +110,20 @@ class _Parts:
 
     # -- operations --------------------------------------------------------------------------------------------
 
-    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, port: float, copies: float = 1.0) -> Op:  # fmt: skip
-        """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's.
+    def copy(self, name: str, kind: str, role: str, tile: int, size: float, memory_bytes: float, rate: float, port: float, copies: float = 1.0, least: float = 0.0) -> Op:  # fmt: skip
+        """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's; L2 has it at ``rate``
+        bytes a clock for the SM (0: no limit).  Its warp's code takes ``least`` cycles.
 
         A role of copies is held by each for as long as its port is: the copy engine serves them in order.  How long a copy is
         on its way after that is for its edges to say.  Warps that do other things go on at once.
         """
         demand = [("tma", size / port)]
+        if rate:
+            demand.append(("l2_store" if kind == "store" else "l2", size / rate))
         if self.share:
             demand.append(("memory", memory_bytes / self.share))
         issue = copies * self.m["tma.issue_cycles"]
-        busy = max([issue, *(cycles for _, cycles in demand)])
+        busy = max([issue, least, *(cycles for _, cycles in demand)])
         asynchronous = role.startswith("warps")
         return Op(
             name, kind, role, tuple(demand), busy, engine="tma" if asynchronous else "", issue_cycles=issue if asynchronous else 0.0,
@@ -125,13 +134,14 @@ class _Parts:
         """Columns of D of a tile or of a half; its warp waits until the copy engine has read them."""
         size = float(self.v.tile_m * self.v.tile_n * self.gemm.d_bytes) / self.pieces
         role, name = f"warps{t}" if self.portable else "store", f"store{t}{end}"
-        made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.m["tma.bytes_per_clk"])
-        rate = self.m.get("tma.store_bytes_per_clk", self.m["tma.bytes_per_clk"])
-        return made._replace(min_cycles=max(made.min_cycles, size / rate))
+        made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.l2.writes if self.l2 else 0.0, self.port)  # fmt: skip
+        return made._replace(min_cycles=max(made.min_cycles, size / self.m.get("tma.store_bytes_per_clk", self.port)))
 
     def load(self, t: int, s: int) -> Op:
         size = float(stage_bytes(self.v, self.gemm))
-        return self.copy(f"load{t}_{s}", "load", f"load{t}" if self.portable else "load", t, size, self.step_bytes, self.fill, 2.0)  # fmt: skip
+        least = self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
+        role = f"load{t}" if self.portable else "load"
+        return self.copy(f"load{t}_{s}", "load", role, t, size, self.step_bytes, self.l2.inputs if self.l2 else 0.0, self.fill, 2.0, least)  # fmt: skip
 
     def mma(self, t: int, half: int, s: int) -> Op:
         v, m, dtype = self.v, self.m, self.gemm.dtype
@@ -191,6 +201,12 @@ class _Parts:
         exposed = m.get("issue.one_warp_exposed_share", 0.0)
         parts = (common.one_warp_cycles(m, done), through, read)
         alone = max(parts) + exposed * (sum(parts) - max(parts)) + self._epilogue_waits(first=end == self.ends(half)[0])
+        if self.code:
+            # Behind the last part a warpgroup that does not take turns goes on to its next tile's first product.
+            part = self.ends(half).index(end)
+            alone = self.code.epilogue[part] + (
+                self.code.begin if self.tiles == 1 and part == self.v.c_parts - 1 else 0.0
+            )
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
         name = f"epilogue{t}{end}"
         return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
@@ -214,7 +230,8 @@ class _Parts:
             if self.gemm.adds_c:
                 size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
                 role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{end}"
-                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, self.m["tma.bytes_per_clk"]))  # fmt: skip
+                rate, least = self.l2.reads if self.l2 else 0.0, self.code.load_box if self.code else 0.0
+                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, rate, self.port, least=least))  # fmt: skip
         return ops
 
     def box_ends(self) -> list[str]:
@@ -243,6 +260,9 @@ class _Parts:
                     suffix = self.suffix(half)
                     edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))  # fmt: skip
                     edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"load{t}_{s}", -lap, release, "buffer", "A/B slot"))
+                if self.hopper and bs + 1 < self.steps:
+                    # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.
+                    edges.append(Edge(f"load{bt}_{bs + 1}", f"load{t}_{s}", -lap, self.latency + self.arrive, "buffer", "A/B slot"))  # fmt: skip
         return edges
 
     def done(self) -> float:
@@ -265,7 +285,8 @@ class _Parts:
             for part, end in enumerate(ends):
                 edges += self.part_edges(t, part, end, ends)
         if self.tiles == 2 and self.hopper:
-            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice, "order", "turn"))
+            begin = self.code.begin if self.code else 0.0
+            edges.append(Edge(f"turn{1 - t}", f"mma{t}_0", 1 - t, self.notice + begin, "order", "turn"))
         if self.portable:
             # A CTA is one tile; the next one starts when it has ended.
             again = m.get("launch.cta_turnaround_cycles", m["launch.cta_start_cycles"])
@@ -277,13 +298,19 @@ class _Parts:
         epilogue, store, load_c = (f"{name}{t}{end}" for name in ("epilogue", "store", "load_c"))
         edges = [Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D")]
         if self.gemm.adds_c:
-            edges.append(Edge(load_c, epilogue, 0, self.c_latency, "data", "C"))
+            edges.append(Edge(load_c, epilogue, 0, self.c_latency_of(part), "data", "C"))
         if not self.portable:
             # Warpgroups that take turns have slots of their own, and a tile each in an iteration.
             lap, before = divmod(part - self.v.c_stages // self.tiles, len(ends))
             first = load_c if self.gemm.adds_c else epilogue
             edges.append(Edge(f"store{t}{ends[before]}", first, -lap, self.arrive, "buffer", "C/D slot"))
         return edges
+
+    def c_latency_of(self, part: int) -> float:
+        """Cycles from the order to copy a range of columns of C to its being there: L2 asks the memory for whole lines, so that
+        the range that a line ends in finds it there."""
+        before = part * self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
+        return self.m["tma.latency_l2_cycles"] if before % LINE_BYTES else self.c_latency
 
     # -- roles -------------------------------------------------------------------------------------------------
 

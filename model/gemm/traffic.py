@@ -1,4 +1,8 @@
-"""Tiles of a GEMM on the chip: how many, in which order, and the bytes that they move."""
+"""Tiles of a GEMM on the chip: how many, in which order, the bytes that they move, and how fast L2 and the memory move them.
+
+L2 keeps a clock of its own: what it delivers was measured with the SMs at their highest clock, and is more a cycle of an SM
+that runs slower.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ from tilecast.model.machine.machine import Machine
 
 #: L2 that data read by every SM can use: half of a two-partition cache, where each partition keeps a copy (as for K and V).
 _SHARED_L2 = 0.5
+
+#: (bytes of a box's rows, share of the memory's rate that tiles of such rows reach): kernels that copy C and D and multiply what
+#: lies in shared memory, m = n = 8192, k = 256, on an H100 (h100_gemm_parts.csv: 2.16 to 2.37, 2.48 to 2.50 and 2.66 of 2.99 TB/s).
+_ROW_SHARES = ((64, 0.76), (128, 0.83), (256, 0.89))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +76,69 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
         rows, columns, steps, slots, -(-tiles // sms), a * a_passes + b * b_passes, c, d,
         float(tiles) * steps * step_bytes + c + d,
     )  # fmt: skip
+
+
+#: Share of the memory's rate at which `tma.latency_hbm_loaded_cycles` was measured: 11.15 of 17.46 bytes a clock and SM
+#: (h200_calibrate.csv: tma/load_bandwidth, all SMs, hbm, one box of 16 KB under way, and four of 32 KB); where the queue grows no more.
+_LOADED_BUSY, _MOST_BUSY = 0.64, 0.8
+
+
+def memory_share(row_bytes: float) -> float:
+    """Share of the rate of one long copy that copies of boxes with rows of ``row_bytes`` reach, between those measured the line."""
+    (least, share), *rest = _ROW_SHARES
+    for wide, reached in rest:
+        if row_bytes < wide:
+            return share + (reached - share) * max(0.0, row_bytes - least) / (wide - least)
+        least, share = wide, reached
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class L2Rates:
+    """Bytes a cycle of one SM's clock."""
+
+    inputs: float
+    reads: float
+    #: 0: not known, no limit.
+    writes: float
+
+
+def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates:
+    """Rates of a launch of ``rows`` rows of tiles, the SMs at ``mhz``.
+
+    Programs that are neighbours have tiles of the same columns, and ask for the same lines of B at about the same time: those
+    come at the rate measured for SMs that read in step.  The same rows of A are asked for by programs a group apart, at times
+    of their own: at the rate of SMs that each read lines of their own, as C is.
+    """
+    slower = machine["chip.clock_max_mhz"] / mhz
+    alone = machine["l2.bytes_per_clk_per_sm"] * slower
+    together = machine.get("l2.bytes_per_clk_per_sm_lockstep", machine["l2.bytes_per_clk_per_sm"]) * slower
+    a, b = float(v.tile_m), v.tile_n / v.cta_group
+    shared = together if min(v.group_m, rows) > 1 else alone
+    writes = machine.get("l2.store_tbps", 0.0) * 1e6 / mhz / machine["chip.sm_count"]
+    return L2Rates((a + b) / (a / alone + b / shared), alone, writes)
+
+
+def memory_latency_cycles(machine: Machine, busy: float) -> float:
+    """Cycles from a copy's order to its being there less its transfer, while all SMs copy and the memory is ``busy`` (0..1).
+
+    As measured while all SMs have one copy under way, and longer by the queue before a memory that is busier than then,
+    u / (1 - u) at a share u of its rate.
+    """
+    idle = machine["tma.latency_hbm_cycles"]
+    loaded = machine.get("tma.latency_hbm_loaded_cycles", idle)
+    return idle + (loaded - idle) * _queue(min(max(busy, _LOADED_BUSY), _MOST_BUSY)) / _queue(_LOADED_BUSY)
+
+
+def _queue(busy: float) -> float:
+    return busy / (1.0 - busy)
+
+
+def memory_bytes(gemm: Gemm, v: GemmVariant, on_chip: Tiling) -> tuple[float, float, float]:
+    """Bytes of A and B, of C and of D that one long copy would move in the time that the memory takes for the launch's boxes."""
+    columns = v.tile_n / v.c_parts
+    return (
+        on_chip.hbm_input_bytes / memory_share(v.tile_k * gemm.dtype_bytes),
+        on_chip.hbm_c_bytes / memory_share(columns * gemm.c_bytes),
+        on_chip.hbm_d_bytes / memory_share(columns * gemm.d_bytes),
+    )

@@ -30,6 +30,8 @@ UNITS: tuple[str, ...] = (
     "tmem_write",
     "tma",  # bulk copy engine
     "memory",  # this SM's share of the chip's memory bandwidth, where a loop streams
+    "l2",  # its share of what L2 gives while all SMs ask, and of what it takes
+    "l2_store",
 )
 
 

@@ -14,6 +14,8 @@ from tilecast.model.machine.machine import Machine
 app = typer.Typer()
 _PROBLEM = "Problem"
 _OTHER = "bf16, fp16 or fp32"
+#: The first is the default.
+_LEVELS = ("fluid", "code")
 
 
 def _size(name: str, text: str) -> Any:
@@ -52,6 +54,13 @@ def gemm(
     by_k: Annotated[
         bool, typer.Option("--by-k", help="What the second accumulator is worth at k from 64 to 8192.")
     ] = False,
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level",
+            help="fluid: before compilation. code: compile the kernel, without a GPU, and follow its machine code.",
+        ),
+    ] = "fluid",
     output: Annotated[
         str | None, typer.Option("-o", "--output", help="Also write the kernel, as one self-contained file.")
     ] = None,
@@ -61,6 +70,7 @@ def gemm(
     from tilecast import __version__
     from tilecast.base.files import check_writable, write_text_atomically
     from tilecast.cli.tables import show, table
+    from tilecast.model.chip.evaluate import PredictError
     from tilecast.model.gemm.families import find_gemm_family, native_gemm_family
     from tilecast.model.gemm.forecast import buffer_gains, forecast_gemm
     from tilecast.model.gemm.render import GAIN_COLUMNS, gain_dicts, gain_rows
@@ -70,14 +80,18 @@ def gemm(
 
     if output is not None:
         check_writable(output)
+    if level not in _LEVELS:
+        raise PredictError(f"--level: expected {' or '.join(_LEVELS)}, got '{level}'")
     problem = Gemm(m, n, k, dtype, c_dtype, d_dtype, alpha, beta, in_place)
     chip = changes.of(machine)
     name = (find_gemm_family(family) if family is not None else native_gemm_family(chip)).name
     if by_k:
         if variant is not None:
             raise VariantError("--by-k looks for the best kernels: drop --variant")
-        if output is not None:
-            raise VariantError("--by-k compares kernels at many k: drop -o")
+        if output is not None or level != _LEVELS[0]:
+            raise VariantError(
+                f"--by-k compares kernels at many k: drop {'-o' if output is not None else '--level code'}"
+            )
         gains = buffer_gains(problem, chip, name, clock.value)
         head = f"{chip.title}: {problem.label()}, but for k; {clock.words()} clock\n\n"
         show(head + table(GAIN_COLUMNS, gain_rows(gains)), gain_dicts(gains), as_json)
@@ -91,7 +105,8 @@ def gemm(
 
         made = generate_gemm(problem, chip, given, __version__, family=name, clock=clock.value)
     chosen = given if made is None else made.variant
-    answer = forecast_gemm(problem, chip, chosen, family=name, clock=clock.value, interval=True)
+    compiler = _compiler() if level != _LEVELS[0] else None
+    answer = forecast_gemm(problem, chip, chosen, family=name, clock=clock.value, written=compiler is not None, interval=True, compiler=compiler)  # fmt: skip
     if made is not None and given is None:
         answer = replace(answer, origin=made.forecast.origin)
     text, data = answer.text(), answer.to_dict()
@@ -110,3 +125,12 @@ def gemm(
         text += f"\n{output}: the kernel, for {', '.join(targets)}; launch(a, b, c, d, alpha, beta)"
         data["file"] = output
     show(text, data, as_json)
+
+
+def _compiler() -> Any:
+    """What makes machine code of a variant."""
+    from tilecast.cli.progress import quiet_at_exit
+    from tilecast.codegen.gemm_code import compiled_gemm
+
+    quiet_at_exit()
+    return compiled_gemm

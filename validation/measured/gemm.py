@@ -1,14 +1,23 @@
-"""`tilecast validate gemm`: forecasts of GEMM kernels against a table of measured ones, shape by shape."""
+"""`tilecast validate gemm`: forecasts of GEMM kernels against a table of measured ones, problem by problem.
+
+Both forecasts are held against every row: before compilation, and from machine code where the file of kept code has the kernel's.
+Where a row tells the clock that the SMs ran at the forecasts are made at it, otherwise at that of short runs.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from tilecast.base.csv_file import read_rows
 from tilecast.base.progress import Progress, reported, silent
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.roles.code import KernelRoles
+from tilecast.model.compiled.roles.store import load_roles
+from tilecast.model.gemm.code import code_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm
 from tilecast.model.gemm.families import legality
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text, parse_gemm_variant
@@ -19,24 +28,36 @@ from tilecast.validation.measured.run import DATA
 from tilecast.validation.statistics import ErrorSummary, rank_correlation, summarise
 
 TABLE = DATA / "h200_gemm_variants.csv"
+#: Machine code of the kernels of all tables, by the dtype of C and the variant (`dump_roles`; Triton 3.6).
+CODES = DATA / "gemm_code.txt"
 #: Time of an empty kernel measured as the rows are: one launch between two events, in a CUDA graph (H200, median of 15).
 EMPTY_US = 2.78
+#: Levels of a forecast, as the report names them.
+BEFORE, COMPILED = "before compilation", "from machine code"
 _COLUMNS = ("m", "n", "k", "c_dtype", "in_place", "variant", "us")
+#: Whose rows a table holds, by what `gpu` says; without one an H200's.
+_MACHINES = (("H100", "h100-sxm"), ("H200", "h200-sxm"))
 
 
 @dataclass(frozen=True, slots=True)
 class GemmRow:
-    """One measured kernel and its forecast, both in microseconds without the launch."""
+    """One measured kernel and its forecasts, in microseconds without the launch."""
 
     gemm: Gemm
     variant: GemmVariant
     measured_us: float
+    #: Before compilation.
     forecast_us: float
+    #: None where no machine code of the kernel is kept.
+    code_us: float | None = None
 
-    @property
-    def error(self) -> float:
+    def at(self, level: str) -> float:
+        """The forecast of a level; before compilation where there is no other."""
+        return self.forecast_us if level == BEFORE or self.code_us is None else self.code_us
+
+    def error(self, level: str = BEFORE) -> float:
         """Forecast over measured, less 1."""
-        return self.forecast_us / self.measured_us - 1.0
+        return self.at(level) / self.measured_us - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,47 +67,59 @@ class GemmShape:
     gemm: Gemm
     rows: tuple[GemmRow, ...]
 
-    @property
-    def summary(self) -> ErrorSummary:
+    def summary(self, level: str = BEFORE) -> ErrorSummary:
         """Errors of its variants."""
-        return summarise(row.error for row in self.rows)
+        return summarise(row.error(level) for row in self.rows)
 
-    @property
-    def tau(self) -> float:
+    def tau(self, level: str = BEFORE) -> float:
         """Kendall's rank correlation of forecast and measured times."""
-        return rank_correlation([row.forecast_us for row in self.rows], [row.measured_us for row in self.rows])
+        return rank_correlation([row.at(level) for row in self.rows], [row.measured_us for row in self.rows])
 
-    @property
-    def first_pick(self) -> float:
+    def first_pick(self, level: str = BEFORE) -> float:
         """How far the variant forecast to be fastest is behind the fastest."""
-        pick = min(self.rows, key=lambda row: row.forecast_us)
+        pick = min(self.rows, key=lambda row: row.at(level))
         return pick.measured_us / min(row.measured_us for row in self.rows) - 1.0
 
-    def buffer_gains(self) -> list[tuple[GemmVariant, float, float]]:
+    def buffer_gains(self, level: str = BEFORE) -> list[tuple[GemmVariant, float, float]]:
         """(variant, forecast gain, measured gain) of the second accumulator, all other knobs alike."""
         known = {row.variant: row for row in self.rows}
         pairs = [(row, known.get(replace(v, accumulators=1))) for v, row in known.items() if v.accumulators == 2]
         return [
-            (two.variant, one.forecast_us / two.forecast_us, one.measured_us / two.measured_us)
+            (two.variant, one.at(level) / two.at(level), one.measured_us / two.measured_us)
             for two, one in pairs
             if one is not None
         ]
+
+
+@lru_cache(maxsize=4)
+def kept_codes(path: Path = CODES) -> Mapping[str, KernelRoles]:
+    """Machine code of measured kernels, by `code_name`; CodeError for a file that is something else, none where there is no file."""
+    return load_roles(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def code_name(wide: str, variant: GemmVariant) -> str:
+    """What the code of a kernel is kept under."""
+    return f"{wide} {gemm_variant_text(variant)}"
 
 
 def run_gemm(
     table: Path = TABLE, machine: str | None = None, every: int = 1, progress: Progress = silent
 ) -> list[GemmShape]:
     """Every ``every``-th row of the table by shape; VariantError for a table that is something else."""
-    chip = load_machine(machine or "h200-sxm")
     raw = read_rows(table, "the measured kernels", VariantError)
     if not raw or any(name not in raw[0] for name in _COLUMNS):
         raise VariantError(f"{table}: not a table of GEMM kernels: expected the columns {', '.join(_COLUMNS)}")
+    chip = load_machine(machine or _machine_of(raw[0].get("gpu", "")))
     shapes: dict[Gemm, list[GemmRow]] = {}
     kept = [row for row in raw if row["variant"]][::every]
     for number, row in enumerate(reported(kept, "forecast", len(kept), progress), start=1):
         found = _row(row, chip, f"{table}, row {number}")
         shapes.setdefault(found.gemm, []).append(found)
     return [GemmShape(gemm, tuple(rows)) for gemm, rows in shapes.items()]
+
+
+def _machine_of(gpu: str) -> str:
+    return next((name for part, name in _MACHINES if part in gpu), "h200-sxm")
 
 
 def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
@@ -97,6 +130,7 @@ def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
         )
         family = row["variant"].partition(",")[0].removeprefix("family=")
         variant, us = parse_gemm_variant(row["variant"], GemmVariant(family)), float(row["us"]) - EMPTY_US
+        told = float(row.get("effective_mhz") or 0.0)
     except ValueError as error:
         raise VariantError(f"{where}: {error}") from None
     if us <= 0.0:
@@ -104,31 +138,46 @@ def _row(row: dict[str, str], chip: Machine, where: str) -> GemmRow:
     verdict = legality(variant, gemm, chip)
     if not verdict.legal:
         raise PredictError(f"{where}: {verdict.sentence()}")
-    run = evaluate_gemm(gemm, variant, chip, "short")
-    return GemmRow(gemm, variant, us, (run.seconds - run.launch_seconds) * 1e6)
+    clock: str | float = told or "short"
+    kernel = kept_codes().get(code_name(wide, variant))
+    code = code_cycles(kernel, variant, chip) if kernel is not None else None
+    levels = [evaluate_gemm(gemm, variant, chip, clock, cycles) for cycles in (None, *([code] if code else []))]
+    before, *compiled = ((run.seconds - run.launch_seconds) * 1e6 for run in levels)
+    return GemmRow(gemm, variant, us, before, compiled[0] if compiled else None)
 
 
 def report_text(shapes: list[GemmShape]) -> str:
-    """One line a shape, and all of them."""
-    every = summarise(row.error for shape in shapes for row in shape.rows)
-    picks = [shape.first_pick for shape in shapes]
+    """What each level is off by, and one line a problem."""
+    rows = [row for shape in shapes for row in shape.rows]
+    levels = [level for level in (COMPILED, BEFORE) if level == BEFORE or any(row.code_us is not None for row in rows)]
     lines = [
-        f"{every.count} kernels on {len(shapes)} problems, launch left out: forecast off by {every.mean:.1%} in the mean, {every.p90:.1%} at p90, bias {every.bias:+.1%}",
-        f"kernel forecast to be fastest: {statistics.median(picks):.1%} behind the fastest in the median, {max(picks):.1%} at most",
+        f"{len(rows)} kernels on {len(shapes)} problems, launch left out",
         "",
-        "    m     n     k  C       kernels   mean    bias   tau  first pick  second accumulator, forecast / measured",
+        "                     kernels   mean  median    p90    bias    tau  first pick behind the fastest",
+    ]
+    for level in levels:
+        told = [row for row in rows if level == BEFORE or row.code_us is not None]
+        s = summarise(row.error(level) for row in told)
+        picks = [shape.first_pick(level) for shape in shapes]
+        tau = statistics.mean(shape.tau(level) for shape in shapes)
+        lines.append(
+            f"{level:<20} {s.count:7} {s.mean:6.1%} {s.median:7.1%} {s.p90:6.1%} {s.bias:+7.1%} {tau:6.2f}  {statistics.median(picks):.1%} in the median, {max(picks):.1%} at most"
+        )
+    lines += [
+        "",
+        f"    m     n     k  C       kernels   mean    bias   tau  first pick  second accumulator, forecast / measured   ({levels[0]})",
     ]
     for shape in shapes:
-        g, s = shape.gemm, shape.summary
+        g, s = shape.gemm, shape.summary(levels[0])
         lines.append(
-            f"{g.m:5} {g.n:5} {g.k:5}  {g.c_dtype:<5} {s.count:9} {s.mean:6.1%} {s.bias:+7.1%} {shape.tau:5.2f} {shape.first_pick:+10.1%}  {_best_gain(shape)}".rstrip()
+            f"{g.m:5} {g.n:5} {g.k:5}  {g.c_dtype:<5} {s.count:9} {s.mean:6.1%} {s.bias:+7.1%} {shape.tau(levels[0]):5.2f} {shape.first_pick(levels[0]):+10.1%}  {_best_gain(shape, levels[0])}".rstrip()
         )
     return "\n".join(lines)
 
 
-def _best_gain(shape: GemmShape) -> str:
+def _best_gain(shape: GemmShape, level: str) -> str:
     """Gain of the second accumulator of the fastest kernel that has a twin with one."""
-    gains = {v: (forecast, measured) for v, forecast, measured in shape.buffer_gains()}
+    gains = {v: (forecast, measured) for v, forecast, measured in shape.buffer_gains(level)}
     fastest = [row for row in sorted(shape.rows, key=lambda row: row.measured_us) if row.variant in gains]
     if not fastest:
         return ""
@@ -141,10 +190,11 @@ def report_dict(shapes: list[GemmShape]) -> dict[str, object]:
     return {
         "shapes": [
             {
-                "gemm": shape.gemm.as_dict(), "kernels": shape.summary.count, "mean": shape.summary.mean, "bias": shape.summary.bias,
-                "tau": shape.tau, "first_pick": shape.first_pick,
+                "gemm": shape.gemm.as_dict(), "kernels": len(shape.rows), "mean": shape.summary().mean, "bias": shape.summary().bias,
+                "tau": shape.tau(), "first_pick": shape.first_pick(),
+                "code_mean": shape.summary(COMPILED).mean, "code_tau": shape.tau(COMPILED),
                 "rows": [
-                    {"variant": gemm_variant_text(row.variant), "measured_us": row.measured_us, "forecast_us": row.forecast_us}
+                    {"variant": gemm_variant_text(row.variant), "measured_us": row.measured_us, "forecast_us": row.forecast_us, "code_us": row.code_us}
                     for row in shape.rows
                 ],
             }

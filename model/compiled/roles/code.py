@@ -88,8 +88,8 @@ class KernelRoles:
 
     @property
     def matrix(self) -> int:
-        """The first role that issues matrix products; its loop's iteration is the kernel's."""
-        return next(i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop))
+        """The first role that issues matrix products (0 where none does); its loop's iteration is the kernel's."""
+        return next((i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop)), 0)
 
     @property
     def pair(self) -> bool:

@@ -26,7 +26,15 @@ from typing import NamedTuple
 
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.costs import PARTITIONS
-from tilecast.model.compiled.roles.code import MATRIX_KINDS, PIPES, KernelRoles, RoleCode, RoleInstruction, together
+from tilecast.model.compiled.roles.code import (
+    MATRIX_KINDS,
+    PIPES,
+    Barrier,
+    KernelRoles,
+    RoleCode,
+    RoleInstruction,
+    together,
+)
 from tilecast.model.compiled.roles.costs import RoleCosts
 from tilecast.model.compiled.units.wgmma import WgmmaQueue
 
@@ -461,6 +469,23 @@ def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: in
     while not all(warp.done for warp in state.warps):
         _step(state)
     return max(warp.free for warp in state.warps)
+
+
+def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Sequence[RoleInstruction] = ()) -> float:
+    """Cycles of a warp that runs ``code`` once and finds every mbarrier open, while another goes round the loop ``beside``."""
+    roles = [RoleCode("beside", 0, (), _open(beside))] if beside else []
+    roles.append(RoleCode("code", 0, _open(code), ()))
+    numbers = {one.barrier for role in roles for one in (*role.ahead, *role.loop)}
+    named = tuple(Barrier(f"#{number}", 1, True, ()) for number in range(max(numbers, default=-1) + 1))
+    state = _State(KernelRoles("", "", tuple(roles), named), costs)
+    while not state.warps[-1].done:
+        _step(state)
+    return state.warps[-1].free
+
+
+def _open(code: Sequence[RoleInstruction]) -> tuple[RoleInstruction, ...]:
+    """The same, in which mbarriers are nobody's."""
+    return tuple(one if one.kind in ("named_wait", "named_arrive") else one._replace(barrier=-1) for one in code)
 
 
 def _standing(state: _State) -> str:

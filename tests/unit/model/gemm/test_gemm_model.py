@@ -13,7 +13,7 @@ from tilecast.model.gemm.evaluate import evaluate_gemm, stream
 from tilecast.model.gemm.families import accumulator_registers, legality, shared_bytes
 from tilecast.model.gemm.forecast import best_gemm, buffer_gains, forecast_gemm
 from tilecast.model.gemm.pipeline import build
-from tilecast.model.gemm.traffic import tiling
+from tilecast.model.gemm.traffic import memory_share, tiling
 from tilecast.model.gemm.variant import GemmVariant, gemm_variant_text, parse_gemm_variant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.verdict import VariantError
@@ -42,8 +42,8 @@ def test_demand_of_a_hopper_tile_is_what_the_sums_say() -> None:
         assert found["tensor"] == 16 * 2 * 64
         # Operands of the products, C read and D written once each through 128 bytes a clock.
         assert found["smem"] == 16 * 2 * (64 + 128) * 32 / 128 + 2 * 128 * 128 * 2 / 128
-        # A and B once for the launch, C and D, by 132 SMs that share 4.226 TB/s.
-        moved = 2 * 8192 * 256 * 2 + 2 * 8192 * 8192 * 2
+        # A and B once for the launch, C and D, by 132 SMs that share what boxes of such rows reach of 4.226 TB/s.
+        moved = 2 * 8192 * 256 * 2 / memory_share(128) + 2 * 8192 * 8192 * 2 / memory_share(256)
         share = 4.226e12 / 1.7e9 / 132
         assert found["memory"] == pytest.approx(moved / 4096 / share)
 
@@ -222,7 +222,7 @@ def test_the_interval_holds_the_value_and_names_what_it_rests_on() -> None:
     assert [e.largest(answer.run.tflops) for e in answer.fact_effects] == sorted((e.largest(answer.run.tflops) for e in answer.fact_effects), reverse=True)  # fmt: skip
     # Neighbours that read as if alone starve 128 x 128 tiles: 512 bytes every 8 clocks of products.
     alone = effects["l2.bytes_per_clk_per_sm_lockstep"].at_low
-    assert alone is not None and alone < 0.8 * answer.run.tflops
+    assert alone is not None and alone < 0.95 * answer.run.tflops
     assert "Rests on" in answer.text() and forecast_gemm(Gemm(64, 64, 64), H200).to_dict()["tflops_interval"] == []
 
 

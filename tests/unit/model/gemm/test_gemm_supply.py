@@ -1,0 +1,74 @@
+"""What L2 and the memory give an SM, and what a kernel's machine code takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast.model.compiled.code import CodeError
+from tilecast.model.gemm.code import code_cycles
+from tilecast.model.gemm.evaluate import evaluate_gemm
+from tilecast.model.gemm.pipeline import build
+from tilecast.model.gemm.traffic import l2_rates, memory_latency_cycles, memory_share
+from tilecast.model.gemm.variant import GemmVariant
+from tilecast.model.gemm.workload import Gemm
+from tilecast.model.machine.machine import load_machine
+from tilecast.validation.measured.gemm import code_name, kept_codes
+
+H200 = load_machine("h200")
+TURNS = GemmVariant(stages=5, c_stages=4, c_parts=2)
+
+
+def test_l2_gives_shared_columns_faster_than_rows_of_its_own() -> None:
+    alone, together = H200["l2.bytes_per_clk_per_sm"], H200["l2.bytes_per_clk_per_sm_lockstep"]
+    top = H200["chip.clock_max_mhz"]
+    square = l2_rates(GemmVariant(), H200, top, 64)
+    assert square.reads == alone
+    assert square.inputs == pytest.approx(2 / (1 / alone + 1 / together))
+    wide, high = (l2_rates(GemmVariant(tile_m=m, tile_n=n), H200, top, 64).inputs for m, n in ((64, 256), (256, 128)))
+    assert high < square.inputs < wide
+    # A group of one row shares nothing; a slower SM gets more a cycle of its own.
+    assert l2_rates(GemmVariant(group_m=1), H200, top, 64).inputs == pytest.approx(alone)
+    assert l2_rates(GemmVariant(), H200, top / 2, 64).inputs == pytest.approx(2 * square.inputs)
+
+
+def test_short_rows_reach_less_of_the_memory() -> None:
+    assert memory_share(64) < memory_share(96) < memory_share(128) < memory_share(256) == memory_share(1024) < 1
+    assert memory_share(32) == memory_share(64)
+
+
+def test_copies_wait_longer_for_a_busy_memory() -> None:
+    waits = [memory_latency_cycles(H200, busy) for busy in (0.0, 0.64, 0.75, 0.8, 1.0)]
+    assert waits[0] == waits[1] == pytest.approx(H200["tma.latency_hbm_loaded_cycles"])
+    assert waits[1] < waits[2] < waits[3] == waits[4]
+
+
+def test_a_k_step_is_given_back_behind_the_next_one() -> None:
+    """Two slots have one copy under way: the slot of a product is free once the next k-step has come."""
+    problem = Gemm(8192, 8192, 1024)
+    two, three = (build(problem, GemmVariant(stages=stages), H200, 1700.0).pipeline for stages in (2, 3))
+    for loop, ahead in ((two, 2), (three, 3)):
+        freed = {edge.src for edge in loop.edges if edge.dst == f"load0_{ahead}" and edge.why == "A/B slot"}
+        assert freed == {"mma0_0", "load0_1"}
+
+
+def test_the_second_half_of_a_line_of_c_comes_from_l2() -> None:
+    loop = build(Gemm(8192, 8192, 512), GemmVariant(stages=6, c_stages=4, c_parts=4), H200, 1700.0).pipeline
+    waits = [edge.latency_cycles for edge in loop.edges if edge.why == "C" and edge.dst.startswith("epilogue0")]
+    near = H200["tma.latency_l2_cycles"]
+    assert [wait == near for wait in waits] == [False, True, False, True]
+
+
+def test_machine_code_takes_the_place_of_counted_instructions() -> None:
+    kernel = kept_codes()[code_name("bf16", TURNS)]
+    cycles = code_cycles(kernel, TURNS, H200)
+    assert len(cycles.epilogue) == 2 and min(cycles.epilogue) > 200
+    # Beside the other warpgroup's products an epilogue takes longer than alone.
+    alone = replace(TURNS, accumulators=1)
+    assert sum(code_cycles(kept_codes()[code_name("bf16", alone)], alone, H200).epilogue) < sum(cycles.epilogue)
+    problem = Gemm(8192, 8192, 256)
+    before, compiled = (evaluate_gemm(problem, TURNS, H200, 1700.0, code) for code in (None, cycles))
+    assert compiled.own.tile_cycles > before.own.tile_cycles
+    with pytest.raises(CodeError, match="expected 4 waits in the epilogue of a tile, found 2"):
+        code_cycles(kernel, replace(TURNS, c_parts=4), H200)
