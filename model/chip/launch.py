@@ -60,6 +60,13 @@ def tile_cycles(trace: SmTrace, masked_trace: SmTrace, tiles: HeadTiles) -> NDAr
     return base + extra * np.minimum(tiles.masked, tiles.iterations)
 
 
+def _loops_after_the_first(workload: Workload, tiles: HeadTiles) -> NDArray[np.float64]:
+    """Loops that each listed tile has beside its first: one of whole blocks, one for each edge of the mask."""
+    edges = np.minimum(tiles.masked, 2 if workload.mask == "window" else 1)
+    whole = tiles.iterations > tiles.masked
+    return np.maximum(edges + whole - 1.0, 0.0)
+
+
 def masked_extra(trace: SmTrace, masked_trace: SmTrace) -> float:
     """Cycles a block that crosses a mask boundary takes beyond a plain one."""
     blocks = masked_trace.masked_iterations
@@ -86,7 +93,7 @@ def play(
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     if extra:
         trace, masked_trace = trace.longer(extra), masked_trace.longer(extra)
-    loop = tile_cycles(trace, masked_trace, tiles)
+    loop = tile_cycles(trace, masked_trace, tiles) + pipeline.restart_cycles * _loops_after_the_first(workload, tiles)
     start, finish = tile_edges(pipeline, machine)
     heads = workload.batch * workload.heads_q
     count = tiles.count * heads
@@ -117,7 +124,6 @@ def play(
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
     mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
     l2, hbm = traffic(workload, pipeline, machine, tiles, heads, pair, slots, deal.order)
-    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     return ChipRun(
         makespan_cycles=makespan,
         mean_cycles=mean,
@@ -130,9 +136,17 @@ def play(
         iterations=tiles.total_iterations * heads,
         l2_bytes=l2,
         hbm_bytes=hbm,
-        l2_floor_cycles=l2 / port,
+        l2_floor_cycles=l2 / l2_bytes_per_clk(workload, tiles, machine),
         hbm_seconds=hbm / (machine["hbm.tbps_achieved"] * 1e12),
     )
+
+
+def l2_bytes_per_clk(workload: Workload, tiles: HeadTiles, machine: Machine) -> float:
+    """Bytes a clock that L2 hands to all SMs: those of programs that share K and V walk the same tiles in step."""
+    alone = machine["l2.bytes_per_clk_per_sm"]
+    shared = tiles.count * workload.group_size > 1
+    rate = machine.get("l2.bytes_per_clk_per_sm_lockstep", alone) if shared else alone
+    return max(rate, alone) * machine["chip.sm_count"]
 
 
 def tile_edges(pipeline: Pipeline, machine: Machine) -> tuple[float, float]:

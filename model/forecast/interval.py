@@ -24,6 +24,7 @@ from tilecast.model.pipeline.graph import Pipeline
 _LAUNCH = (
     "launch.kernel_us", "chip.sm_count", "chip.clock_rated_mhz", "chip.clock_max_mhz", "tma.latency_hbm_cycles",
     "tma.latency_l2_cycles", "tma.bytes_per_clk", "hbm.tbps_achieved", "l2.store_tbps", "l2.bytes", "l2.bytes_per_clk_per_sm",
+    "l2.bytes_per_clk_per_sm_lockstep",
 )  # fmt: skip
 #: What the clock depends on beside power.*: the limit, and the rates that price energy even where no loop waits for them.
 _CLOCK = ("chip.tdp_w", "mufu.ex2_per_clk", "fma.lanes", "alu.lanes")

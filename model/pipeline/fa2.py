@@ -34,6 +34,8 @@ MMA_FLOP = 2 * 16 * 8 * 16
 #: on the ALU, on the FMA pipe, and others (17 to 19, 17 to 24, 83 to 104), these around its products.
 AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES = 47.0, 50.0
 _STEP_ALU, _STEP_FMA, _STEP_OTHERS = 18.0, 18.0, 88.0
+#: Stall counts between two loops of a tile (223 to 370).
+_BETWEEN_LOOPS_CYCLES = 300.0
 #: Barriers of a step before QK, before the softmax, and before the copies of a later block; of loops that are not pipelined the
 #: second row (machine code).
 _BARRIERS = {True: (0, 1, 2), False: (5, 4, 1)}
@@ -74,6 +76,7 @@ def _build(workload: Workload, variant: Fa2Variant, machine: Machine, ctas: int)
         stream = kind(workload, variant, machine, s, rows)
         edges += stream.edges()
         roles += stream.roles()
+    masked = common.mask_work(machine, rows * variant.tile_n * kind.mask_instructions(workload))
     size = workload.dtype_bytes
     ring = variant.tile_n * (workload.head_dim_qk + workload.head_dim_v) * size
     o = variant.tile_m * workload.head_dim_v
@@ -96,7 +99,8 @@ def _build(workload: Workload, variant: Fa2Variant, machine: Machine, ctas: int)
         edge_write_bytes=o * 2.0,
         tiles_overlap=False,
         legacy_matrix_path=machine.tensor_kind == "tcgen05",
-        mask_demand=tuple((f"max{s}", common.mask_work(machine, rows * variant.tile_n * 2.0)) for s in range(streams)),
+        restart_cycles=kind(workload, variant, machine, 0, rows).restart_cycles() / ctas,
+        mask_demand=tuple((f"max{s}", masked) for s in range(streams)),
         facts_used=(
             "tensor.mma_latency_cycles",
             common.packing_fact(workload),
@@ -128,6 +132,15 @@ class _Stream:
     def bookkeeping(self) -> common.Work:
         """What a softmax step does beside its elements."""
         return common.bookkeeping_work(self.m)
+
+    @staticmethod
+    def mask_instructions(workload: Workload) -> float:
+        """ALU instructions that mask a score."""
+        return 2.0
+
+    def restart_cycles(self) -> float:
+        """From one loop of a tile to the next, beyond the hand-overs of a block."""
+        return 0.0
 
     def ops(self) -> list[Op]:
         w, v, m, s = self.w, self.v, self.m, self.s
@@ -203,6 +216,16 @@ class _HopperStream(_Stream):
             f"{name}{self.s}", kind, f"warps{self.s}", tuple(demand), cycles, engine="tensor", issue_cycles=count,
             hidden_fma=m.get("tensor.mma_hidden_fma_share", inf), tile=self.s, instructions=(("other", count),),
         )  # fmt: skip
+
+    @staticmethod
+    def mask_instructions(workload: Workload) -> float:
+        return common.mask_instructions(workload)
+
+    def restart_cycles(self) -> float:
+        # A loop ends when its last product is through, and the next asks for its first tiles anew.
+        m, w = self.m, self.w
+        tile = common.load_cycles(m, self.v.tile_n * w.head_dim_qk * w.dtype_bytes)
+        return _BETWEEN_LOOPS_CYCLES + m["tensor.mma_latency_cycles"] + m["tma.latency_l2_cycles"] + tile
 
     def shares_rows(self) -> bool:
         return self.v.tile_m * 4 // self.v.warps < self.rows

@@ -145,6 +145,8 @@ class Pipeline:
     #: what the launch's other tiles cost it in memory bandwidth (`edge_read_bytes`, `edge_write_bytes`).
     prologue_cycles: float
     epilogue_cycles: float
+    #: Cycles from one loop of a tile to its next where blocks that cross a mask boundary have loops of their own.
+    restart_cycles: float = 0.0
     #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
     mask_demand: MaskDemand = ()
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.

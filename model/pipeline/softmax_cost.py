@@ -19,6 +19,9 @@ STEP_INSTRUCTIONS = 28
 STEP_ALU_INSTRUCTIONS = 14
 CORRECTION_INSTRUCTIONS = 30
 CORRECTION_ALU_INSTRUCTIONS = 14
+#: ALU instructions that mask a score on Hopper where one side bounds the keys, and where two do: counted in the masked blocks
+#: of generated kernels (2.4 to 3.4, and 4.4 to 4.5 beyond what plain blocks have).
+_MASKS, _MASKS_BOTH_SIDES = 2.5, 4.5
 
 Pairs = tuple[tuple[str, float], ...]
 
@@ -106,8 +109,10 @@ def packing_fact(workload: Workload) -> str:
 
 
 @lru_cache(maxsize=4096)
-def exp_work(machine: Machine, workload: Workload, elements: float, emulated_share: float, degree: int) -> Work:
-    """Scale, exponentiate and pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
+def exp_work(
+    machine: Machine, workload: Workload, elements: float, emulated_share: float, degree: int, packed: bool = True
+) -> Work:
+    """Scale, exponentiate and, where ``packed``, pack ``elements`` scores; ``emulated_share`` of them on the FMA pipe.
 
     A hardware exponential is one MUFU.EX2; an emulated one costs ``mufu.ex2_emulation_fma_slots`` FMA lane slots
     at degree 3 (CF1178), one more or less per degree, and one shift-and-add on the ALU (FA4C, utils.py).
@@ -116,12 +121,12 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     hardware = elements - emulated
     scale_cycles, scale_count = fma_cost(machine, elements)
     slots = machine["mufu.ex2_emulation_fma_slots"] + (degree - 3)
-    packed = 2.0 if machine.get("fma.packed_f32x2", 0.0) > 0 else 1.0
-    emulation_count = emulated / 128.0 * ((degree + 2) / packed + 1.0)
+    at_once = 2.0 if machine.get("fma.packed_f32x2", 0.0) > 0 else 1.0
+    emulation_count = emulated / 128.0 * ((degree + 2) / at_once + 1.0)
     # F2FP packs two floats; FP8 pairs are 16 bit and need one more byte permute for every four elements.
-    packs = elements / 2.0
+    packs = elements / 2.0 if packed else 0.0
     rate = machine[packing_fact(workload)]
-    permutes = elements / 4.0 if workload.dtype == "fp8" else 0.0
+    permutes = elements / 4.0 if workload.dtype == "fp8" and packed else 0.0
     alu_count = (packs + permutes + emulated) / 128.0
     return work(
         machine,
@@ -135,9 +140,26 @@ def exp_work(machine: Machine, workload: Workload, elements: float, emulated_sha
     )
 
 
-def mask_work(machine: Machine, elements: float) -> Pairs:
-    """Extra ALU cycles to mask a block that crosses the boundary: one select per element."""
-    return (("alu", elements / machine["alu.lanes"]), ("issue", elements / 128.0))
+@lru_cache(maxsize=1024)
+def pack_work(machine: Machine, workload: Workload, elements: float) -> Work:
+    """Pack ``elements`` probabilities to the workload's dtype, as part of `exp_work` elsewhere."""
+    packs = elements / 2.0
+    alu = packs + (elements / 4.0 if workload.dtype == "fp8" else 0.0)
+    return work(
+        machine,
+        {"cvt": packs / machine[packing_fact(workload)], "alu": alu / machine["alu.lanes"]},
+        {"alu": alu / 128.0},
+    )
+
+
+def mask_instructions(workload: Workload) -> float:
+    """ALU instructions for a score of a block that crosses the mask's boundary, on Hopper."""
+    return _MASKS_BOTH_SIDES if workload.mask == "window" else _MASKS
+
+
+def mask_work(machine: Machine, instructions: float) -> Pairs:
+    """Extra ALU cycles to mask a block that crosses the boundary, in so many scalar instructions."""
+    return (("alu", instructions / machine["alu.lanes"]), ("issue", instructions / 128.0))
 
 
 def one_warp_cycles(machine: Machine, done: Work) -> float:
@@ -180,8 +202,9 @@ def beside_mma_cycles(machine: Machine, done: Work, exchanges: int = 0) -> float
     m = machine
     if not m.has("mma_load.mufu_port_cycles"):
         return 0.0
-    return sum(
-        count * (m[f"mma_load.{pipe}_port_cycles"] + m[f"mma_load.{pipe}_gap_cycles"])
-        for pipe, count in done.instructions
-        if pipe in ("mufu", "fma", "alu")
-    ) + exchanges * (m["mma_load.shared_cycles"] - 128.0 / m["shuffle.lanes"])
+    counts = [(pipe, count) for pipe, count in done.instructions if pipe in ("mufu", "fma", "alu")]
+    ports = sum(
+        count * (m[f"mma_load.{pipe}_port_cycles"] + m[f"mma_load.{pipe}_gap_cycles"]) for pipe, count in counts
+    )
+    pipes = max((count * m[f"mma_load.{pipe}_cycles"] for pipe, count in counts), default=0.0)
+    return max(ports, pipes) + exchanges * (m["mma_load.shared_cycles"] - 128.0 / m["shuffle.lanes"])

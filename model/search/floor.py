@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.chip.dealing import dealing, launched
 from tilecast.model.chip.evaluate import evaluate_seconds, launch_activity
-from tilecast.model.chip.launch import edge_memory_cycles, makespan_cycles, traffic
+from tilecast.model.chip.launch import edge_memory_cycles, l2_bytes_per_clk, makespan_cycles, traffic
 from tilecast.model.chip.power import Activity, settled_mhz
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
 from tilecast.model.families import build_pipeline, family_of, loop_shape
@@ -217,7 +217,6 @@ def _launches(groups: Groups, workload: Workload, machine: Machine) -> _Launches
     """The launches of every demand, whatever the clock: the next clock asks again."""
     tilings: dict[tuple[int, int, int], _Tiling] = {}
     numbers, activities, l2, hbm = [], [], [], []
-    port = machine["l2.bytes_per_clk_per_sm"] * machine["chip.sm_count"]
     memory = machine["hbm.tbps_achieved"] * 1e12
     for pipeline in groups.pipelines:
         pair = pipeline.cta_group
@@ -229,7 +228,7 @@ def _launches(groups: Groups, workload: Workload, machine: Machine) -> _Launches
         iterations = tiling.tiles.total_iterations * tiling.heads
         activities.append(launch_activity(workload, machine, pipeline, iterations, tiling.l2_bytes, tiling.hbm_bytes))
         numbers.append(list(tilings).index(size))
-        l2.append(tiling.l2_bytes / port)
+        l2.append(tiling.l2_bytes / l2_bytes_per_clk(workload, tiling.tiles, machine))
         hbm.append(tiling.hbm_bytes / memory)
     return _Launches(
         tuple(tilings.values()), np.array(numbers, dtype=np.int64), _together(activities), np.array(l2), np.array(hbm)

@@ -19,8 +19,9 @@ from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, Warpgroups, term_bytes
 from tilecast.model.pipeline.fa2 import AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES, MMA_FLOP
-from tilecast.model.pipeline.fa3 import ROWS, arithmetic, product
+from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
+from tilecast.model.pipeline.hopper.order import ROWS
 from tilecast.model.pipeline.tensor_core import mma_sync_tile_cycles
 
 #: Instructions of a warp and step that do not scale with the tile: on the ALU, on the FMA pipe, others (machine code of the

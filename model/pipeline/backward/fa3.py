@@ -20,8 +20,9 @@ from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
 from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_bytes
-from tilecast.model.pipeline.fa3 import ROWS, arithmetic, product
+from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
+from tilecast.model.pipeline.hopper.order import ROWS
 
 #: Instructions of a warp and half step that do not scale with the tile: on the ALU, on the FMA pipe, others (machine code of the
 #: generated kernels, `tilecast inspect --kernel gradients`).

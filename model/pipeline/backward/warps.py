@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
-from tilecast.model.pipeline.fa3 import ROWS
 from tilecast.model.pipeline.graph import Op
+from tilecast.model.pipeline.hopper.order import ROWS
 from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles
 
 #: Warps of a warpgroup, and warp instructions that read LSE or D of 64 queries: 16 numbers a thread, two at a time.

@@ -36,11 +36,15 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
     vote = m.get("warp.vote_latency_cycles", 12.0) + 2.0 * m["alu.latency_cycles"]
     written = ROWS * KEYS * size / m["smem.bytes_per_clk"]
     handing = written + m["smem.latency_cycles"] + _BARRIERS * barrier
+    total = common.row_sum_work(m, float(ROWS * KEYS))
     left = {op.name: op for op in made.ops}
     ops = (
         *(op for op in made.ops if op.name not in ("load_v", "rescale0")),
         # Rows whose maximum has hardly moved keep their scale: a vote finds that out.
-        left["rescale0"]._replace(demand=(), min_cycles=vote, instructions=(), beside_mma_cycles=0.0),
+        left["rescale0"]._replace(
+            demand=total.cycles, min_cycles=total.busiest() + vote, instructions=total.instructions,
+            beside_mma_cycles=common.beside_mma_cycles(m, total) + vote,
+        ),
         Op("give0", "barrier", "consumer0", (("smem", written),), handing, tile=0),
         Op(
             "take1", "barrier", "consumer1", (("issue", _RIGHT_INSTRUCTIONS),),
@@ -63,7 +67,7 @@ def build(workload: Workload, variant: HopperMlaVariant, machine: Machine) -> Pi
         Edge("pv1", "have_o1", 0, done, "data", "O accumulator"),
         *(Edge(f"pv{g}", "load_k", variant.kv_stages, done + arrive, "buffer", "K slot") for g in (0, 1)),
     )
-    names = ("ahead", "qk", "have_s", "max", "exp", "sum", "rescale", "pv", "give", "have_o")
+    names = ("ahead", "qk", "have_s", "max", "exp", "pack", "rescale", "pv", "give", "have_o")
     roles = (
         Role("load", (Step("load_k"),), 1, 40),
         Role("consumer0", tuple(Step(f"{name}0") for name in names), 4, 208),

@@ -212,8 +212,8 @@ def test_fa3_builder_overlaps() -> None:
 
 def test_fa3_builder_with_one_warpgroup_overlaps_within_it() -> None:
     """No second warpgroup to hide behind: FA3's overlapped order beats taking turns, and a free order beats both."""
-    overlapped = _built("fa3", "h200-sxm", warpgroups=1, tile_n=128, ping_pong=False, overlap=True)
-    in_turn = _built("fa3", "h200-sxm", warpgroups=1, tile_n=128, ping_pong=False, overlap=False)
+    overlapped = _built("fa3", "h200-sxm", warpgroups=1, tile_n=64, ping_pong=False, overlap=True)
+    in_turn = _built("fa3", "h200-sxm", warpgroups=1, tile_n=64, ping_pong=False, overlap=False)
     schedule = _solve(overlapped)
     assert intra_warpgroup_overlap(schedule, overlapped).found
     published = optimal_schedule(overlapped, respect_program_order=True)

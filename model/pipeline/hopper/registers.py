@@ -1,0 +1,45 @@
+"""What registers cost Hopper's forward kernels that ask for more than a thread has: spills, before anything is compiled.
+
+A kernel of so many warps is compiled for as many registers a thread as the file holds for all of them.  S, P and O of a
+warpgroup stay in registers, and so many others; what does not fit is stored to L2 in every step and read again.  Counted in
+the machine code of generated kernels: 85 words a step and thread with two warpgroups and 256 keys (the rule: 64), 59 to 67 with
+one (59), 15 to 21 with three and 128 keys (8), 3 to 6 with two, 128 keys and head_dim 128 (none).
+"""
+
+from __future__ import annotations
+
+from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.workload import Workload
+from tilecast.model.machine.machine import Machine
+
+#: Registers that a loop holds beside S, P and O, and the most that Triton gives a thread.
+_OTHERS, _MOST = 8, 240
+#: Bytes of a word of all threads of a warpgroup.
+_WORD = 512
+
+
+def spilled_words(w: Workload, v: Fa3Variant, m: Machine) -> float:
+    """Words a thread spills in a step.
+
+    FlashAttention-3's own kernels, whose tiles are no powers of two, hand consumers the registers of producers and spill none.
+    """
+    if v.tile_n & (v.tile_n - 1):
+        return 0.0
+    threads = 128 * (v.warpgroups + 1)  # a warpgroup's worth of warps copy
+    registers = min(_MOST, int(m["reg.file_bytes"]) // 4 // threads // 8 * 8)
+    # A warpgroup alone packs P only behind the next QK, as compiled; the others before it where registers are short.
+    p = v.tile_n / (2 if v.warpgroups == 1 else 4)
+    return max(0.0, v.tile_n / 2 + p + w.head_dim_v / 2 + _OTHERS - registers)
+
+
+def spill_demand(w: Workload, v: Fa3Variant, m: Machine) -> tuple[tuple[str, float], ...]:
+    """(unit, cycles) pairs of a step's spilled words of a warpgroup, one after the other; empty where they hold nobody up."""
+    words = spilled_words(w, v, m)
+    # So many wait in a queue.
+    waiting = max(0.0, words - m.get("local.store_queue_depth", 0.0))
+    if not waiting:
+        return ()
+    mhz = m.get("chip.clock_rated_mhz", m["chip.clock_max_mhz"])
+    bytes_per_clk = m.get("l2.store_tbps", m["hbm.tbps_achieved"]) * 1e6 / (m["chip.sm_count"] * mhz)
+    # Stored and read again through the port of shared memory and L1.
+    return ("memory", waiting * _WORD / bytes_per_clk), ("smem", 2 * words * _WORD / m["smem.bytes_per_clk"])
