@@ -28,9 +28,11 @@ from tilecast.emulator.expressions import (
     makes_layout,
     memory_name,
     nearest_assignments,
+    of_language,
     says_value,
     targets_of,
 )
+from tilecast.emulator.origins import by_turns
 
 #: A function that is called from so many places is a helper: what it computes is less likely to be the cause.
 _HELPER_CALLS, _HELPER_COST = 4, 3
@@ -44,6 +46,8 @@ _MOVES = {"load", "store", "convert_layout", "split", "join", "to", "index", "sl
 _SEVERAL = 3
 #: Of so many lines one may be one that only passes a value on.
 _PASSED = 6
+#: Statements of a function that is short.
+_SHORT = 3
 #: Steps that are followed at most.
 _STEPS = 2000
 
@@ -89,6 +93,8 @@ class Dataflow:
         #: Calls of each function, and stores to memory by the last attribute before them; each with where it stands.
         self._calls: dict[str, list[tuple[Function, list[ast.expr], ast.Call | None]]] = {}
         self._stores: dict[str, list[tuple[Function, ast.Call]]] = {}
+        #: Stores to global memory, by the name of the tensor.
+        self._global_stores: dict[str, list[tuple[Function, ast.Call]]] = {}
         #: Stores to memory that a function knows by a name of its own, by function and name.
         self._own_stores: dict[tuple[str, str], list[ast.Call]] = {}
         for function in self._functions.values():
@@ -110,6 +116,9 @@ class Dataflow:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name):
                 self._calls.setdefault(node.func.id, []).append((function, node.args, node))
+            elif of_language(node, "store") and len(node.args) > 1:
+                for name in self._tensors(function, node.args[0]):
+                    self._global_stores.setdefault(name, []).append((function, node))
             elif isinstance(node.func, ast.Attribute) and node.func.attr == "store" and len(node.args) == 1:
                 own = base_name(node.func.value)
                 if own:
@@ -122,6 +131,24 @@ class Dataflow:
             role, given = node.elts
             if isinstance(role, ast.Name) and role.id in self._functions and isinstance(given, ast.Tuple):
                 self._calls.setdefault(role.id, []).append((function, given.elts, None))
+
+    def _tensors(self, function: Function, pointer: ast.expr, depth: int = 3) -> set[str]:
+        """Names of the tensor in global memory that a pointer begins with, as fields and parameters have them."""
+        while isinstance(pointer, (ast.BinOp, ast.Call)):
+            if isinstance(pointer, ast.Call) and not isinstance(pointer.func, ast.Attribute):
+                return set()
+            pointer = pointer.left if isinstance(pointer, ast.BinOp) else pointer.func.value  # type: ignore[attr-defined]
+        if isinstance(pointer, ast.Attribute):
+            return {pointer.attr.removesuffix("_ptr")}
+        if not isinstance(pointer, ast.Name):
+            return set()
+        values = [
+            n.value
+            for n in nearest_assignments(function)
+            if isinstance(n, ast.Assign) and pointer.id in [t.id for t in targets_of(n)] and depth
+        ]
+        inner = {name for value in values for name in self._tensors(function, value, depth - 1)}
+        return inner or {pointer.id.removesuffix("_ptr")}
 
     def _memory_of(self, function: Function, node: ast.expr) -> str:
         """The memory that an expression is a view of, also by a name of its own or by a function that makes one."""
@@ -151,7 +178,7 @@ class Dataflow:
         found: dict[tuple[int, int], bool] = {}
         for function in self._on_chip():
             for node, place, one in arguments(function, silent):
-                called = last_name(node.func)
+                called = node.func.id if isinstance(node.func, ast.Name) else ""
                 if called not in self._fields and self._memory_of(function, one) == last:
                     named = f".{self._made_of(function, one)}" == f".{owner}"
                     inner = list(self._handed(called, place, silent))
@@ -169,7 +196,8 @@ class Dataflow:
             for _, _, one in arguments(function, ())
         }
         # A function may know it by a parameter's name.
-        owners = {owner} if any(one == owner for one, _ in held) else {one for one, other in held if other == last}
+        known = owner and any(one == owner for one, _ in held)
+        owners = {owner} if known else {one for one, other in held if other == last}
         names = [
             f"{one}.{other}" for one, other in held if one in owners and one and other not in ("", last, *_NO_VALUES)
         ]
@@ -188,19 +216,137 @@ class Dataflow:
             if function.name not in read and function.name not in self._outside
         ]
 
+    def unread(self) -> list[tuple[str, str, list[int]]]:
+        """Parameters and names of the chip's functions that nothing reads: (name, function, where it might be: its assignment, or the
+        statements of a short function)."""
+        found = []
+        for function in self._on_chip():
+            read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            body = [
+                one for one in function.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+            ]
+            short = [line for one in body for line in lines_of(one)] if len(body) <= _SHORT else [function.lineno]
+            names = [one.arg for one in function.args.args if one.arg != one.arg.upper()]
+            found += [(name, function.name, short) for name in names if name not in read]
+            for node in nearest_assignments(function):
+                single = (
+                    targets_of(node) if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else []
+                )
+                found += [(one.id, function.name, [node.lineno]) for one in single if one.id not in read]
+        return [one for one in found if not self.left_out.issuperset(one[2])]
+
+    def not_entered(self) -> list[int]:
+        """Lines of loops and conditions of the chip's functions that ran and let nobody in, those of loops first."""
+        heads = [
+            node
+            for function in self._on_chip()
+            for node in ast.walk(function)
+            if isinstance(node, (ast.For, ast.While, ast.If))
+            and node.lineno not in self.left_out
+            and node.body[0].lineno in self.left_out
+            and not (isinstance(node, ast.If) and _is_constant(node.test))
+        ]
+        return [node.body[0].lineno for node in sorted(heads, key=lambda node: isinstance(node, ast.If))]
+
     def assigned(self, name: str) -> list[int]:
         """Lines of kernels that assign to a name."""
         nodes = (n for f in self._on_chip() for n in nearest_assignments(f) if not isinstance(n, ast.For))
         return [line for n in nodes if name in [t.id for t in targets_of(n)] for line in lines_of(n)]
 
-    def signals_and_waits(self, line: int) -> list[int]:
-        """Of the function that ``line`` stands in: the wait that comes last before it, and the signal that comes first after it; of
-        those by functions of the file the lines in there, too."""
+    def one_sided(self) -> list[tuple[str, list[int], str]]:
+        """Barriers that somebody signals and nobody waits for, or the other way round: (name, lines of the side there is, what is missing)."""
+        waits: list[tuple[str, set[str], int]] = []
+        signals: list[tuple[str, set[str], int]] = []
+        others: set[str] = set()
+        for function in self._on_chip():
+            for node, place, one in arguments(function, {"init", "invalidate"}):
+                if isinstance(node.func, ast.Name) and self._is_own(node.func.id):
+                    continue
+                called, names = last_name(node.func), self._known_as(function, one)
+                side = None if place else waits if called == "wait" else signals if called in SIGNALS else None
+                if side is None:
+                    others |= names
+                elif names:
+                    side.append((memory_name(one) or base_name(one), names, node.lineno))
+        waited = {name for _, names, _ in waits for name in names}
+        signalled = others | {name for _, names, _ in signals for name in names}
+        found: dict[tuple[str, str], list[int]] = {}
+        for sites, there, what in (
+            (signals, waited, "nobody waits for it"),
+            (waits, signalled, "nobody signals it"),
+        ):
+            for name, names, line in sites:
+                if not names & there:
+                    found.setdefault((name, what), []).append(line)
+        return [(name, lines, what) for (name, what), lines in found.items()]
+
+    def _known_as(self, function: Function, node: ast.expr, depth: int = 4) -> set[str]:
+        """Last names of memory, also under other names: what a name of the function's own, a parameter or a field stands for."""
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        if isinstance(node, ast.Attribute):
+            given = [one for fields in self._makers(node.attr) for one in fields] if depth else []
+            return {node.attr}.union(*(self._known_as(f, one, depth - 1) for f, one in given))
+        if not isinstance(node, ast.Name):
+            return set()
+        own, names = node.id, [argument.arg for argument in function.args.args]
+        values = [
+            n.value
+            for n in nearest_assignments(function)
+            if not isinstance(n, ast.For) and [t.id for t in targets_of(n)] == [own] and n.value is not None
+        ]
+        given = [(function, value) for value in values]
+        if own in names:
+            place = names.index(own)
+            given += [
+                (caller, args[place]) for caller, args, _ in self._calls.get(function.name, ()) if place < len(args)
+            ]
+        found = {name for f, one in given if depth for name in self._known_as(f, one, depth - 1)}
+        return found or {own}
+
+    def makers(self, name: str) -> list[int]:
+        """Lines that make the tuple of memory ``ring.full``; where none is called that, those of all with such a field."""
+        owner, _, field = name.rpartition(".")
+        found: dict[int, bool] = {}
+        for kind, fields in self._fields.items():
+            for function, _, call in self._calls.get(kind, ()) if field in fields else ():
+                if call is not None:
+                    targets = [
+                        t.id for n in nearest_assignments(function) if call.lineno in lines_of(n) for t in targets_of(n)
+                    ]
+                    found[call.lineno] = owner in targets
+        return [line for line, named in found.items() if named] or list(found)
+
+    def callers(self, line: int) -> list[int]:
+        """Lines that call the function which a line stands in."""
+        inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
+        calls = self._calls.get(inside.name, ()) if inside is not None else ()
+        return [call.lineno for _, _, call in calls if call is not None]
+
+    def _makers(self, field: str) -> Iterator[list[tuple[Function, ast.expr]]]:
+        """What is given for a field where tuples that have it are made."""
+        for kind, fields in self._fields.items():
+            if field in fields:
+                yield [
+                    (function, args[fields.index(field)])
+                    for function, args, _ in self._calls.get(kind, ())
+                    if fields.index(field) < len(args) and not any(isinstance(one, ast.Starred) for one in args)
+                ]
+
+    def signals_and_waits(self, line: int, count: int = 1, depth: int = 1) -> list[int]:
+        """Of the function that ``line`` stands in: the ``count`` waits that come last before it, the nearest first, and the signals
+        that come first after it; of those by functions of the file the lines in there, too.  Of a helper that does neither, those about its
+        calls."""
         inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
         calls = [n for n in ast.walk(inside) if isinstance(n, ast.Call)] if inside is not None else []
-        waits = [found for n in calls if n.lineno < line and (found := self._does(n, WAITS))]
-        signals = [found for n in calls if n.lineno > line and (found := self._does(n, SIGNALS))]
-        return [*max(waits, default=[]), *min(signals, default=[])]
+        if not any(self._does(n, WAITS) or self._does(n, SIGNALS) for n in calls) and depth:
+            # A helper: its callers do.
+            return [
+                place for at in self.callers(line)[:count] for place in self.signals_and_waits(at, count, depth - 1)
+            ]
+        waits = sorted((found for n in calls if n.lineno < line and (found := self._does(n, WAITS))), reverse=True)
+        signals = sorted(found for n in calls if n.lineno > line and (found := self._does(n, SIGNALS)))
+        return [place for found in by_turns([waits[:count], signals[:count]]) for place in found]
 
     def _does(self, call: ast.Call, names: Container[str], depth: int = 1) -> list[int]:
         """The line of a call that is one of these, or of a function that does one, and the line there; empty for others."""
@@ -233,9 +379,10 @@ class Dataflow:
         parameter = function.args.args[place].arg
         for node, number, one in arguments(function, silent):
             if base_name(one) == parameter:
-                inner = list(self._handed(last_name(node.func), number, silent, depth - 1))
+                called = node.func.id if isinstance(node.func, ast.Name) else ""
+                inner = list(self._handed(called, number, silent, depth - 1))
                 yield from inner
-                if inner or last_name(node.func) not in self._functions:
+                if inner or called not in self._functions:
                     yield node.lineno, number
 
     def lines(
@@ -248,12 +395,13 @@ class Dataflow:
         prefer: str = "",
         layouts: bool = False,
         counters: bool = False,
+        only: bool = False,
     ) -> list[int]:
         """At most ``limit`` lines that an argument of the call at ``chain[0]`` gets its value from.
 
-        ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs; ``right``: memories whose values are not followed further; ``products``: whether the
+        ``chain[1:]``: lines of the callers; ``argument``: its place or keyword, or "around" for what decides whether the line runs ("conditions": loops aside); ``right``: memories whose values are not followed further; ``products``: whether the
         accumulators of wgmma are, and not only what comes after them; ``prefer``: names with this in them are followed first; ``layouts``: what makes
-        layouts is, too; ``counters``: where they start, too.
+        layouts is, too; ``counters``: where they start, too; ``only``: nothing where the call has no such argument.
         """
         self._right, self._products, self._prefer, self._layouts = right, products, prefer, layouts
         self._counters = counters
@@ -261,21 +409,19 @@ class Dataflow:
         if frame is None:
             return []
         self._queue, self._found, self._passed, self._seen = [], {}, {}, set()
-        if argument == "around":
+        deciding = argument in ("around", "conditions")
+        if deciding:
             # What decides whether it runs, the innermost first.
-            heads = [
-                n
-                for n in ast.walk(frame.function)
-                if isinstance(n, (ast.If, ast.For, ast.While)) and chain[0] in lines_of(n)
-            ]
+            kinds = (ast.If, ast.For, ast.While) if argument == "around" else (ast.If,)
+            heads = [n for n in ast.walk(frame.function) if isinstance(n, kinds) and chain[0] in lines_of(n)]
             for head in sorted(heads, key=lambda one: -one.lineno):
                 self._found[head.lineno] = None
                 self._push(0, frame, head.iter if isinstance(head, ast.For) else head.test, ())
-        for node in ast.walk(frame.function) if argument != "around" else ():
+        for node in ast.walk(frame.function) if not deciding else ():
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and chain[0] in lines_of(node):
-                self._found.update(dict.fromkeys(lines_of(node)))
-                if node.value is not None:
-                    given = argument_of(node.value, argument)
+                self._found.update(dict.fromkeys([chain[0], *_telling(node)]))
+                given = argument_of(node.value, argument) if node.value is not None else None
+                if given is not None and not (only and given is node.value):
                     self._push(0, frame, given, ())
                     # Of a tile that the copy engine stores: what was put into it.
                     for function, store in (
@@ -311,16 +457,19 @@ class Dataflow:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _quote(self, node: Any) -> None:
-        (self._found if self._computes(node) else self._passed).update(dict.fromkeys(lines_of(node)))
+        """Note a statement."""
+        (self._found if self._computes(node) else self._passed).update(dict.fromkeys(_telling(node)))
 
     def _computes(self, node: ast.AST) -> bool:
         """Whether a statement computes something, and does not only pass a value on: of several, it may be the wrong one."""
         for one in ast.walk(node):
-            if isinstance(one, (ast.BinOp, ast.Compare, ast.BoolOp)):
+            if isinstance(one, (ast.BinOp, ast.Compare, ast.BoolOp, ast.AugAssign)):
                 return True
             if isinstance(one, ast.Constant) and isinstance(one.value, (float, str)):
                 return True
-            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in _MOVES:
+            # Which part of memory it is decides about shapes and layouts.
+            moves = _MOVES - {"slice", "reshape", "permute"} if self._layouts else _MOVES
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr not in moves:
                 return True
             if isinstance(one, ast.Call) and len(one.args) >= _SEVERAL and self._is_own(last_name(one.func)):
                 return True
@@ -368,7 +517,8 @@ class Dataflow:
             callee = self._functions[name]
             if hides_scores(callee) or (makes_layout(callee) and not self._layouts):
                 return
-            helper = len(self._calls.get(name, ())) >= _HELPER_CALLS
+            # A field of what it returns comes from one place, whoever calls.
+            helper = len(self._calls.get(name, ())) >= _HELPER_CALLS and not (path and not path[0].isdigit())
             inner = _Frame(callee, node, frame)
             for back in (n for n in ast.walk(callee) if isinstance(n, ast.Return) and n.value is not None):
                 self._push(cost + 1 + helper * _HELPER_COST, inner, back.value, path, back)  # type: ignore[arg-type]
@@ -393,6 +543,11 @@ class Dataflow:
                     path[1:] if not isinstance(one, ast.Starred) else path,
                 )
             return
+        if of_language(node, "load") and node.args:
+            # What another kernel of the launch, or another program, has left there.
+            for name in self._tensors(frame.function, node.args[0]):
+                for function, store in self._global_stores.get(name, []):
+                    self._push(cost + 2, _Frame(function), store.args[1], (), store)
         if isinstance(node.func, ast.Attribute):
             name = memory_name(node.func.value) or self._memory_of(frame.function, node.func.value)
             if node.func.attr in ("load", "load_max") and name:
@@ -410,10 +565,13 @@ class Dataflow:
         for store in self._own_stores.get((function.name, name), ()):
             self._push(cost, frame, store.args[0], (), store)
         assigned = False
+        bound = [one for one in ast.walk(function) if isinstance(one, ast.comprehension) and name in _names(one.target)]
+        for one in bound:
+            self._push(cost + 1, frame, one.iter, ())
         for node in nearest_assignments(function):
             targets = targets_of(node)
             place = next((i for i, target in enumerate(targets) if target.id == name), None)
-            if place is None or node.lineno in self.left_out:
+            if place is None or node.lineno in self.left_out or (bound and isinstance(node, ast.For)):
                 continue
             assigned = True
             helper = len(self._calls.get(function.name, ())) >= _HELPER_CALLS
@@ -439,7 +597,7 @@ class Dataflow:
         if function.name not in self._ifs:
             self._ifs[function.name] = [one for one in ast.walk(function) if isinstance(one, ast.If)]
         held = [one for one in self._ifs[function.name] if one.lineno < node.lineno <= (one.end_lineno or 0)]  # type: ignore[attr-defined]
-        return [one for one in held if any(n.id.upper() != n.id for n in ast.walk(one.test) if isinstance(n, ast.Name))]
+        return [one for one in held if not _is_constant(one.test)]
 
     def _says_nothing(self, node: Any, path: _Path) -> bool:
         """Whether a statement counts, makes an object whose fields are followed where they are read, or sets up the compiler."""
@@ -471,5 +629,21 @@ class Dataflow:
         for caller, args, call in calls:
             named = [k.value for k in call.keywords if k.arg == name] if call is not None else []
             for one in named or args[place : place + 1]:
-                # What every partition is given is less likely to be the cause than what one call passes on.
-                self._push(cost + (1 if call is not None else 4), caller, one, path, call)
+                # A field of a tuple passes through whole chains of calls untouched, until somebody makes the tuple.  What every
+                # partition is given is less likely to be the cause than what one call passes on.
+                self._push(cost + (0 if path else 1 if call is not None else 4), caller, one, path, call)
+
+
+def _is_constant(test: ast.expr) -> bool:
+    """Whether a condition is about constants, which the compiler decides."""
+    return not any(n.id.upper() != n.id for n in ast.walk(test) if isinstance(n, ast.Name))
+
+
+def _telling(node: Any) -> list[int]:
+    """Lines of a statement: of several the first, and those that do more than to name an argument."""
+    there = {one.lineno for one in ast.walk(node) if isinstance(one, (ast.BinOp, ast.Call, ast.Compare, ast.IfExp))}
+    return [line for line in lines_of(node) if line == node.lineno or line in there]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilecast.emulator.source import Source
 
 #: Lines that a message quotes, and characters of each.
-_QUOTED, _WIDTH = 22, 100
+_QUOTED, _WIDTH = 16, 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ SIGNALS = {"arrive", "expect", "tcgen05_commit", "mbarrier_arrive", "commit_grou
 #: Calls that do not signal a barrier that they are given.
 SILENT = {"wait", "init", "invalidate"}
 
+#: Names that the language's modules have, as a rule.
+_LANGUAGE = {"gl", "tl", "ttgl"}
+
 Function = ast.FunctionDef
 
 
@@ -29,6 +32,16 @@ def last_name(function: ast.expr) -> str:
     """The last part of a function's name."""
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def of_language(call: ast.Call, name: str) -> bool:
+    """Whether a call is ``gl.name(..)``: of global memory, where it loads or stores."""
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == name
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in _LANGUAGE
     )
 
 

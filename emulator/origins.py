@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 #: How often an assignment is followed to those that it reads; statements of a function that is called for a value, at most.
 _DEPTH, _STATEMENTS = 2, 14
@@ -109,7 +111,7 @@ def _body(function: ast.FunctionDef | None) -> list[int]:
     return [number for s in statements for number in _lines(s)]
 
 
-def by_turns(lists: Sequence[Sequence[int]]) -> list[int]:
+def by_turns(lists: Sequence[Sequence[_T]]) -> list[_T]:
     """The first of each list, then the second of each, and so on."""
     longest = max(map(len, lists), default=0)
     return [one[i] for i in range(longest) for one in lists if i < len(one)]

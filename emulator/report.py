@@ -126,7 +126,7 @@ def run_emulate(
         steps = Steps(q, k, v, scale, limits, source)
         kernel = Kernel(source, machine, sms=sms)
         kernel.run(q, k, v, scale=scale, window=limits, mode=mode, seed=seed, watcher=steps)
-        wrong = explained(wrong, steps.finish(verdict, done.mask_lines), source)
+        wrong = explained(wrong, steps.finish(verdict, done.mask_lines, kernel.session.mask_calls), source)
     operations = sum(len(role.events) for one in done.traces for role in one.roles)
     lines = [
         f"{title} on {done.machine.title}",

@@ -52,6 +52,8 @@ class Emulation:
     #: Lines that put -inf into scores, where that is called for, and under which conditions.
     mask_lines: tuple[int, ...]
     _source: Source
+    #: Of the log-sum-exp, as ``stored_at``.
+    lse_stored_at: Any
 
     def timelines(self) -> tuple[Timeline, ...]:
         """Every program's operations on its SM, in cycles."""
@@ -194,7 +196,15 @@ class Kernel(Loaded):
             raise UnsupportedError(f"{self.source.quote_of(error)}: {error}") from error
         masks = self.mask_lines()
         return Emulation(
-            out.data, lse.data, self.header, tuple(session.traces), self.machine, out.line, masks, self.source
+            out.data,
+            lse.data,
+            self.header,
+            tuple(session.traces),
+            self.machine,
+            out.line,
+            masks,
+            self.source,
+            lse.line,
         )
 
     def _start_planned(self, tensors: list[Array], scale: float, window: tuple[int, int]) -> None:

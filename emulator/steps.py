@@ -6,7 +6,7 @@ holds, hence which queries and keys a product is about, and compares P and O of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from tilecast.emulator.departure import Departure
 from tilecast.emulator.hardware.engines import Copy, Product, Wgmma
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.tensor_memory import Tmem
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.rows import Rows
 from tilecast.emulator.source import Source
 from tilecast.emulator.values.tensors import Tensor
@@ -74,6 +75,8 @@ class Steps:
         self._cells: dict[tuple[int, int], tuple[_Tile, int]] = {}
         #: Last Q (and its product) of S: by bytes of tensor memory, by role.
         self._s_of: dict[Any, _Tile] = {}
+        #: K of its last two, as S of the next block may be there before P of this one is multiplied.
+        self._k_of: dict[Any, list[_Tile]] = {}
         self._o_of: dict[Any, _Accumulated] = {}
         #: Tensor memory of S, by the last part of its name.
         self._s_memories: set[str] = set()
@@ -137,7 +140,9 @@ class Steps:
     # -- S -----------------------------------------------------------------------------------------------------------
 
     def _scored(self, product: Product | Wgmma, q: _Tile, k: _Tile) -> None:
-        self._s_of[self._place(product)] = q
+        place = self._place(product)
+        self._s_of[place] = q
+        self._k_of[place] = [*self._k_of.get(place, []), k][-_ABREAST:]
         self._products[product.calls[:3]] = None
         if isinstance(product, Product):
             self._s_memories.add(product.acc.name.rpartition(".")[2])
@@ -156,21 +161,29 @@ class Steps:
             return id(product.program), product.acc.byte, product.acc.byte + 4 * product.acc.columns
         return id(product.program), id(product.role)
 
+    def _copied_from(self, *tiles: _Tile) -> Iterator[Sequence[int]]:
+        """What the coordinates of copies are computed from."""
+        yield by_turns([self._source.values(tile.calls, _COORDINATES, 1)[1:] for tile in tiles])
+
     def _real(self, q: _Tile) -> bool:
         """Whether a tile has rows that are stored."""
         batches, heads, rows, _ = self._s.shape
         return bool(0 <= q.batch < batches and 0 <= q.head < heads and 0 <= q.first < rows)
 
-    def _q_of(self, product: Product | Wgmma, a: Any) -> _Tile | None:
-        """The Q whose scores P was made of."""
+    def _scores_of(self, product: Product | Wgmma, a: Any) -> Any:
+        """Where the scores were that P was made of; None where nobody knows."""
         if isinstance(product, Wgmma):
-            return self._s_of.get((id(product.program), id(product.role)))
+            return id(product.program), id(product.role)
         if not isinstance(a, Tmem):
             return None
-        for place, tile in self._s_of.items():
+        for place in self._s_of:
             if place[0] == id(product.program) and place[1] <= a.byte < place[2]:
-                return tile
+                return place
         return None
+
+    def _q_of(self, product: Product | Wgmma, a: Any) -> _Tile | None:
+        """The Q whose scores P was made of."""
+        return self._s_of.get(self._scores_of(product, a))
 
     # -- P and O -----------------------------------------------------------------------------------------------------
 
@@ -194,6 +207,13 @@ class Steps:
                 self._sources(v.calls[1:2], what="values"),
             )  # fmt: skip
             return
+        near = self._k_of.get(self._scores_of(product, a), [])
+        if near and not any(k.first <= v.first < k.first + max(k.count, v.count) for k in near) and by_way_of is None:
+            self._depart(
+                q, "O", f"P of batch {q.batch}, head {q.head}, rows from {q.first} and keys from {near[-1].first} is multiplied with V of keys from "
+                f"{v.first}", product.calls[:2], v.calls, near[-1].calls, *self._copied_from(v, near[-1]),
+            )  # fmt: skip
+            return
         p = np.asarray(a.values() if isinstance(a, Tmem) else a.a if isinstance(a, (Shared, Tensor)) else a, np.float64)
         if isinstance(a, Tmem):
             self._p_lines.update(dict.fromkeys(product.program.tmem.written_at(a.cells_of(0))))
@@ -210,7 +230,7 @@ class Steps:
         if state is None or state.q != q or not product.use_acc or keys in state.keys:
             state = self._o_of[place] = _Accumulated(q)
         state.keys.append(keys)
-        self._check_o(product, state, reference, result, slice(v.column, v.column + result.shape[1]))
+        self._check_o(product, a, state, reference, result, slice(v.column, v.column + result.shape[1]))
 
     def _unshuffled(self, product: Wgmma, p: Any, tile: _Tile | None, result: Any) -> None:
         """P and V, the keys in their order: which they are V's values tell."""
@@ -265,7 +285,7 @@ class Steps:
         count, keys = min(q.count, self._s.shape[2] - q.first, p.shape[0]), min(v.count, self._s.shape[3] - v.first)
         if keys <= 0:
             if p[:count].any() and np.isfinite(p).all():
-                self._hidden(product, q, v, p[:count] != 0)
+                self._hidden(product, a, q, v, p[:count] != 0)
             return None
         s = self._s[q.batch, q.head, q.first : q.first + count, v.first : v.first + keys]
         seen = self._seen[q.first : q.first + count, v.first : v.first + keys]
@@ -275,7 +295,7 @@ class Steps:
         # Rows with a score that is not finite become NaN, which no step compares.
         sound = np.isfinite(np.where(seen, s, 0)).all(1) & np.isfinite(p).all(1)
         if ((p != 0) & ~wide & sound[:, None]).any():
-            self._hidden(product, q, v, (p != 0) & ~wide & sound[:, None])
+            self._hidden(product, a, q, v, (p != 0) & ~wide & sound[:, None])
             return None
         with np.errstate(all="ignore"):
             p, large = p[:, :keys], np.where(seen, p[:, :keys], 0)
@@ -316,15 +336,19 @@ class Steps:
             return None
         return reference
 
-    def _hidden(self, product: Product | Wgmma, q: _Tile, v: _Tile, wrong: Any) -> None:
+    def _hidden(self, product: Product | Wgmma, a: Any, q: _Tile, v: _Tile, wrong: Any) -> None:
         row, key = (int(n) for n in np.argwhere(wrong)[0])
+        # A block that no row sees should not be here, or is another one.
+        near = [k for k in self._k_of.get(self._scores_of(product, a), []) if k.first == v.first]
+        seen = self._seen[q.first : q.first + q.count, max(v.first, 0) : v.first + v.count]
         self._depart(
             q, "P", f"{self._row(q, row)} does not see key {v.first + key}, but P weighs it ({int(wrong.any(1).sum())} such rows in the block "
-            f"of keys from {v.first})", [*product.calls[:2], *(self._behind(product.calls)[:_SHUFFLED] if self._v_rows else ())], q.calls, masks=True,
+            f"of keys from {v.first})", [*product.calls[:2], *(self._behind(product.calls)[:_SHUFFLED] if self._v_rows else ())], q.calls,
+            *(self._copied_from(*near) if not seen.any() else ()), masks=True,
         )  # fmt: skip
 
     def _check_o(
-        self, product: Product | Wgmma, state: _Accumulated, reference: Any, result: Any, columns: slice
+        self, product: Product | Wgmma, a: Any, state: _Accumulated, reference: Any, result: Any, columns: slice
     ) -> None:
         q, head = state.q, state.q.head // self._group
         rows = slice(q.first, q.first + len(reference))
@@ -343,7 +367,7 @@ class Steps:
             self._depart(
                 q, "O", f"O of {self._row(q, row)} is off by {float(share[row].max()):.2g} of its size after the keys from "
                 f"{min(keys.start for keys in state.keys)}: what was added before is not on the scale of this P, or another O",
-                self._of_o(product),
+                by_turns([self._of_o(product), self._of_p(product, a, "reference")]),
             )  # fmt: skip
 
     def _of_o(self, product: Product | Wgmma) -> tuple[int, ...]:
@@ -355,8 +379,13 @@ class Steps:
 
     # -- what is left ------------------------------------------------------------------------------------------------
 
-    def finish(self, verdict: Verdict, mask_lines: Sequence[int]) -> Departure | None:
-        """The departure; where S, P and O of the wrong rows are right: what is missing, or comes after."""
+    def finish(
+        self, verdict: Verdict, mask_lines: Sequence[int], mask_calls: Iterable[tuple[int, ...]] = ()
+    ) -> Departure | None:  # fmt: skip
+        """The departure; where S, P and O of the wrong rows are right: what is missing, or comes after.
+
+        ``mask_calls``: the chains of calls that hid scores.
+        """
         if not self._products:
             return None
         wrong = {row[:2] for row in verdict.wrong_rows}
@@ -366,13 +395,14 @@ class Steps:
             if departure.masks:
                 # Where nothing was hidden: what the functions decide that called for the product.
                 calls = departure.lines[1:2] if not mask_lines else ()
+                hiding = sorted(mask_calls)[:_MASKS]
+                behind = by_turns([self._behind(chain) for chain in hiding])
+                around = by_turns([self._source.values(chain[1:], _BEHIND, "conditions") for chain in hiding])
                 masks = (
-                    *mask_lines[:6],
-                    *self._sources(mask_lines[:1], what="values"),
-                    *self._sources(mask_lines),
+                    *by_turns([mask_lines[:_BESIDE_MASKS], behind, around, departure.lines[1:_BESIDE_MASKS]]),
                     *self._sources(calls, what="function"),
                 )
-            lines = departure.lines[:_BESIDE_MASKS] if departure.masks else departure.lines
+            lines = departure.lines[:1] if departure.masks else departure.lines
             return Departure(departure.step, departure.what, (*lines, *masks))
         for batch, head, row in verdict.wrong_rows:
             found = self._odd_row(batch, head, row)
@@ -380,15 +410,19 @@ class Steps:
                 return found
         what = {
             (False, True): "the division or the store of the output",
-            (True, False): "the row sums, their logarithm or its store",
+            (True, False): "the row maximum, the logarithm of the sums or its store",
         }.get((verdict.out_right, verdict.lse_right), "the row sums, the division or the stores")
         # The sums, which both need, first.
         names = [name for name, right in (("lse", verdict.lse_right), ("out", verdict.out_right)) if not right]
         chains = {chain[0]: chain for name in names for chain in self._stores.get(name, {})}
-        behind = [self._behind(chain, 1) for chain in chains.values()]
+        # Where the output is right, the sums are: to what is stored the maximum is added.
+        prefer = "max" if verdict.out_right else ""
+        sums = [line for chain in chains.values() for line in self._behind(chain, 1, prefer=prefer)]
+        # The sums must be of this P, and on its scale.
+        weights = self._stored_p(tuple(self._p_lines)[-1:]) if not verdict.lse_right else ()
         # Where they are stored, and who asks for that: it may be the wrong place.
         asked = [chain[i] for i in (0, 1) for name in names for chain in self._stores.get(name, {}) if len(chain) > i]
-        lines = (*asked, *(line for lines in behind for line in lines))
+        lines = (*asked, *by_turns([sums, weights]))
         return Departure("after", f"S, P and O of every block are right: {what} is wrong", lines)
 
     def _odd_row(self, batch: int, head: int, row: int) -> Departure | None:
@@ -442,13 +476,17 @@ def _of(q: _Tile) -> tuple[int, int, int]:
 
 #: Places of the first thing that a departure is about.
 _SHOWN = 22
-#: Lines that a value is followed back to.
-_BEHIND = 20
+#: Lines that a value is followed back to, and the coordinates of a copy.
+_BEHIND, _COORDINATES = 20, 6
+#: Blocks whose S may be there at once, of one tile of queries.
+_ABREAST = 2
 #: Products with V that are quoted where others are left out.
 _PRODUCTS = 4
 #: Lines that tell which rows of Q a role takes.
 _WHOSE = 15
 #: Lines that may put the keys of P into another order.
 _SHUFFLED = 4
+#: Chains of calls that hid scores, which are followed back.
+_MASKS = 3
 #: Lines about P where what hides scores is concerned.
-_BESIDE_MASKS = 6
+_BESIDE_MASKS = 8

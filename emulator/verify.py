@@ -130,13 +130,16 @@ def judge(
     b, h, row = (int(x) for x in np.argwhere(rows)[0])
     flat = int(np.ravel_multi_index((b, h, row, 0), out.shape))
     line = int(emulation.stored_at[flat])
+    unsaid = of_lse[b, h, row] and not emulation.lse_stored_at[np.ravel_multi_index((b, h, row), lse.shape)]
     wrong = (
         f"{int(rows.sum())} of {rows.size} rows are wrong, first batch {b}, head {h}, row {row}: output off by "
         f"{_largest(off[b, h, row]):.3g} (tolerance {tolerance:.2g}), log-sum-exp by {_largest(off_lse[b, h, row]):.3g}; "
         + (f"stored at {emulation.quote(line)}" if line else "nothing was stored there")
+        + ("; nothing was stored to that row of lse" if unsaid and line else "")
     )
-    # Sums that are right mostly say nothing about masks.
-    telling = as_numpy(k, "k").size > 0 and of_lse.sum() > 0.9 * rows.sum()
+    # Sums that are right mostly say nothing about masks, and neither do infinite ones of rows whose output is right.
+    plausible = bool(of_out.any() or np.isfinite(lse[of_lse]).all())
+    telling = as_numpy(k, "k").size > 0 and of_lse.sum() > 0.9 * rows.sum() and plausible
     culprit = _shifted_mask(scores(q, k, scale), lse, rows, window) if telling else ""
     if culprit:
         places = "; ".join(emulation.quote(mask) for mask in emulation.mask_lines)

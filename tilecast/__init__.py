@@ -51,7 +51,9 @@ _HOME = {
     "VariantError": "tilecast.model.kernel.verdict",
     "tune": "tilecast.validation.lab.tuning",
     "prune_configs_by": "tilecast.explore.autotune",
+    "emulate": "tilecast.emulator.suites.around",
     "emulated": "tilecast.emulator.any_kernel",
+    "emulation": "tilecast.emulator.suites.around",
     "preset": "tilecast.model.kernel.presets",
     "preset_names": "tilecast.model.kernel.presets",
     "read_shapes": "tilecast.model.kernel.shapes_csv",
@@ -65,6 +67,7 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from tilecast.codegen.compiler.kept import compiled_variant
     from tilecast.emulator.any_kernel import emulated
+    from tilecast.emulator.suites.around import emulate, emulation
     from tilecast.explore.autotune import prune_configs_by
     from tilecast.explore.review.build import report
     from tilecast.explore.sweep.api import sweep

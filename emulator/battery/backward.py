@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.backward_steps import BackwardSteps
-from tilecast.emulator.battery.host import handed_on, unstored
+from tilecast.emulator.battery.host import WITHOUT_KEYS, handed_on, unstored
 from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
@@ -159,9 +159,14 @@ class BackwardBench(LaunchBench):
         text = first.text + (
             f"; {' and '.join(right)} {'are' if len(right) > 1 else 'is'} right" if right else "; all three are wrong"
         )
-        said = steps.finish(wrong, first.at)
+        strides = done[wrong[0]].stride()
+        element = sum(n * step for n, step in zip(first.at, strides, strict=True))
+        said = steps.finish(wrong, first.at, steps.stored_last(wrong[0], element))
         host = ""
-        if not steps.departs:
+        if not problem.keys:
+            host = handed_on(self.source, *WITHOUT_KEYS)
+        elif not steps.departs or "it is nan" in said:
+            # Of scratch memory that nobody stored to, too.
             host = handed_on(
                 self.source,
                 "how many blocks there are, and by what they are multiplied",

@@ -128,8 +128,14 @@ class BackwardSteps(Trail):
         self.step = [(call, 0), (call[1:], "around"), (call[2:], "around")]
         if terms:
             # What each query brings along, its log-sum-exp and D, was stored by somebody: through memory nobody else names.
-            chains = [chain for name, found in self.stores.items() if name not in ("dq", "dk", "dv") for chain in found]
-            stored = [(chain, 1) for chain in chains if len(chain) == 1]
+            # D is stored after the log-sum-exp.
+            stored = [
+                (chain, 1)
+                for name in sorted(self.in_global, reverse=True)
+                for chain in reversed(self.in_global[name])
+                if name not in ("dq", "dk", "dv") and len(chain) == 1
+            ]
+            self.alike = True
             self.step = (
                 [(call, None), *stored, *self.step]
                 if what.startswith("dS")
@@ -156,8 +162,8 @@ class BackwardSteps(Trail):
             return ", off by one factor for all keys of the query: its log-sum-exp, or where that is read"
         return ", which its other keys do not explain: the scores or their scale"
 
-    def finish(self, wrong: Sequence[str], at: Sequence[int]) -> str:
-        """The first step that departs; ``wrong``: gradients that are; ``at``: an element of the first one."""
+    def finish(self, wrong: Sequence[str], at: Sequence[int], last: tuple[int, ...] = ()) -> str:
+        """The first step that departs; ``wrong``: gradients that are; ``at``: an element of the first one, ``last``: where it was stored."""
         if self.departs:
             return self.departs
         for name in wrong:
@@ -171,6 +177,7 @@ class BackwardSteps(Trail):
         # A sum in global memory that a program writes and others add to: who decides which.
         asked = [(chain[i:], "around") for one in inner for chain in self.stores[one] for i in (1, 0) if len(chain) > i]
         stored = [(chain, argument) for chain in self.stores.get(name, {}) for argument in (1, 0, 2)]
+        stored = [*((last[:4], argument) for argument in (1, 0) if last), *stored]
         self.step = [
             *stored[:2],
             *asked[:4],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilecast.emulator.battery.coverage import Coverage
 from tilecast.emulator.battery.exponential import check_exponentials
-from tilecast.emulator.battery.host import about, handed_on, unstored
+from tilecast.emulator.battery.host import NO_STEP, about, handed_on, unstored
 from tilecast.emulator.battery.problems import Problem, Shape, inputs, problems
 from tilecast.emulator.battery.refusals import check_refusals
 from tilecast.emulator.departure import explained
@@ -120,9 +120,11 @@ class Bench:
         if verdict.wrong:
             steps = Steps(q, k, v, scale, problem.window, self.kernel.source)
             self.kernel.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
-            said = explained(verdict.wrong, steps.finish(verdict, done.mask_lines), self.kernel.source)
+            found = steps.finish(verdict, done.mask_lines, self.kernel.session.mask_calls)
+            said = explained(verdict.wrong, found, self.kernel.source)
             masked, only_sums = "does not see key" in said or "but the row sees it" in said, verdict.out_right
             reason = about(problem, bool(seed), planned, masked, only_sums)
+            reason = reason or (None if found else NO_STEP)
             host = handed_on(self.kernel.source, *reason) if reason else unstored(self.kernel.source, said)
             raise WrongResultError(said + host)
         self.out_error = max(self.out_error, verdict.out_error / verdict.out_tolerance)

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.bench import Bench
-from tilecast.emulator.battery.host import unstored
+from tilecast.emulator.battery.host import NO_STEP, WITHOUT_KEYS, handed_on, unstored
 from tilecast.emulator.battery.launches import always, compare, must_refuse, run_host, stored_at
 from tilecast.emulator.battery.problems import Problem, inputs
 from tilecast.emulator.departure import explained
@@ -91,8 +91,11 @@ class NarrowBench(Bench):
         shuffled = self.kernel.header["family"] == "hopper_ws"
         steps = Steps(wide[0], wide[1], v, scale, problem.window, source, coarse=True, shuffled=shuffled)
         source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
-        said = explained(wrong.wrong, steps.finish(wrong, self.kernel.mask_lines()), source)
-        raise WrongResultError(said + unstored(source, said))
+        found = steps.finish(wrong, self.kernel.mask_lines(), self.kernel.session.mask_calls)
+        said = explained(wrong.wrong, found, source)
+        reason = WITHOUT_KEYS if not problem.keys else None if found else NO_STEP
+        host = handed_on(source, *reason) if reason else unstored(source, said)
+        raise WrongResultError(said + host)
 
     def _count(self) -> None:
         traces = self.kernel.session.traces
@@ -105,10 +108,10 @@ class NarrowBench(Bench):
         want, want_lse = reference(q, k, v, scale, problem.window)
         allowed, floor = _explained(q, k, v, scale, problem.window, want)
         got, sums_got = out.data.astype(np.float64), lse.data if problem.with_lse else want_lse
-        off = compare(got, want, allowed, ("batch", "head", "row", "column"), "the output")
+        off = compare(got, want, allowed, ("batch", "head", "row", "column"), "out, the output,")
         finite = np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0.0)
         limit = LSE_TOLERANCE + polynomial_error(self.kernel.header) + LSE_RELATIVE * finite
-        sums = compare(sums_got, want_lse, limit, ("batch", "head", "row"), "the log-sum-exp")
+        sums = compare(sums_got, want_lse, limit, ("batch", "head", "row"), "lse, the log-sum-exp,")
         self.out_error, self.lse_error = max(self.out_error, min(off.share, 1)), max(self.lse_error, min(sums.share, 1))
         size, text = float(np.linalg.norm(want)), off.text
         error, allowance = float(np.linalg.norm(got - want)), _FLOORS * floor + _BF16 * size
@@ -119,7 +122,7 @@ class NarrowBench(Bench):
             known = "; the log-sum-exp is " + ("right" if lse_right else "wrong too") if problem.with_lse else ""
             text += known + (stored_at(self.kernel.source, out, off.at) if off.at else "")
         elif sums.text:
-            text = sums.text + "; the output is right"
+            text = f"{sums.text}; the output is right" + stored_at(self.kernel.source, lse, sums.at)
         with np.errstate(all="ignore"):
             bad = ~(np.abs(got - want) <= allowed).all(-1) | ~(
                 (np.abs(sums_got - want_lse) <= limit) | (sums_got == want_lse)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import ast
 
 from tilecast.emulator.battery.problems import Problem
+from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 
 #: Lines that are quoted, and characters of each.
-_QUOTED, _WIDTH = 10, 100
+_QUOTED, _WIDTH = 6, 100
+#: Why the host may be wrong about a problem without keys, and words of its lines.
+WITHOUT_KEYS = "with keys it is another path", ("numel", "zero_", "fill_", "planned")
+#: The same of one in which no product is about any tensor that it knows.
+NO_STEP = "no product is about Q and K: which tensor is which", ("plan(", "_desc", "TensorDescriptor", "[grid]")
+#: Loops and conditions that let nobody in, and lines about each.
+_HEADS, _AROUND = 4, 6
 #: Words of lines about grids and tiles.
 _PROGRAMS = ("query_blocks", "programs", "turns", "tiles", "[grid]")
 #: Lines of what the functions return that those call.
@@ -54,6 +61,12 @@ def unstored(source: Source, said: str) -> str:
     if "nothing was stored there" not in said:
         return ""
     unused = "".join(f"\n             no use of {name}" for name in source.dataflow.unused())
+    heads = by_turns([source.values([line], _AROUND, "around") for line in source.dataflow.not_entered()[:_HEADS]])
+    if heads:
+        quoted = "".join(
+            f"\n               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(heads))[:_QUOTED]
+        )
+        unused += f"\n             loops and conditions that let nobody in{quoted}"
     return unused + handed_on(source, "how many programs there are, and what for", _PROGRAMS)
 
 
@@ -83,7 +96,7 @@ def about(
     if again and not planned:
         return "the first launch of the shape was right", ("scale", "attention[")
     if not problem.keys:
-        return "with keys it is another path", ("numel", "zero_", "fill_", "planned")
+        return WITHOUT_KEYS
     if problem.scale is not None:
         return "an ordinary scale was right", ("scale",)
     if masked and min(problem.window) >= 0:

@@ -19,7 +19,7 @@ from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message quotes, and characters of each; lines that a value is followed back to.
-_QUOTED, _WIDTH, _BEHIND = 22, 100, 20
+_QUOTED, _WIDTH, _BEHIND = 16, 100, 20
 #: Of a step that departs, lines that its first value comes from.
 _FIRST = 12
 #: Of tensors that are wrong, places that stored them.
@@ -207,12 +207,16 @@ class Trail:
     def __init__(self) -> None:
         self.stores: dict[str, dict[tuple[int, ...], None]] = {}
         self.copies: dict[str, dict[tuple[int, ...], None]] = {}
+        #: Places that stored elements, one by one, by tensor in global memory.
+        self.in_global: dict[str, dict[tuple[int, ...], None]] = {}
         self.products: dict[tuple[int, ...], None] = {}
         #: Of each tensor in global memory, the place (a number) that stored an element last, and the places by number.
         self._last: dict[str, Any] = {}
         self._chains: list[tuple[int, ...]] = [()]
         #: Places of the first step that departs: chains of calls, with the argument that is followed (None: only quoted).
         self.step: list[tuple[tuple[int, ...], int | str | None]] = []
+        #: Whether all of these are as likely: the first does not say most.
+        self.alike = False
 
     def copied(self, copy: Any) -> None:
         """A copy has written its tile."""
@@ -225,6 +229,8 @@ class Trail:
     def stored(self, name: str, calls: tuple[int, ...], at: Any = None) -> None:
         """Something was stored to a tensor."""
         self.stores.setdefault(name, {})[calls[:3]] = None
+        if at is not None:
+            self.in_global.setdefault(name, {})[calls[:3]] = None
         if at is not None and np.size(at):
             last, size = self._last.get(name, np.zeros(0, np.int32)), int(np.max(at)) + 1
             if len(last) < size:
@@ -252,5 +258,7 @@ class Trail:
         """The lines of the step that departs, and what they come from."""
         asked = [place for chain, _ in self.step for place in chain[:2]]
         behind = [source.values(chain, _BEHIND, argument) for chain, argument in self.step if argument is not None]
+        if self.alike:
+            return list(dict.fromkeys([*asked[:1], *by_turns(behind), *asked]))
         # What the first one comes from says most.
         return list(dict.fromkeys([*asked[:4], *(behind[0][:_FIRST] if behind else ()), *by_turns(behind[1:]), *asked]))

@@ -29,9 +29,13 @@ from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine
 
 #: Lines that a message about a place outside a tensor quotes.
-_BEHIND = 22
-#: Lines that an operand is followed back to; operands.
-_OPERAND, _OPERANDS = 8, 4
+_BEHIND = 16
+#: Lines that an operand is followed back to, what decides about layouts or is of the host; operands.
+_OPERAND, _LAYOUTS, _OPERANDS = 8, 12, 4
+#: Waits and signals about an access, lines about them; lines that memory which nobody has written is followed back to.
+_AROUND, _ORDERED, _STORED = 2, 16, 10
+#: Barriers and names of which there is one side only, and lines about each.
+_SIDES, _SIDE = 4, 3
 #: Frames of an error up to the last caller that is quoted.
 _CALLERS = 3
 
@@ -95,11 +99,12 @@ def run_battery(
             raise
         except UnsupportedError as error:
             if error.__cause__ is None:
-                raise
+                raise UnsupportedError(str(error) + _called(source, error) + _alone(source)) from None
             failures.append(Failure(name, "crash", str(error) + _through(source, error.__cause__)))
         except EmulationError as error:
             kind = type(error).__name__.removesuffix("Error").lower()
-            failures.append(Failure(name, kind, str(error) + _behind(source, error)))
+            said = "" if re.search(r"line \d+:", str(error)) else f"{source.quote_of(error)}: "
+            failures.append(Failure(name, kind, said + str(error) + _behind(source, error) + _alone(source)))
         except Exception as error:
             # The file's own code: a refusal of what it must take, or a mistake of the host's.
             where = source.quote_of(error)
@@ -124,12 +129,27 @@ def run_battery(
     )  # fmt: skip
 
 
+def _alone(source: Source) -> str:
+    """What the file has one side of only, as text to append: barriers (a wait or a signal is missing, or is another's), and
+    names that nothing reads."""
+    found = [(f"of {name}: {what}", lines) for name, lines, what in source.dataflow.one_sided()]
+    found += [(f"no use of {name}", []) for name in source.dataflow.unused()]
+    found += [(f"no use of {name} in {function}", lines) for name, function, lines in source.dataflow.unread()]
+    return "".join(
+        f"\n             {said}{''.join('; ' + source.quote(line)[:100] for line in lines[:_SIDE])}"
+        for said, lines in found[:_SIDES]
+    )
+
+
 def _behind(source: Source, error: EmulationError) -> str:
     """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
+    ordered = "shared memory" in str(error) or "tensor memory" in str(error)
+    if isinstance(error, UninitializedError) and ordered:
+        return _ordered(source, str(error), source.frames_of(error)[:_CALLERS]) + _operands(source, error, _STORED)
     if isinstance(error, (UninitializedError, LayoutError)):
         return _operands(source, error)
-    if isinstance(error, BarrierError) or (isinstance(error, RaceError) and "shared memory" in str(error)):
-        return _ordered(source, str(error), source.frames_of(error)[1:_CALLERS])
+    if isinstance(error, BarrierError) or (isinstance(error, RaceError) and ordered):
+        return _ordered(source, str(error), source.frames_of(error)[:_CALLERS])
     twice = str(error).startswith("race on element")
     if not twice and not isinstance(error, (BoundsError, IntegerError)):
         return ""
@@ -140,7 +160,10 @@ def _behind(source: Source, error: EmulationError) -> str:
         frames = frames[frames.index(said) :] if said in frames else [said]
     # The address; of what lies outside also a copy's, its second argument, and which elements are asked for.
     behind = by_turns(
-        [source.values(frames, _BEHIND, argument)[1:] for argument in ((0,) if twice else (0, 1, "mask"))]
+        [
+            source.values(frames, _BEHIND, argument, only=bool(argument))[1:]
+            for argument in ((0,) if twice else (0, 1, "mask"))
+        ]
     )
     # Of a slot that is not there, how many were made.
     slots = re.search(r"(\w+) has \d+ slots", str(error))
@@ -155,40 +178,66 @@ def _behind(source: Source, error: EmulationError) -> str:
     return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
 
 
-def _ordered(source: Source, said: str, callers: Sequence[int]) -> str:
+def _ordered(source: Source, said: str, frames: Sequence[int]) -> str:
     """Of accesses or arrivals that nothing orders, the waits before and the signals after them, and the other barriers of theirs."""
     flow, places = source.dataflow, [int(line) for line in re.findall(r"line (\d+):", said)]
-    around = [line for place in dict.fromkeys(places) for line in flow.signals_and_waits(place) if line not in places]
-    name = re.search(r"(?:^|memory |: )([a-z_]\w*(?:\.\w+)*)\[", said)
+    # The role that met it first, and who called for it; then the other one.
+    around = by_turns(
+        [flow.signals_and_waits(place, _AROUND) for place in frames]
+        + [
+            [*flow.callers(place)[:_CALLERS], *flow.signals_and_waits(place, _AROUND)]
+            for place in dict.fromkeys(places)
+            if place not in frames
+        ]
+    )
+    name = re.search(r"(?:^|: )([a-z_]\w*(?:\.\w+)*)\[", said) or re.search(r"memory ([a-z_]\w*(?:\.\w+)*)", said)
     back = [line for line, _ in flow.beside(name[1], SILENT)] if name else []
-    lines = [line for line in dict.fromkeys([*callers, *around, *back]) if line not in places][:_OPERAND]
+    # What decides whether those signals are given.
+    decided = by_turns([source.values([line], _OPERAND, "around")[1:] for line in dict.fromkeys([*around, *back])])
+    lines = [line for line in dict.fromkeys(by_turns([[*frames[1:2], *around], back, decided])) if line not in places][
+        :_ORDERED
+    ]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in lines]
-    return "; waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
+    return "; who calls, waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
 
 
-def _operands(source: Source, error: EmulationError) -> str:
-    """Of an operation that cannot take what it is given, where that comes from, as text to append."""
+def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str:
+    """Of an operation that cannot take what it is given, where that comes from, as text to append: at most so many lines."""
     said = re.search(r"line (\d+): ", str(error))
-    chain = source.frames_of(error)[:1] or ([int(said[1])] if said else [])
+    chain = source.frames_of(error) or ([int(said[1])] if said else [])
     lines = by_turns(
         [
-            source.values(chain, _OPERAND, number, layouts=isinstance(error, LayoutError))[1:]
+            source.values(
+                chain,
+                _LAYOUTS if isinstance(error, LayoutError) else _OPERAND,
+                number,
+                layouts=isinstance(error, LayoutError),
+            )[1:]
             for number in range(_OPERANDS)
         ]
         if chain
         else []
     )
     lines = [*source.frames_of(error)[1:_CALLERS], *lines]
-    quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:_BEHIND]]
+    quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:most]]
     return "; its operands come from" + "".join(quoted) if quoted else ""
+
+
+def _called(source: Source, error: BaseException) -> str:
+    """From where what is not emulated was called, as text to append."""
+    callers = [line for line in source.frames_of(error)[:_CALLERS] if source.quote(line) not in str(error)]
+    return "".join(f"; called at {source.quote(line)[:100]}" for line in callers)
 
 
 def _through(source: Source, error: BaseException) -> str:
     """Where the file's code was when it failed, and what those lines are computed from, as text to append."""
     frames = source.frames_of(error)
-    lines = [*frames, *(line for frame in frames for line in source.computed(frame, "values"))]
-    # Of a refusal, what decides about it.
-    lines += source.computed(frames[0]) if frames else []
+    behind = (
+        [source.values(frames, _LAYOUTS, argument)[1:] for argument in (*range(_OPERANDS), "around")] if frames else []
+    )
+    # Of a refusal, what decides about it comes first.
+    around = source.computed(frames[0]) if frames and isinstance(error, ValueError) else []
+    lines = [*frames[:_CALLERS], *around[:_OPERAND], *by_turns(behind), *frames]
     lines += [line for frame in reversed(frames) for line in source.computed(frame, "function")]
     quoted = [source.quote(line)[:100] for line in dict.fromkeys(lines)][:_BEHIND]
     return "; it comes from" + "".join(f"\n               {one}" for one in quoted) if quoted else ""

@@ -263,7 +263,7 @@ class ServingBench(LaunchBench):
             name, allowed = f"sequence {number} ({rows}x{keys})", _ROUNDINGS * ulp * np.maximum(size, 1e-3)[..., None]
             off = compare(got, want, allowed, ("row", "head", "column"), name)
             finite = np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0.0)
-            lse = compare(sums, want_lse, _LSE + 5e-7 * finite, ("head", "row"), f"the log-sum-exp of {name}")
+            lse = compare(sums, want_lse, _LSE + 5e-7 * finite, ("head", "row"), f"lse, the log-sum-exp of {name}")
             right = not problem.with_lse or not lse.text
             if off.text and found is None:
                 place = (first + off.at[0], *off.at[1:]) if problem.packed_q else (number, *off.at)
@@ -276,7 +276,8 @@ class ServingBench(LaunchBench):
             elif not right and found is None:
                 head, row = lse.at
                 place = _of_sums(problem, number, first, head, row)
-                found = _Wrong(lse.text + "; the output is right", (number, row, head), False, ("lse", place))
+                at_row = stored_at(self.source, made.lse, place)
+                found = _Wrong(f"{lse.text}; the output is right{at_row}", (number, row, head), False, ("lse", place))
             self.out_error = max(self.out_error, off.share if np.isfinite(off.share) else 0.0)
             self.lse_error = max(self.lse_error, lse.share if problem.with_lse and np.isfinite(lse.share) else 0.0)
         return found

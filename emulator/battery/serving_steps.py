@@ -74,6 +74,12 @@ class ServingSteps(Trail):
         keys = [self._places.get((page, token)) for _, page, _, token, _ in known]
         if turned and known[0][0] == "k":
             self._scored[id(product.role)] = keys
+        elif turned:
+            _, page, head, token, calls = known[0]
+            self._depart(
+                f"S. Q is multiplied with V (page or row {page}, head {head}, from token {token}), not with K", (product.calls[:3], None),
+                (calls, 1), *((calls[i:], 0) for i in range(1, len(calls))),
+            )  # fmt: skip
         elif known[0][0] == "v":
             self._weighted(product, np.asarray(a, np.float64), keys, known, np.asarray(result))
 

@@ -172,6 +172,8 @@ class Barrier:
         self.program, self.name, self.number, self._homes = program, name, number, list(homes)
         self._of = {cta: Instance(self, cta) for cta in sorted(set(homes))}
         self.instances = list(self._of.values())
+        #: Where it was initialised, and who called for that.
+        self.made: list[int] = []
 
     @property
     def layout(self) -> MBarrierLayout:
@@ -189,6 +191,7 @@ class Barrier:
         if count < 1:
             raise BarrierError(f"{self.program.here()}: {self.name} is initialised with a count of {count}: at least 1")
         agents, line = self.program.agents(), self.program.line()
+        self.made = self.program.session.source.calls()
         for instance in self.instances:
             if instance.count:
                 raise BarrierError(f"{self.program.here()}: {self.name} is initialised twice")

@@ -97,11 +97,13 @@ class Copy(InFlight):
 
     def __init__(
         self, role: Issuer, cta: int, desc: Tiles, corner: Sequence[int], bar: Instance, target: Shared,
-        number: int, event: CopyIssue | None, fetch: Callable[[], Any], known: Knowledge,
+        number: int, event: CopyIssue | None, fetch: Callable[[], Any], known: Knowledge, cells: Any,
     ) -> None:  # fmt: skip
         program = role.program
         self.program, self.cta, self.desc, self.corner = program, cta, desc, list(corner)
         self.bar, self.target, self.number, self.event = bar, target, number, event
+        #: Where it writes: in its own CTA, or in the other one of the pair.
+        self.cells = cells
         self.line, self.actor = program.line(), f"the copy that {role.name} issues"
         self.known, self._fetch, self._fenced = known, fetch, role.fenced_by_compiler(cta)
         self.calls = program.session.calls()
@@ -117,7 +119,7 @@ class Copy(InFlight):
             self.desc.after_launch_before(self.corner, self.known, self.line)
         tile = self._fetch()
         part = part_of(self.program, self.desc.layout, self.cta, tile.shape)
-        self.program.smem.write(self.target.cells_of(self.cta), access, self.target.dtype.bits)
+        self.program.smem.write(self.cells, access, self.target.dtype.bits)
         self.target.a[part] = tile[part]
         if self.program.session.watcher is not None:
             self.program.session.watcher.copied(self)
@@ -150,10 +152,7 @@ def issue_copy(
         raise LayoutError(
             f"{program.here()}: a copy of {desc.dtype} {extents} into {target.name}, {target.dtype} {target.shape}"
         )
-    if program.ctas > 1 and not all(target.cells_of(cta).size for cta in range(program.ctas)):
-        raise UnsupportedError(
-            f"{program.here()}: a copy into a view of {target.name} that lies in some CTAs only: loads and stores of it are emulated"
-        )
+    cells = cells_of_copies(role, desc.layout, target, multicast)
     complaint = legal.wrong_copy(desc.layout, target.layout)
     if complaint:
         raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")
@@ -183,10 +182,32 @@ def issue_copy(
             event if cta == 0 else None,
             values,
             known[by].copy(),
+            cells[cta],
         )
         copy.bar.require(copy.known, by, copy.line)
         program.copies.append(copy)
-        program.issued_copies[cta][number] = (copy.line, int(target.cells_of(cta)[0]))
+        program.issued_copies[cta][number] = (copy.line, int(cells[cta][0]))
+
+
+def cells_of_copies(role: Issuer, layout: Any, target: Shared, multicast: bool = False) -> list[Any]:
+    """Of each CTA, the cells that its part of a tile is copied to; LayoutError where they are out of its reach.
+
+    Of a view that lies in some CTAs only, a CTA's part may lie in the other CTA of its pair, whose barriers it reaches as well.
+    """
+    program = role.program
+    own = [target.cells_of(cta) for cta in range(program.ctas)]
+    if program.ctas == 1 or all(cells.size for cells in own):
+        return own
+    found = [target.cells_for(layout, cta) for cta in range(program.ctas)]
+    shared = len({layout.leader(cta) for cta in range(program.ctas)}) < program.ctas
+    for cta, cells in enumerate(found):
+        homes = {int(home) for home in program.cta_of_cell(cells)}
+        if any(home >> 1 != cta >> 1 for home in homes) or (multicast and shared):
+            raise LayoutError(
+                f"{program.here()}: a copy into {target.name}: TMA destination and completion barrier must belong to the same CTA or a CTA "
+                f"pair, but the part of CTA {cta} lies in CTA {', '.join(map(str, sorted(homes)))}"
+            )
+    return found
 
 
 def operand_values(operand: Shared | Tmem) -> Any:

@@ -278,6 +278,11 @@ class Shared:
         flat = flat + self._division.replica(cta) * self._copy_cells
         return flat[self.program.cta_of_cell(flat) == cta]
 
+    def cells_for(self, layout: Any, cta: int) -> Any:
+        """Cell numbers of the part that one CTA has by ``layout``, of this view, in whichever CTA they lie."""
+        part = self.by_element()[layout.part(cta, self.shape)].reshape(-1)
+        return np.unique(part) + (self._division.replica(cta) * self._copy_cells if self._division is not None else 0)
+
     def divided_by(self, bit: int) -> int | None:
         """Dimension of a matrix that CTAs divide whose numbers differ in ``bit``; None where they do not."""
         owners = self.program.cta_of_cell(self.cells)

@@ -11,9 +11,13 @@ from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 
 #: Lines about loops that a message quotes, characters of each, and lines that one loop is followed back to.
-_QUOTED, _WIDTH, _AROUND = 12, 100, 6
+_QUOTED, _WIDTH, _AROUND = 6, 100, 6
 #: Lines that signal a barrier, and that one is followed back to; what a wait is followed back to.
-_SIGNALS, _SLOTS = 14, 6
+_SIGNALS, _SLOTS = 10, 6
+#: Lines that signal one barrier.
+_EACH = 3
+#: Lines about how barriers are made.
+_MADE = 4
 
 
 def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierError | DeadlockError:
@@ -21,7 +25,9 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
     lines, short = [], []
     chains: list[list[int]] = []
     lacking: dict[str, None] = {}
-    for role in roles:
+    made: dict[int, None] = {}
+    # Barriers that some have arrived at and others have not say most.
+    for role in sorted(roles, key=_likely):
         if role.done:
             continue
         if role.polls:
@@ -33,6 +39,8 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
         instances, parity, line = role.waiting
         stuck = next(i for i in instances if not i.passed(parity))
         lacking[stuck.barrier.name.partition("[")[0]] = None
+        # The helper that makes barriers says less than who asked it for these.
+        made.update(dict.fromkeys(stuck.barrier.made[1:2] or stuck.barrier.made))
         missed = stuck.missed(role.agents[stuck.cta].index, parity)
         chains.append(source.calls(role.coroutine.gr_frame))
         callers = chains[-1][1:2]
@@ -47,6 +55,7 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
         [
             f"deadlock in program {program}: nobody can go on",
             *lines,
+            *_made(list(lacking), list(made), source),
             *_signalled(list(lacking), chains, source),
             *_decided(chains, source),
         ]
@@ -54,16 +63,32 @@ def deadlock(roles: Sequence[Role], source: Source, program: int) -> BarrierErro
     return BarrierError("; ".join(short) + "\n" + report) if short else DeadlockError(report)
 
 
+def _likely(role: Role) -> int:
+    """0 where a role waits for what is half done, 1 for others."""
+    stuck = [one for one in role.waiting[0] if not one.passed(role.waiting[1])] if role.waiting is not None else []
+    return int(not any(0 < one.pending < one.count for one in stuck))
+
+
+def _made(names: Sequence[str], places: Sequence[int], source: Source) -> list[str]:
+    """Where the barriers that somebody waits for are made, with how many arrivals, and put beside others under a name."""
+    found = [*places, *(line for name in names for line in source.dataflow.makers(name))]
+    quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_MADE]]
+    return ["  these barriers are made at", *quoted] if quoted else []
+
+
 def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: Source) -> list[str]:
     """Where the barriers are signalled that somebody waits for, and what the slots and phases of both sides come from."""
+    signals = {name: source.dataflow.given(name, SILENT) for name in names}
+    # Who signals first; then what both sides are told of slots and phases.
+    first = by_turns([[line for line, _ in of_name][:_EACH] for of_name in signals.values()])
     sides = [source.values(chain, _SLOTS, argument, counters=True) for chain in chains for argument in (0, 1)]
-    for name in names:
-        sides += [
-            source.values([line], _SLOTS, argument, counters=True)
-            for line, argument in source.dataflow.given(name, SILENT)
-        ]
+    sides += [
+        source.values([line], _SLOTS, argument, counters=True)[1:]
+        for of_name in signals.values()
+        for line, argument in of_name
+    ]
     waits = {chain[0] for chain in chains}
-    found = [place for place in by_turns(sides) if place not in waits]
+    found = [place for place in (*first, *by_turns(sides)) if place not in waits]
     quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_SIGNALS]]
     return ["  slots and phases of the waits, and who signals these barriers", *quoted] if quoted else []
 

@@ -118,6 +118,10 @@ def store_tile(role: Issuer, desc: Boxes, coordinates: Any, source: Shared, redu
         raise LayoutError(
             f"{program.here()}: a copy of {source.name}, {source.dtype} {source.shape}, to boxes of {desc.dtype} {box}"
         )
+    if program.ctas > 1 and not all(source.cells_of(cta).size for cta in range(program.ctas)):
+        raise LayoutError(
+            f"{program.here()}: a copy of {source.name}: the source subview may have an origin in another CTA than the one that stores it"
+        )
     corner = [int(c) for c in coordinates]
     if len(corner) != len(desc.block_shape):
         raise BoundsError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilecast
-from tilecast.emulator.errors import BarrierError, EmulationError, RaceError, RequestError
+from tilecast.emulator.errors import BarrierError, EmulationError, LayoutError, RaceError, RequestError
 
 HEAD = """
 from triton.experimental import gluon
@@ -165,3 +165,71 @@ def test_an_answer_that_nobody_waits_for_is_a_race(tmp_path: Path) -> None:
     missed = TAKEN.replace("        mbarrier.wait(bar, phase)  # answered\n", "")
     with pytest.raises(EmulationError, match="answer"):
         module(tmp_path, missed, sms=4).kernel[(12,)](np.zeros(12, np.int32), np.zeros(12, np.int32))
+
+
+OTHER_CTA = """
+@gluon.jit
+def kernel(desc, out, CGA: gl.constexpr, WHAT: gl.constexpr, ORDERED: gl.constexpr):
+    registers: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0], cga_layout=CGA)
+    memory: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=2, cga_layout=CGA)
+    parent = gl.allocate_shared_memory(
+        gl.int32, [256, 64], memory, value=gl.full([256, 64], -5, gl.int32, layout=registers)
+    )
+    if ORDERED:
+        fence_async_shared(cluster=True)
+        gl.barrier(cluster=True)
+    lower = parent.slice(128, 128, dim=0)
+    if WHAT == "store":
+        tma.async_store(desc, [0, 0], lower)
+    else:
+        bar = mbarrier.allocate_mbarrier()
+        mbarrier.init(bar, count=1)
+        mbarrier.expect(bar, desc.nbytes_per_cta)
+        tma.async_load(desc, [0, 0], bar, lower, multicast=WHAT == "multicast")
+        mbarrier.wait(bar, phase=0)
+        gl.barrier(cluster=True)
+        result = parent.load(registers)
+        offsets = gl.arange(0, 256)[:, None] * 64 + gl.arange(0, 64)[None, :]
+        gl.store(out + gl.set_auto_layout(offsets, result.type.layout), result)
+
+def launch(x, out, cga, what, ordered):
+    desc = TensorDescriptor.from_tensor(x, [128, 64], gl.NVMMASharedLayout(128, 32, rank=2, cga_layout=cga))
+    kernel[(1,)](desc, out, cga, what, ordered, num_ctas=1 << len(cga))
+"""
+
+TWO_CTAS = ((1, 0),)
+
+
+def copy_to_other_cta(folder: Path, cga: Any, what: str = "load", ordered: bool = True, **how: Any) -> tuple[Any, Any]:
+    """(tile, parent as it was stored) of a copy into the half of shared memory that one CTA of two has."""
+    path = folder / "other_cta.py"
+    path.write_text(HEAD + OTHER_CTA)
+    x, out = np.arange(128 * 64, dtype=np.int32).reshape(128, 64), np.zeros((256, 64), np.int32)
+    tilecast.emulated(str(path), machine="b200", triton="3.9", **how).launch(x, out, cga, what, ordered)
+    return x, out
+
+
+@pytest.mark.parametrize("cga", [TWO_CTAS, ((1, 0), (0, 0))])
+@pytest.mark.parametrize("how", [{}, {"mode": "random", "seed": 1}])
+def test_a_copy_reaches_the_other_cta_of_its_pair(tmp_path: Path, cga: Any, how: dict[str, Any]) -> None:
+    x, out = copy_to_other_cta(tmp_path, cga, **how)
+    assert (out[:128] == -5).all() and (out[128:] == x).all()
+
+
+def test_a_copy_into_the_other_cta_must_wait_for_what_that_stored(tmp_path: Path) -> None:
+    # As in Triton's own test of this: its compiler (3.9) puts no cluster barrier there, either.
+    with pytest.raises(RaceError, match=r"race on shared memory parent.* \(CTA 1\)"):
+        copy_to_other_cta(tmp_path, TWO_CTAS, ordered=False)
+
+
+@pytest.mark.parametrize(
+    ("cga", "what", "said"),
+    [
+        (((0, 0), (1, 0)), "load", "must belong to the same CTA or a CTA pair"),
+        (((1, 0), (0, 0)), "multicast", "must belong to the same CTA or a CTA pair"),
+        (TWO_CTAS, "store", "may have an origin in another CTA"),
+    ],
+)
+def test_what_no_copy_reaches_is_refused_as_the_compiler_does(tmp_path: Path, cga: Any, what: str, said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        copy_to_other_cta(tmp_path, cga, what)
