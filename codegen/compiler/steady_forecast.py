@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tilecast.codegen.compiler.binary import Binary, BinaryError, from_cubin
-from tilecast.codegen.compiler.compile import CompileError, Launched, compile_launches
+from tilecast.codegen.compiler.compile import Compiled, CompileError, Launched, compile_launches
 from tilecast.codegen.compiler.inspection import compile_binary, has_pipeline, one_of, pipeline_of
 from tilecast.codegen.compiler.structure.assemble import kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles, loops_left_out
+from tilecast.model.backward import build_backward, find_backward, parse_backward
+from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, Launch, cta_cost, launch, spread
 from tilecast.model.compiled.roles.run import RolesRun, run_roles
+from tilecast.model.families import loop_shape
+from tilecast.model.kernel.header import header_workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.sm.simulate import steady_state
+from tilecast.model.training.launch import tiles_of
 
 #: Machine that code of a target is forecast for where none is named.
 MACHINES = {"sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Busy shares and waits that are worth a place in the text.
 _BUSY, _WAIT = 0.05, 1.0
+#: Of loops of backward passes.
+_WITHOUT = "That has the port of shared memory and the additions to dQ, which this simulation has not."
+_NO_LAUNCH = " Its launch is not told: around its loop the code cannot be followed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class SteadyForecast:
     launch: Launch | None = None
     #: Warp -> instructions of its role's other loops, which were not followed.
     left_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    #: What the forecast before compilation has and this one has not, in words.
+    without: str = ""
 
     @property
     def flop(self) -> float:
@@ -82,17 +92,44 @@ def forecast_source(
     path: str,
     machine: Machine,
     dtype: str = "bf16",
-    per_sm: int = 1,
+    per_sm: int | None = None,
     grid: Grid | None = None,
     kernel: str | None = None,
 ) -> SteadyForecast:
     """A generated kernel, compiled for ``machine``, that ``kernel`` (a part of its name) leaves where a launch starts several.
 
+    Of a backward pass CTAs on an SM and the launch are those of the shape in its header, where they are not given.
     Raises what `forecast_binary` does, and CompileError.
     """
     made, binary, header = compile_binary(path, machine.arch, dtype, kernel)
+    if header.get("pass") == "bwd":
+        return _backward_kernel(made, binary, header, machine, per_sm, grid)
     before = steady_state(pipeline_of(header, machine)).ii_cycles if has_pipeline(header) else None
-    return forecast_binary(binary, machine, made.warps, before=before, per_sm=per_sm, grid=grid)
+    return forecast_binary(binary, machine, made.warps, before=before, per_sm=per_sm or 1, grid=grid)
+
+
+def _backward_kernel(
+    made: Compiled, binary: Binary, header: Mapping[str, object], machine: Machine, per_sm: int | None, grid: Grid | None
+) -> SteadyForecast:  # fmt: skip
+    work, text = header_workload(header), str(header["variant"])
+    variant = parse_backward(text, find_backward(str(header["family"])).variant())
+    loops = build_backward(loop_shape(work), variant, machine).loops
+    mine = next((one for one in loops if one.name == made.name.replace("_", " ")), None)
+    if mine is None:
+        return forecast_binary(binary, machine, made.warps, per_sm=per_sm or 1, grid=grid)
+    ctas = per_sm or mine.pipeline.ctas_per_sm
+    before = steady_state(mine.pipeline).ii_cycles if ctas == mine.pipeline.ctas_per_sm else None
+    said = _WITHOUT if before is not None else ""
+    tiles, heads = tiles_of(mine, work)
+    first, last = (int(end) for end in (tiles.iterations.min(), tiles.iterations.max()))
+    own = Grid(tiles.count * heads, str(last) if first == last else f"{max(1, first)}:{last}")
+    try:
+        found = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas, grid=grid or own)
+    except CodeError:
+        if grid is not None:
+            raise
+        found, said = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas), said + _NO_LAUNCH
+    return replace(found, without=said)
 
 
 def forecast_launch(
@@ -223,6 +260,8 @@ def as_text(found: SteadyForecast) -> str:
         lines.append(
             f"Before compilation the same loop is forecast at {found.before:,.0f} cycles ({found.before / run.cycles - 1:+.0%})."
         )
+    if found.without:
+        lines.append(found.without)
     lines += _launch_lines(found)
     busy = sorted(((cycles / run.cycles, name) for name, cycles in run.busy.items()), reverse=True)
     lines += ["", "busy   " + " · ".join(f"{name} {share:.0%}" for share, name in busy if share >= _BUSY), ""]

@@ -395,7 +395,7 @@ def forecast(
             if call is not None:
                 _show_launch(file, call, chip, kernel, iterations, per_sm, as_json)
                 return
-            found = forecast_source(file, chip, dtype, per_sm or 1, grid, kernel)
+            found = forecast_source(file, chip, dtype, per_sm, grid, kernel)
         else:
             binary = read_binary(file, arch, kernel)
             if chip is None and binary.target not in MACHINES:

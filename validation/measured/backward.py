@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -34,6 +34,8 @@ from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlati
 
 PASSES, LOOPS = MEASURED / "h200_backward_kernels.csv", MEASURED / "h200_backward_sweep.csv"
 COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note", "gpu", "date", "driver")  # fmt: skip
+#: What tells one shape's rows from the next one's.
+_SHAPE = ("date", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen")
 _LOOP_KERNELS = ("key_gradients", "value_gradients", "query_gradients")
 #: Variants of a shape from which their order says something.
 _LEAST_RANKED = 4
@@ -55,6 +57,8 @@ class BackwardRow:
     clock_mhz: float
     measured_ms: float
     predicted_ms: float
+    #: Number of the block of rows of one shape in the file, which were timed in turns.
+    turn: int = 0
 
     @property
     def error(self) -> float:
@@ -80,10 +84,15 @@ class BackwardReport:
             self.rows, lambda row: f"{row.kind} {row.name}, head_dim {_dims(row.workload)}", lambda row: row.error
         )
 
-    def tau(self, kind: str) -> float:
-        """Mean rank correlation of the variants of one shape, over shapes with some."""
+    def tau(self, kind: str, in_turns: bool = False) -> float:
+        """Mean rank correlation of the variants of one shape, over shapes with some; with ``in_turns`` only rows that were timed in
+        turns are compared (runs of one kernel on different days differ by up to a tenth)."""
+
+        def place(row: BackwardRow) -> tuple[str, int]:
+            return _place(row), row.turn if in_turns else 0
+
         found = []
-        for _, rows in groupby(sorted((r for r in self.rows if r.kind == kind), key=_place), key=_place):
+        for _, rows in groupby(sorted((r for r in self.rows if r.kind == kind), key=place), key=place):
             listed = list(rows)
             if len(listed) >= _LEAST_RANKED:
                 found.append(rank_correlation([r.predicted_ms for r in listed], [r.measured_ms for r in listed]))
@@ -107,11 +116,15 @@ def run_backward(
     rows: list[BackwardRow] = []
     left: dict[str, int] = {}
     tables = [("pass", row) for row in _read(passes)] + [("loop", row) for row in _read(loops)]
+    turn = 0
+    before: tuple[str, ...] = ()
     for done, (kind, row) in enumerate(tables):
         progress("forecast", done, len(tables), row["kernel"])
+        shape: tuple[str, ...] = (kind, *(row[name] for name in _SHAPE), row["note"].partition(";")[2])
+        turn, before = turn + (shape != before), shape
         found = _pass(row, chip) if kind == "pass" else _loop(row, chip)
         if isinstance(found, BackwardRow):
-            rows.append(found)
+            rows.append(replace(found, turn=turn))
         elif found:
             left[found] = left.get(found, 0) + 1
     return BackwardReport(chip.name, tuple(rows), tuple(sorted(left.items())))

@@ -19,7 +19,7 @@ def as_text(report: BackwardReport, published: dict[str, tuple[PublishedBackward
         _line("whole passes", report.of("pass")),
         _line("loops alone", report.of("loop")),
         "",
-        f"Order of the variants of one shape (Kendall's tau, mean): whole passes {report.tau('pass'):.2f}, loops {report.tau('loop'):.2f}",
+        f"Order of the variants of one shape (Kendall's tau, mean): whole passes {report.tau('pass'):.2f} ({report.tau('pass', True):.2f} of those timed in turns), loops {report.tau('loop'):.2f}",
         "Left out: " + (", ".join(f"{count} {reason}" for reason, count in report.left_out) or "nothing"),
     ]
     for clock, found in published.items():
@@ -55,7 +55,7 @@ def as_dict(report: BackwardReport, published: dict[str, tuple[PublishedBackward
 
     return {
         "machine": report.machine,
-        "passes": {**summary(report.of("pass")), "tau": report.tau("pass")},
+        "passes": {**summary(report.of("pass")), "tau": report.tau("pass"), "tau_in_turns": report.tau("pass", True)},
         "loops": {**summary(report.of("loop")), "tau": report.tau("loop")},
         "groups": {name: summary(s) for name, s in report.groups().items()},
         "left_out": dict(report.left_out),

@@ -36,7 +36,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     pipeline = _Loop(w, v, machine).pipeline()
     tile = v.tile_m * w.head_dim_qk * kernels.FLOAT
     # A program's tile is added, its turn passed on by way of L2, and seen there by the next one.
-    turn = kernels.add_cycles(machine, tile) + 2 * machine["l2.latency_cycles"]
+    turn = kernels.add_cycles(machine, tile, together=True) + 2 * machine["l2.latency_cycles"]
     moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + 2 * kernels.FLOAT
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),

@@ -47,6 +47,8 @@ class _Keys(Warpgroups):
         elements = float(TILE * TILE)
         exp, ds = probabilities(m, w, elements), differences(m, w, elements)
         p_bytes, accesses = elements * kernels.FLOAT, elements / 128 / 2
+        # In rows, 8 bytes of a thread at a time, of which two go to a bank: the port takes twice as long, as for dQ in rows.
+        p_port = 2 * p_bytes
         values, keys = "values", "keys"
         value_ops = [
             self.hold("begin0", values, self.poll),
@@ -57,7 +59,7 @@ class _Keys(Warpgroups):
             self.hold("have_s", values, 2 * self.signal),
             arithmetic(m, "exp", "exp", values, 0, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold("room", values, self.poll + self.barrier),
-            self.shared("store_p", "p to shared memory", values, 0, p_bytes, accesses, loads=False),
+            self.shared("store_p", "p to shared memory", values, 0, p_port, accesses, loads=False),
             self.hold("tell", values, self.signal),
             arithmetic(m, "step0", "bookkeeping", values, 0, step_work(m, *_VALUE_STEP), 0.0),
             self.hold("have_dv", values, self.signal),
@@ -70,7 +72,7 @@ class _Keys(Warpgroups):
             self.shared("delta", "terms", keys, 1, term_bytes(), TERM_LOADS, loads=True),
             self.hold("have_dp", keys, 2 * self.signal),
             self.hold("have_p", keys, self.poll),
-            self.shared("load_p", "p from shared memory", keys, 1, p_bytes, accesses, loads=True),
+            self.shared("load_p", "p from shared memory", keys, 1, p_port, accesses, loads=True),
             self.hold("taken", keys, self.signal),
             arithmetic(m, "ds", "ds", keys, 1, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"], common.one_warp_cycles(m, ds)),
             arithmetic(m, "step1", "bookkeeping", keys, 1, step_work(m, *_KEY_STEP), 0.0),

@@ -100,10 +100,14 @@ def row_terms_and_zeros(workload: Workload) -> RowKernel:
     return RowKernel("row terms, zeros", terms.read_bytes, terms.write_bytes + zeros)
 
 
-def add_cycles(machine: Machine, size_bytes: float) -> float:
-    """Cycles until ``size_bytes`` of float32 are added to sums in L2 by the copy engine, one SM alone."""
+def add_cycles(machine: Machine, size_bytes: float, together: bool = False) -> float:
+    """Cycles until ``size_bytes`` of float32 are added to sums in L2 by the copy engine, one SM alone or all ``together``."""
     latency = machine.get("tma.reduce_latency_cycles", machine["l2.latency_cycles"])
-    return latency + size_bytes / add_rate(machine)
+    rate = add_rate(machine)
+    if together and machine.has("l2.reduce_tbps"):
+        mhz = machine.get("chip.clock_rated_mhz", machine["chip.clock_max_mhz"])
+        rate = min(rate, machine["l2.reduce_tbps"] * 1e6 / mhz / machine["chip.sm_count"])
+    return latency + size_bytes / rate
 
 
 def add_rate(machine: Machine) -> float:

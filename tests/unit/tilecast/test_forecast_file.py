@@ -9,6 +9,7 @@ import pytest
 from support.paths import ROOT
 
 from tilecast.cli.main import main
+from tilecast.codegen.compiler.compile import load_source
 
 KERNEL = str(ROOT / "kernels" / "generated" / "blackwell_ws_d64_full_pair.py")
 BACKWARD = str(ROOT / "kernels" / "generated" / "hopper_bwd_d64_full.py")
@@ -61,6 +62,25 @@ def test_a_launch_of_a_hopper_kernel(capsys: pytest.CaptureFixture[str]) -> None
     assert all(role["other_loops"] == [] for role in found["roles"])
     code, out, _ = run(capsys, *work)
     assert code == 0 and "264 CTAs of 64 iterations take" in out and "more loop" not in out
+
+
+def test_a_backward_kernel_beside_its_loop_before_compilation(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    code, out, _ = run(capsys, "forecast", BACKWARD, "--machine", "h200", "--kernel", "gradients", "--json")
+    found = json.loads(out)
+    # The shape of the header: 128 keys a program, all its queries 128 at a time.
+    work = load_source(BACKWARD).TILECAST["workload"]
+    programs = work["batch"] * work["heads_kv"] * (work["seqlen_k"] // 128)
+    assert (
+        code == 0
+        and found["launch"]["ctas"] == programs
+        and found["launch"]["iterations"] == str(work["seqlen_q"] // 128)
+    )
+    # Five products of 128 x 128 a step; before compilation the port of shared memory is in it, which this simulation has not.
+    assert found["flop_per_iteration_and_sm"] == 5 * 2 * 128 * 128 * 64
+    assert found["cycles_before_compilation"] > found["cycles_per_iteration"] > 2560
+    code, out, _ = run(capsys, "forecast", BACKWARD, "--machine", "h200", "--kernel", "gradients")
+    assert code == 0 and "That has the port of shared memory and the additions to dQ" in out
 
 
 #: A product of any author, tuned by Triton, whose caller looks at what nobody computed.

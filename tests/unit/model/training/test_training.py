@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tilecast.model.backward import (
@@ -17,6 +18,7 @@ from tilecast.model.backward import (
     family_of,
 )
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.chip.tiles import HeadTiles
 from tilecast.model.closed_forms import backward_forms, values_for
 from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
@@ -31,7 +33,7 @@ from tilecast.model.sm.bounds import bounds
 from tilecast.model.sm.simulate import steady_state
 from tilecast.model.training.evaluate import backward_flops, evaluate_backward
 from tilecast.model.training.forecast import best_backward, predict_backward, predict_training
-from tilecast.model.training.launch import tiles_of
+from tilecast.model.training.launch import _makespan, tiles_of
 from tilecast.model.training.whatif import backward_what_if
 
 H200, B200 = load_machine("h200"), load_machine("b200")
@@ -272,3 +274,36 @@ def test_the_range_of_a_fact_shows() -> None:
     assert low < answer.tflops < high
     assert any(effect.fact == "smem.store_bytes_per_clk_under_mma" for effect in answer.fact_effects)
     assert HOPPER_BACKWARD_APART.name in {f.name for f in BACKWARD_FAMILIES}
+
+
+def _played(order: list[float], heads: int, slots: int, **kernel: object) -> tuple[float, float]:
+    """Programs whose tiles take the cycles of ``order``, for each of ``heads``."""
+    (loop,) = loops(PAPER, FIVE)
+    count = len(order)
+    tiles = HeadTiles(count=count, weight=1, iterations=np.ones(count, int), masked=np.zeros(count, int), inside=np.zeros(count, int))  # fmt: skip
+    return _makespan(np.array(order), tiles, heads, slots, replace(loop, **{"heads_abreast": 1, **kernel}))  # type: ignore[arg-type]
+
+
+def test_who_adds_in_turn_is_played_program_by_program() -> None:
+    # Four programs of a head that begin together are a turn apart; in the mean a slot waits 1.5 turns.
+    assert _played([100.0] * 4, 1, 4, turn_cycles=10.0) == (130.0, 15.0)
+    # They are a turn apart for the next head already.
+    assert _played([100.0] * 4, 2, 4, turn_cycles=10.0) == (230.0, 15.0)
+    # With two heads abreast two programs of a head begin together.
+    assert _played([100.0] * 2, 2, 4, turn_cycles=10.0, heads_abreast=2) == (110.0, 5.0)
+    # Without turns nobody waits.
+    assert _played([100.0] * 4, 1, 4, turn_cycles=0.0) == (100.0, 0.0)
+    # Shorter programs (a causal mask) end earlier by what they have less to do: from the last query on all keep pace.
+    assert _played([400.0, 200.0], 1, 2, turn_cycles=10.0) == (400.0, 5.0)
+    # Two query heads share the keys: who sees fewer queries waits at the second head for who sees more.
+    assert _played([400.0, 200.0], 1, 2, turn_cycles=10.0, query_heads=2) == (400.0, (210.0 + 100.0 - 200.0) / 2)
+
+
+def test_few_heads_abreast_cost_what_was_measured() -> None:
+    """h200_backward_kernels.csv, 32 query heads on 8, causal, 4096: 1 head abreast takes 1.437 times as long as 16, 4 1.354 times."""
+    work = Workload(4, 32, 8, 4096, mask="causal")
+    one, four, many = (
+        evaluate_backward(work, H200, replace(FIVE, heads_abreast=h, fragments=True), 1600.0).seconds
+        for h in (1, 4, 16)
+    )
+    assert one / many == pytest.approx(1.437, abs=0.05) and four / many == pytest.approx(1.354, abs=0.05)
