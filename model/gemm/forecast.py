@@ -55,7 +55,7 @@ def forecast_gemm(
     """Forecast ``gemm``; without a ``variant`` the best of ``family`` (default: the machine's own), ``written``: that can be.
 
     ``clock`` is as in `predict`; with ``interval`` every fact with a range is moved to its ends, which takes seconds.  With a
-    ``compiler`` the kernel, chosen before compilation, is forecast from its machine code (`codegen.gemm_code.compiled_gemm`), and the
+    ``compiler`` the kernel, chosen before compilation, is forecast from its machine code (`codegen.gemm.machine_code.compiled_gemm`), and the
     interval is as wide as before compilation.  Raises PredictError, VariantError, MachineError or WorkloadError with one sentence.
     """
     chip = load_machine(machine) if isinstance(machine, str) else machine

@@ -130,7 +130,7 @@ def gemm(
 def _compiler() -> Any:
     """What makes machine code of a variant."""
     from tilecast.cli.progress import quiet_at_exit
-    from tilecast.codegen.gemm_code import compiled_gemm
+    from tilecast.codegen.gemm.machine_code import compiled_gemm
 
     quiet_at_exit()
     return compiled_gemm

@@ -15,7 +15,7 @@ from tilecast.codegen.compiler.opcodes import UnknownOpcodeError
 from tilecast.codegen.compiler.sass import compile_and_read
 from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
-from tilecast.codegen.gemm import TARGETS, generate_gemm
+from tilecast.codegen.gemm.generate import TARGETS, generate_gemm
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import KernelRoles
