@@ -28,7 +28,7 @@ from tilecast.model.kernel.workload import Workload
 
 KINDS = ("grouped", "odd", "chunk", "long", "small")
 EACH, MOST_APART, BEFORE = 4, 3e-2, "tilecast before"
-FIELDS = ("gpu", "date", "driver", "torch", "triton", "kind", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal",
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "kind", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "causal",
           "kernel", "us", "low_us", "high_us", "tflops", "apart", "sm_clock_mhz")  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def main() -> None:
         writer.writeheader()
         for kind, shape in drawn(given.seed):
             rows = measure(shape, fa3, given.before, given.rounds, evict)
-            writer.writerows({**same, "kind": kind, **row} for row in rows)
+            writer.writerows({**same, "seed": given.seed, "kind": kind, **row} for row in rows)
             file.flush()
             speed = {row["kernel"]: row["tflops"] for row in rows}
             mine, other = speed.pop("tilecast"), speed.pop(BEFORE, None)

@@ -97,6 +97,8 @@ class Launcher:
         self.follows, self.leads = hasattr(module, "BESIDE_OPTIONS"), getattr(module, "LEADS", False)
         #: How many parts the kernel makes of a sequence's keys, where it makes any: (queries, keys, group, key heads, left).
         self.parts = getattr(module, "parts", None)
+        #: Rows of its tiles, where it makes parts; 0 where it makes none.
+        self.tile_rows = module.TILE_M.value if self.parts is not None else 0
         self._module, self._rows, self._device, self._counters = module, rows, device, counters
         self._plans: dict[Any, Any] = {}
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -149,6 +149,16 @@ def parted(q: Any, k: Any, v: Any, left: int) -> bool:
     return False
 
 
+def tiles(q: Any, k: Any, v: Any) -> int:
+    """How many tiles the kernel for sequences like these, (batch, seqlen, heads, head_dim), makes of one of them.  UnsupportedError where
+    there is no kernel."""
+    rows = _rows(q, k, None, q.shape[1])[0]
+    for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
+        if first <= rows <= last and launcher.tile_rows:
+            return -(-rows // launcher.tile_rows) * k.shape[2]
+    return q.shape[1] * q.shape[2]
+
+
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
     """The kernels of a problem; UnsupportedError where there is none."""
     return _known.get((q.get_device(), q.dtype, k.dtype, dim, dim_v)) or _find(q, k, dim, dim_v)

@@ -82,6 +82,29 @@ def test_more_queries_are_served_where_a_kernel_parts_their_keys(served, torch, 
     assert asked == [3000, 3000] and len(served.launched) == 2
 
 
+def test_more_queries_are_served_where_their_tiles_have_an_sm_each_and_others_would_not(
+    served, torch, monkeypatch
+) -> None:
+    from tilecast.kernels.serving import operator
+
+    monkeypatch.setattr(operator, "parted", lambda *_: False)
+    monkeypatch.setattr(
+        operator, "tiles", lambda q, k, v: -(-q.shape[1] * q.shape[2] // k.shape[2] // 192) * k.shape[2]
+    )
+    few, many = (34, 2), (68, 68)
+    for rows, keys, heads, causal in (
+        (500, 4096, few, True),  # 136 tiles of 128 rows; heads of a group share 90 of 192
+        (500, 4096, few, False),  # those without a mask are of 192 rows
+        (500, 4095, few, True),
+        (384, 4096, few, True),  # 102 tiles
+        (200, 4096, many, True),  # 136 of either
+    ):
+        q, k, v = (x[:1] for x in problem(torch, rows, keys, heads))
+        served.attention(q, k, v, causal=causal)
+    assert [call[3] for call in served.served] == [500]
+    assert len(served.launched) == 4
+
+
 def test_without_a_serving_kernel_the_others_run(served, torch, monkeypatch) -> None:
     from tilecast.kernels.serving import few_rows
 
