@@ -155,8 +155,8 @@ def tiles(q: Any, k: Any, v: Any) -> int:
     rows = _rows(q, k, None, q.shape[1])[0]
     for first, last, launcher, _ in _found(q, k, q.shape[3], v.shape[3]).of(k, v):
         if first <= rows <= last and launcher.tile_rows:
-            return -(-rows // launcher.tile_rows) * k.shape[2]
-    return q.shape[1] * q.shape[2]
+            return -(-rows // launcher.tile_rows) * int(k.shape[2])
+    return int(q.shape[1] * q.shape[2])
 
 
 def _found(q: Any, k: Any, dim: int, dim_v: int) -> _Found:
