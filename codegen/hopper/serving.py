@@ -57,6 +57,8 @@ def own_copies(name: str, fields: str, numbers: Iterable[str]) -> str:
 
 #: Registers of an SM.
 _REGISTERS = 65536
+#: Of a thread that are a multiple of eight.
+_MOST_REGISTERS = 248
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class HopperServingKernel:
     def register_option(self) -> str:
         """What the options of a launch say about registers."""
         warps = 4 + -(-sum(self.worker_warps) // 4) * 4
-        return f', "maxnreg": {min(_REGISTERS // (32 * warps * self.residents) // 8 * 8, 248)}'
+        return f', "maxnreg": {min(_REGISTERS // (32 * warps) // 8 * 8, _MOST_REGISTERS)}'
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
@@ -140,11 +142,6 @@ class HopperServingKernel:
     def own(self, name: str, fields: str) -> str:
         """Arguments that make a role's own copy of a named tuple: of its numbers, which roles would compute with alike."""
         return own_copies(name, fields, (*self.numbers, "counters"))
-
-    @property
-    def residents(self) -> int:
-        """Programs of an SM."""
-        return self.programs
 
     @property
     def unspecialized(self) -> str:
@@ -210,9 +207,9 @@ class HopperRunsKernel(HopperServingKernel):
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
 
     @property
-    def residents(self) -> int:
-        """Programs of an SM."""
-        return self.resident
+    def direct_registers(self) -> int:
+        """Registers of a thread at launch where an SM holds several programs."""
+        return min(_REGISTERS // (32 * 8 * self.resident) // 8 * 8, _MOST_REGISTERS)
 
     @property
     def worker_registers(self) -> tuple[int, ...]:

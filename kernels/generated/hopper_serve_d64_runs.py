@@ -49,9 +49,10 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # finite, so that a row that saw 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 128}
-#: Programs that an SM holds at once, where each has one item.
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 248}
+#: Programs that an SM holds at once, where each has one item, and their options: a thread then has fewer registers.
 PROGRAMS = 2
+DIRECT_OPTIONS = {**OPTIONS, "maxnreg": 128}
 #: Whether a launch may let the one for other rows that comes after begin before it ends.
 LEADS = True
 
@@ -1147,10 +1148,15 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
     )  # fmt: skip
     # Where no launch of these extents has more splits than there are programs at once, each has a program of its own.
     one = seqlen_q == 1 and group <= tile_m
-    direct = one and batch * heads_kv * splits <= PROGRAMS * sms
+    direct = seqlen_q * group <= tile_m and batch * heads_kv * splits <= PROGRAMS * sms
     planned = FEW_PLANNED if direct or batch <= FEW_PLANNED else MANY_PLANNED
     flags = page, capped, one, planned, direct, FEW_MERGED if seqlen_q * group <= FEW_MERGED else MANY_MERGED, beside
     return (heads_kv, splits, batch) if direct else (max(1, min(items, sms)), 1, 1), arguments, flags
+
+
+def options_of(flags):
+    """Options of a launch with these flags."""
+    return DIRECT_OPTIONS if flags[4] else OPTIONS
 
 
 def refusal(k, v):
@@ -1216,4 +1222,4 @@ def launch(
     grid, arguments, flags = plan(
         q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
     )
-    attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)
+    attention[grid](*arguments, *scales(scale, softcap), *flags, **options_of(flags))

@@ -188,6 +188,7 @@ class Launcher:
         takes.update({len(arguments) + i: len(given) + i for i in range(2)})
         arguments = (*arguments, 1.0, 1.0, *flags)
         # An interpreter compiles nothing.
-        options = {**module.OPTIONS, **(getattr(module, "BESIDE_OPTIONS", {}) if beside else {})}
+        options = module.options_of(flags) if hasattr(module, "options_of") else module.OPTIONS
+        options = {**options, **(getattr(module, "BESIDE_OPTIONS", {}) if beside else {})}
         kernel = module.attention.warmup(*arguments, grid=grid, **options) or module.attention
         return starter(kernel, grid, arguments, takes, len(given) + 2), sizes

@@ -194,7 +194,7 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     as many splits of a sequence as have no more than a fair share of the blocks."""
     work, group = batch.workload(), batch.heads.group_size
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
-    if work.seqlen_q == 1 and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
+    if work.seqlen_q * group <= dealt.tile_m and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
         return replace(dealt, direct=True)
     left = work.window[0] if work.window is not None else -1
     blocks = sum(
