@@ -141,10 +141,21 @@ def _backward_forecast(variant: Any, work: Workload, machine: Machine) -> str:
 def _backward(work: Workload, machine: Machine, kernel: Kernel, version: str) -> tuple[Any, tuple[str, ...]]:
     """A generated backward pass, and its targets."""
     from tilecast.codegen.backward import generate_backward, targets
-    from tilecast.model.backward import TRITON_BACKWARD, find_backward, named_in, parse_backward
+    from tilecast.model.backward import (
+        TRITON_BACKWARD,
+        find_backward,
+        named_in,
+        native_backward,
+        parse_backward,
+        writable,
+    )
 
-    named = named_in(kernel.variant or "") if kernel.family is None else find_backward(kernel.family)
-    family = named or TRITON_BACKWARD
+    family = named_in(kernel.variant or "") if kernel.family is None else find_backward(kernel.family)
+    if family is None:
+        # The class built for the machine, where there is a template for it.
+        own = native_backward(work.reduced(), machine)
+        written = writable(own.chosen(work.reduced(), machine), work.reduced(), machine).legal
+        family = own if written else TRITON_BACKWARD
     variant = family.chosen(work, machine)
     if kernel.variant is not None:
         variant = parse_backward(kernel.variant, variant)
@@ -241,8 +252,8 @@ def tune(
 
     if direction != "fwd":
         raise VariantError(
-            f"--pass {direction}: tune compiles and times forward kernels: 'tilecast generate --pass bwd' writes the best backward pass by "
-            "forecast, tools/sweep_backward.py times its loops on your GPU"
+            f"--pass {direction}: tune compiles and times forward kernels: 'tilecast generate --pass bwd' writes a backward pass, 'tilecast sweep' with "
+            'pass = "bwd" orders its variants by forecast, tools/sweep_backward.py times its loops on your GPU'
         )
     if audit is not None and Path(audit).suffix not in (".json", ".csv"):
         raise OutputError(f"--audit: expected a name ending in .json or .csv, got '{audit}'")

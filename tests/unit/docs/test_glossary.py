@@ -70,6 +70,12 @@ def test_names_in_a_forecast_are_explained(kind: str) -> None:
     assert sorted(_names()[kind] - terms()) == []
 
 
+def test_causes_of_a_backward_pass_are_explained() -> None:
+    work = tilecast.Workload(seqlen_q=2048, seqlen_k=2048, head_dim_qk=256, head_dim_v=256, mask="causal")
+    causes = {step.cause for step in tilecast.predict_backward(work, "h200", interval=False).waterfall}
+    assert sorted(causes - terms()) == []
+
+
 def test_knobs_schedulers_and_fates_are_explained() -> None:
     knobs = {field.name for family in FAMILIES.values() for field in fields(family.variant)}
     names = knobs | set(FAMILIES) | set(fa3.SCHEDULERS) | set(fa4.SCHEDULERS) | set(FATES)

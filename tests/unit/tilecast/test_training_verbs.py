@@ -44,6 +44,16 @@ def test_machines_and_passes_side_by_side(out) -> None:  # type: ignore[no-untyp
     assert "forward and backward pass of" in out("predict", "h200", "--pass", "both", "--level", "fluid", *SMALL)
 
 
+def test_generate_takes_the_class_built_for_the_machine(out, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    def family(machine: str, *more: str) -> str:
+        text = out("generate", machine, "--pass", "bwd", "-o", str(tmp_path / "backward.py"), *more)
+        return text.partition("family=")[2].partition(",")[0]
+
+    # Nobody writes fa4_bwd; head_dim 256 and 96 have classes of their own.
+    assert [family(m) for m in ("h200", "b200", "a100")] == ["fa3_bwd", "fa2_bwd", "fa2_bwd"]
+    assert [family("h200", "--head-dim", d) for d in ("256", "96")] == ["fa3_bwd_apart", "fa2_bwd"]
+
+
 def test_other_verbs_know_the_pass(out) -> None:  # type: ignore[no-untyped-def]
     data = json.loads(out("schedule", "h200", "--pass", "bwd", "--head-dim", "256", "--json"))
     keys, queries = data["kernels"]
