@@ -54,8 +54,10 @@ COPY_ENGINE = Counts(269, 1, 299, 250, 4, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
 #: The same for e4m3 caches (`hopper_serve_d128_e4m3.py`): Q becomes float16 before the first block, and sums of the warps meet in shared
 #: memory after the last.
 COPY_ENGINE_E4M3 = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 647)
-#: The same where each warp multiplies 16-bit tiles for itself and the warps that multiply also merge (`hopper_serve_d128_runs.py`).
-COPY_ENGINE_RUNS = Counts(264, 1, 286, 419, 12, 0, 0, 264, 6, 0, 0, (4, 4), 16, 320)
+#: The same where each warp multiplies 16-bit tiles for itself and those warps also merge (`hopper_serve_d128_runs.py`): where each split has a
+#: program, and where a program first adds up the batch to know its share.
+COPY_ENGINE_RUNS = Counts(150, 1, 163, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16)
+COPY_ENGINE_SHARES = Counts(600, 4, 264, 320, 5, 0, 0, 560, 2, 0, 0, (8, 8), 16, 344)
 #: Of the latent kernel (`hopper_mla_d576_512.py`): a turn of its merge has 8 splits of 4 rows.
 LATENT = Counts(198, 1, 186, 706, 6, 140, 3, 661, 0, 0, 0, (4, 4), 8, 224)
 #: Of the kernel that prefills, where keys are parted: what it does with a part, a block's end included (`hopper_prefill_d128.py`).

@@ -28,7 +28,16 @@ from tilecast.model.pipeline import fa3
 from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.pipeline.serving import apart, latent, portable
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.costs import COPY_ENGINE, COPY_ENGINE_E4M3, COPY_ENGINE_RUNS, LATENT, PARTED, POINTERS, Counts
+from tilecast.model.step.costs import (
+    COPY_ENGINE,
+    COPY_ENGINE_E4M3,
+    COPY_ENGINE_RUNS,
+    COPY_ENGINE_SHARES,
+    LATENT,
+    PARTED,
+    POINTERS,
+    Counts,
+)
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -201,7 +210,8 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
         -(-rows * group // dealt.tile_m) * -(-keys_seen(rows, keys, FAR if left < 0 else left, dealt.tile_n)[1] // dealt.tile_n)
         for rows, keys in batch.lengths if dealt.takes(rows * group)
     )  # fmt: skip
-    return replace(dealt, fair_blocks=max(1, blocks * work.heads_kv * 17 // (16 * sms)), programs=1)
+    fair = max(1, blocks * work.heads_kv * 17 // (16 * sms))
+    return replace(dealt, fair_blocks=fair, programs=1, counts=COPY_ENGINE_SHARES)
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:

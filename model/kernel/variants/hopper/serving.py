@@ -272,7 +272,8 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
     other heads.
 
-    Three, of either, took as much time to 2 % more, blocks of 128 keys up to 4 % more (data/measured/h100_decode_runs.csv).
+    In an earlier form of the kernel three blocks took from 4 % less to 3 % more time, blocks of 128 keys from 6 % less to 6 % more
+    (data/measured/h100_decode_runs.csv).
     """
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     most = -(-_IN_FLIGHT_RUNS // block)
