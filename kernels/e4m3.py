@@ -137,7 +137,9 @@ def _run(
     kernels = _kernels.get((q.get_device(), q.dtype, head_dim, v.shape[3], mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask, names=NAMES, known=_kernels)
-    found = next(((launch, windowed) for first, last, launch, windowed in kernels if first <= seqlen_q <= last), None)
+    found = next(
+        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= seqlen_q <= last), None
+    )
     if found is None:
         raise UnsupportedError(
             f"attention: no 8-bit kernel for head_dim {head_dim} takes {seqlen_q} query rows; fallback='sdpa' runs it"

@@ -135,8 +135,8 @@ def backward_into(
     mask, left, right = registry.reduce_mask(left, right, q.shape[2], k.shape[2])
     kernels = _kernels_of(q, k, v, mask)
     launch, windowed = next(
-        ((launch, windowed) for first, last, launch, windowed in kernels if first <= q.shape[2] <= last),
-        kernels[-1][2:],
+        ((launch, windowed) for first, last, launch, windowed, _ in kernels if first <= q.shape[2] <= last),
+        kernels[-1][2:4],
     )
     asked = q, k, v, out, lse, dout, dlse
     read = (

@@ -274,8 +274,8 @@ def _forward(
     kernels = forward_kernels.get((device, dtype, head_dim, head_dim_v, mask))
     if kernels is None:
         kernels = find_kernels(q, k, v, mask)
-    for first, last, launch, windowed in kernels:  # noqa: B007 (the kernel is used after the loop)
-        if first <= seqlen_q <= last:
+    for first, last, launch, windowed, keys in kernels:  # noqa: B007 (the kernel is used after the loop)
+        if first <= seqlen_q <= last and seqlen_k <= keys:
             break
     else:
         raise UnsupportedError(

@@ -10,6 +10,7 @@ The index is a JSON list, one object per kernel module, written by the generator
      "dtypes": ["bf16", "fp16"],          or ["fp8"] or ["fp8", "e5m2"]: e4m3 or e5m2 in, bf16 out, `launching.e4m3_launcher`
      "seqlen_q_min": 0,                   optional, 0: query rows of a sequence from ...
      "seqlen_q_max": null,                optional, null (no limit): ... to, inclusive
+     "seqlen_k_max": null,                optional, null (no limit): keys of a sequence up to, inclusive
      "triton_min": [3, 9],                optional: the first Triton release that compiles it
      "pass": "bwd",                       optional, "fwd": attention, its gradients ("bwd"), or the serving step ("serve")
      "cache": "e4m3",                     optional, of serving kernels: what K and V are; "" (as q) or bytes of e4m3
@@ -51,7 +52,7 @@ COVERED_BY = {"none": ("none", "window"), "causal": ("causal", "window"), "windo
 NO_LIMIT = 2**62
 
 _REQUIRED = ("module", "family", "capability", "head_dim_qk", "head_dim_v", "mask", "dtypes", "preference")
-_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "triton_min", "pass", "cache", "forecast")
+_OPTIONAL = ("seqlen_q_min", "seqlen_q_max", "seqlen_k_max", "triton_min", "pass", "cache", "forecast")
 PASSES = ("fwd", "bwd", "serve")
 CACHES = ("", "e4m3")
 #: Names a family whose kernels go first.
@@ -92,6 +93,8 @@ class Entry(Shipped):
     seqlen_q_min: int
     seqlen_q_max: int
     triton_min: tuple[int, int] = (0, 0)
+    #: Keys of a sequence for which another kernel is no better.
+    seqlen_k_max: int = NO_LIMIT
     #: "bwd" for gradients, "serve" for packed and paged batches.
     direction: str = "fwd"
     #: Of serving kernels, what K and V are: "", as q, or "e4m3".
@@ -142,7 +145,12 @@ def candidates(
     fitting.sort(key=lambda e: (-e.preference, COVERED_BY[mask].index(e.mask), e.module))
     kept: list[Entry] = []
     for entry in fitting:
-        if not any(k.seqlen_q_min <= entry.seqlen_q_min and entry.seqlen_q_max <= k.seqlen_q_max for k in kept):
+        if not any(
+            k.seqlen_q_min <= entry.seqlen_q_min
+            and entry.seqlen_q_max <= k.seqlen_q_max
+            and entry.seqlen_k_max <= k.seqlen_k_max
+            for k in kept
+        ):
             kept.append(entry)
     return tuple(kept)
 
@@ -164,10 +172,12 @@ def select(
     mask: str,
     seqlen_q: int,
     entries: tuple[Entry, ...] | None = None,
+    seqlen_k: int = 0,
 ) -> Entry | None:
-    """The kernel that the operator runs for a sequence of ``seqlen_q`` query rows; None where none fits."""
+    """The kernel that the operator runs for a sequence of ``seqlen_q`` query rows and ``seqlen_k`` keys (0: as many); None where none fits."""
     found = candidates(capability, dtype, head_dim_qk, head_dim_v, mask, entries)
-    return next((e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max), None)
+    keys = seqlen_k or seqlen_q
+    return next((e for e in found if e.seqlen_q_min <= seqlen_q <= e.seqlen_q_max and keys <= e.seqlen_k_max), None)
 
 
 @functools.cache
@@ -306,6 +316,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         dtypes=frozenset(dtypes),
         seqlen_q_min=whole_number(row, "seqlen_q_min", where) if "seqlen_q_min" in row else 0,
         seqlen_q_max=NO_LIMIT if last is None else whole_number(row, "seqlen_q_max", where),
+        seqlen_k_max=NO_LIMIT if row.get("seqlen_k_max") is None else whole_number(row, "seqlen_k_max", where),
         preference=whole_number(row, "preference", where),
         triton_min=_pair(row.get("triton_min", [0, 0]), "triton_min", where),
         direction=direction,

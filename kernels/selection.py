@@ -21,7 +21,7 @@ OPERATOR_TAGS = tuple(
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 #: Kernels of a problem: (device, dtype, head_dim_qk, head_dim_v, mask) -> (first seqlen_q, last seqlen_q, launch,
 #: whether it takes a window), best first.  The device is CUDA's index, -1 for the CPU.
-Kernels = tuple[tuple[int, int, Callable[..., Any], bool], ...]
+Kernels = tuple[tuple[int, int, Callable[..., Any], bool, int], ...]
 Known = dict[tuple[int, Any, int, int, str], Kernels]
 forward_kernels: Known = {}
 backward_kernels: Known = {}
@@ -121,7 +121,13 @@ def find_kernels(
     assert not isinstance(capability, str)
     try:
         found = tuple(
-            (e.seqlen_q_min, e.seqlen_q_max, on_device(registry.launcher(e), device), e.mask == "window")
+            (
+                e.seqlen_q_min,
+                e.seqlen_q_max,
+                on_device(registry.launcher(e), device),
+                e.mask == "window",
+                e.seqlen_k_max,
+            )
             for e in registry.candidates(capability, names[dtype], head_dim, head_dim_v, mask, _entries(direction))
         )
     except ImportError as error:

@@ -76,7 +76,7 @@ def measure(s: Workload, rounds: int, evict: Any, sms: int) -> list[dict[str, An
     """Rows of one shape, without what is the same in all."""
     import torch
 
-    entry = registry.select((9, 0), "bf16", s.head_dim_qk, s.head_dim_v, s.mask, s.seqlen_q)
+    entry = registry.select((9, 0), "bf16", s.head_dim_qk, s.head_dim_v, s.mask, s.seqlen_q, seqlen_k=s.seqlen_k)
     assert entry is not None
     module = importlib.import_module(f"{registry.PACKAGE}.{entry.module}")
     torch.manual_seed(0)

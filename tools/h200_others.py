@@ -76,7 +76,7 @@ def calls_of(s: Workload, fa3: Any, before: Path | None) -> dict[str, Callable[[
     q, k, v = (x.transpose(1, 2).contiguous() for x in rows)
     found: dict[str, Callable[[], Any]] = {"tilecast": lambda: tilecast.attention(q, k, v, causal=causal)}
     if before is not None:
-        entry = registry.select((9, 0), "bf16", s.head_dim_qk, s.head_dim_v, s.mask, s.seqlen_q)
+        entry = registry.select((9, 0), "bf16", s.head_dim_qk, s.head_dim_v, s.mask, s.seqlen_q, seqlen_k=s.seqlen_k)
         assert entry is not None
         module = load(before / f"{entry.module}.py", f"before_{entry.module}")
 

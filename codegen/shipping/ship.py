@@ -46,6 +46,7 @@ _REGISTRY = (
     "preference",
     "seqlen_q_min",
     "seqlen_q_max",
+    "seqlen_k_max",
     "triton_min",
     "cache",
     "dtypes",
@@ -194,6 +195,8 @@ def _purpose(kernel: Shipped) -> str:
     dims = f"{work.head_dim_qk}" if work.head_dim_qk == work.head_dim_v else f"{work.head_dim_qk}/{work.head_dim_v}"
     low, high = kernel.facts.get("seqlen_q_min"), kernel.facts.get("seqlen_q_max")
     lengths = f", from {low} queries" if low else f", up to {high} queries" if high else ""
+    if "seqlen_k_max" in kernel.facts:
+        lengths += f" and {kernel.facts['seqlen_k_max']} keys"
     dtype = "e4m3, " if work.dtype == "fp8" else ""
     return f"{dtype}head_dim {dims}, {_MASK_WORDS[work.mask]}{lengths}{_needs(kernel)}"
 

@@ -19,8 +19,8 @@ from tilecast.kernels.serving import operator
 QUERIES, ROWS, KEYS = 16, 128, 512
 #: Most rows of all key heads, where tiles are of at most 192 and SMs about 132, whose keys a kernel may part; fewest keys that it parts.
 PARTED_ROWS, PARTED_KEYS = 192 * 132, 4096
-#: SMs, and rows of a tile of other causal kernels up to so many queries: tiles of a head of its own, where heads here share taller ones.
-SMS, DENSE_ROWS, DENSE_QUERIES = 132, 128, 2048
+#: SMs, and rows of a tile of other causal kernels, by head_dim where not 128: tiles of a head of its own, where heads of a group share them here.
+SMS, DENSE_ROWS = 132, {64: 192}
 _NO_LISTS = (None,) * 8
 #: (device index, dtype, head_dim, head_dim_v) for which there is no kernel.
 _without: set[Any] = set()
@@ -42,7 +42,7 @@ def attend(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, left: int, 
     try:
         if not few and not operator.parted(q, k, v, left):
             # Others would take two turns; the lengths and heads of a sequence alone say so.
-            crowded = left < 0 and right == 0 and seqlen_q <= DENSE_QUERIES and -(-seqlen_q // DENSE_ROWS) * heads > SMS
+            crowded = left < 0 and right == 0 and -(-seqlen_q // DENSE_ROWS.get(kind[2], 128)) * heads > SMS
             if not crowded or operator.tiles(q, k, v) > SMS:
                 return False
         operator.into(q, k, v, rows, lse, _NO_LISTS, scale, 0.0, seqlen_q, seqlen_k, (left, right))

@@ -168,7 +168,7 @@ LATER = (
     _p("window: last rows see too little", BW, M, "stop = gl.minimum(diagonal + gl.minimum(TILE_M, problem.seqlen_q - row) + problem.window_right, problem.seqlen_k)", "stop = gl.minimum(diagonal + gl.minimum(TILE_M, problem.seqlen_q - row) - 1 + problem.window_right, problem.seqlen_k)"),
     _p("heads and batch exchanged", HF, A, "return head // problem.heads_q, head % problem.heads_q, block * TILE_M, exists", "return head % problem.heads_q, head // problem.heads_q, block * TILE_M, exists"),
     _p("second half of the queries reads the first half's Q", BF, A, "q_at = load(q, q_at, q_desc, batch, head, row + ROWS)", "q_at = load(q, q_at, q_desc, batch, head, row)"),
-    _p("a pair of blocks in the wrong turn", HC, A, "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)", "pair = trip * programs + gl.where(trip % 2 == 0, pid, programs - pid)"),
+    _p("a pair of blocks in the wrong turn", HC, A, "place = trip * programs + gl.where(trip % 2 == 0, pid, programs - 1 - pid)", "place = trip * programs + gl.where(trip % 2 == 0, pid, programs - pid)"),
     _p("the logarithm of another base", BC, N, "LN2 = gl.constexpr(0.6931471805599453)", "LN2 = gl.constexpr(0.6931)"),
     _p("a fresh maximum forgets the old one", HC, N, "row_max = gl.maximum(before.row_max, gl.max(s, 1))", "row_max = gl.max(s, 1)"),
     _p("first block's factor applied", BF, N, "correct(softmax0, n, step != 0, softmax1)", "correct(softmax0, n, step >= 0, softmax1)"),

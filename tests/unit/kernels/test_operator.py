@@ -72,6 +72,15 @@ def test_selection_by_query_length() -> None:
     assert chosen == {0: "decode", 16: "decode", 17: "k", 63: "k", 64: "long"}
 
 
+def test_selection_by_key_length() -> None:
+    short = replace(KERNEL, module="few_keys", seqlen_q_max=64, seqlen_k_max=512)
+    shelf = (short, KERNEL)
+    assert [e.module for e in candidates(HOPPER, "bf16", 64, 64, "none", shelf)] == ["few_keys", "k"]
+    chosen = [select(HOPPER, "bf16", 64, 64, "none", 64, shelf, keys).module for keys in (0, 512, 513)]
+    assert chosen == ["few_keys", "few_keys", "k"]
+    assert select(HOPPER, "bf16", 64, 64, "none", 65, shelf).module == "k"
+
+
 def test_a_triton_that_cannot_compile_a_kernel_does_not_get_it() -> None:
     new = replace(KERNEL, module="new", preference=20, triton_min=(3, 9))
     assert usable((KERNEL, new), (3, 6)) == (KERNEL,)
