@@ -10,7 +10,7 @@ TILECAST = {
     "tilecast": "0.1.0", "family": "gemm_hopper", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "gemm",
     "variant": "family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=6,accumulators=2,c_stages=4,c_parts=4,group_m=8,cta_group=1,warps=8",
-    "workload": {"m": 8192, "n": 8192, "k": 1024, "dtype": "bf16", "c_dtype": "bf16", "d_dtype": "bf16", "alpha": 1.0, "beta": 1.0, "in_place": False},
+    "workload": {"m": 8192, "n": 8192, "k": 2048, "dtype": "bf16", "c_dtype": "bf16", "d_dtype": "bf16", "alpha": 1.0, "beta": 1.0, "in_place": False},
 }  # fmt: skip
 
 from collections import namedtuple

@@ -19,8 +19,6 @@ _KINDS = {"gemm_hopper": "wgmma", "gemm_blackwell": "tcgen05"}
 #: Kinds that a kernel for the matrix unit of one generation cannot run without.
 _ELSEWHERE = "use family gemm_hopper on Hopper, gemm_blackwell on data-centre Blackwell, gemm_triton elsewhere"
 _MOST_STAGES = 6
-#: Rows of tiles that Hopper's kernels walk column by column, and from which k on fewer: measured (docs/gemm.md), the forecast tells them hardly apart.
-_GROUP, _LONG_K, _LONG_GROUP = 8, 1536, 4
 #: Columns of a box of C and D whose rows the copy engine still takes at its full rate (64 bytes of 16-bit values), and bytes of a
 #: row of D that a thread of the Blackwell kernels has in registers (tcgen05.ld of 64 columns beside as many of C).
 _LEAST_COLUMNS, _COLUMN_BYTES = 32, 128
@@ -140,9 +138,7 @@ def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int
 def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
     tiles = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 64))
     slots = ((2, 1), (4, 1), (1, 1), (4, 2), (2, 2), (4, 4), (2, 4))
-    rows = _GROUP if gemm.k < _LONG_K else _LONG_GROUP
-    variants = [replace(v, group_m=rows) for v in _own_space("gemm_hopper", tiles, (1,), slots, gemm, machine)]
-    return _legal(variants, gemm, machine)
+    return _legal(_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), gemm, machine)
 
 
 def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
