@@ -109,7 +109,7 @@ def test_forecasts_from_the_loops_at_hand_hold_on_every_eighth_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.066, 0.025, 0.73), (TUNER, 954, 0.086, 0.028, 0.85)]
+    ("table", "count", "mean", "bias", "tau"), [(TABLE, 820, 0.064, 0.01, 0.78), (TUNER, 954, 0.064, 0.015, 0.85)]
 )
 def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float, bias: float, tau: float) -> None:
     rows = forecast_rows(generated_runs(read(table)), {}, None, silent)
@@ -125,7 +125,7 @@ def test_forecasts_before_compilation_hold(table: Path, count: int, mean: float,
     ("level", "signs", "points", "weak"),
     [
         (COMPILED, 0.95, 3.5, {"emulated_share": 0.46, "ping_pong": 0.0}),
-        (BEFORE, 0.92, 4.3, {"emulated_share": 0.6, "scheduler": 0.8, "warps": 0.62}),
+        (BEFORE, 0.94, 3.7, {"emulated_share": 0.7, "scheduler": 0.8, "warps": 0.62}),
     ],
 )
 def test_what_one_knob_is_worth_holds(level: str, signs: float, points: float, weak: dict[str, float]) -> None:
@@ -149,13 +149,16 @@ def test_what_published_changes_are_worth_holds() -> None:
 
 _BLACKWELL = "Blackwell, best kernel per shape, 16 bit and fp8, seqlen >= 2048"
 _HOPPER = "H100 and H200, best of peers per shape"
+_HOPPER_16 = "  H100 and H200, 16 bit"
 
 
 @pytest.mark.parametrize(
     ("regime", "limits", "tau"),
     [
-        ("short", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.103, 0.161)}, 0.84),
-        ("sustained", {_BLACKWELL: (0.121, 0.197), _HOPPER: (0.112, 0.192)}, 0.84),
+        ("run", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.1, 0.141), _HOPPER_16: (0.062, 0.128)}, 0.84),
+        ("short", {_BLACKWELL: (0.071, 0.157), _HOPPER: (0.1, 0.141)}, 0.84),
+        # A lower bound: the tables are short runs.
+        ("sustained", {_BLACKWELL: (0.121, 0.197), _HOPPER: (0.125, 0.213)}, 0.84),
     ],
 )
 def test_the_published_headline_holds(regime: str, limits: dict[str, tuple[float, float]], tau: float) -> None:
@@ -163,6 +166,6 @@ def test_the_published_headline_holds(regime: str, limits: dict[str, tuple[float
     assert len(report.rows) == 1159 and report.tau >= tau
     for name, (mean, p90) in limits.items():
         summary = report.headline[name]
-        assert summary.count >= 100
+        assert summary.count >= 60
         assert summary.mean <= mean
         assert summary.p90 <= p90
