@@ -43,7 +43,7 @@ def _check_regime(clock: str, *, run: bool = False) -> None:
 def validate_published(
     table: Annotated[str | None, typer.Argument(help="A table of published points (default: ours).")] = None,
     as_json: AsJson = False, rows: _Rows = False, picture: _Picture = None,
-    clock: Annotated[str, typer.Option("--clock", help="sustained, short, or run: by how long a row's harness keeps launching.")] = "sustained",
+    clock: Annotated[str, typer.Option("--clock", help="run: by how long a row's harness keeps launching; or its bounds, short and sustained.")] = "run",
     interval: Annotated[bool, typer.Option("--interval", help="Count how often intervals hold the measurement.")] = False,
 ) -> None:  # fmt: skip
     """Predicted against published for every forward row, and the cycle-level rows."""

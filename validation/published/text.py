@@ -12,20 +12,26 @@ from tilecast.validation.published.run import CycleRow, PublishedReport, Row, sh
 from tilecast.validation.statistics import ErrorSummary, HeldOut
 
 #: A regime in words, where its name does not say it.
-_CLOCK = {RUN: "clock by run length, where the source says it"}
+#: A launch gets what a short run does or less, and what it sustains or more.
+_CLOCK = {
+    RUN: "clock by run length (the forecast)",
+    "short": "short clock (upper bound)",
+    "sustained": "sustained clock (lower bound)",
+}
 
 
 def _clock(report: PublishedReport) -> str:
     """The clock of a report's forecasts, in words."""
-    return _CLOCK.get(report.regime, f"{report.regime} clock")
+    return _CLOCK[report.regime]
 
 
 def report_text(report: PublishedReport, with_rows: bool = False, *others: PublishedReport) -> str:
     """The report for people; errors are relative, predicted over measured; ``others`` add their regimes' headlines."""
     lines = [
-        f"Predicted against {len(report.rows)} published forward rows, {report.regime} clock "
+        f"Predicted against {len(report.rows)} published forward rows, {_clock(report)} "
         f"(locked, and the board's power, where the source says so); rank correlation (Kendall) {report.tau:.3f}",
         "No constant was fitted on these rows.",
+        "The forecast of a row is that for as long as its harness keeps launching, as a short run where source or board does not say.",
         *_levels(report),
         "",
     ]

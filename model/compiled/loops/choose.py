@@ -28,7 +28,7 @@ LOOPS, PER_LOOP, SECOND_OF = 12, 2, 3
 #: A variant further behind the best loop at hand, before compilation, than the two levels differ is not looked at.
 WITHIN = 1.15
 #: Where the best loop at hand is further behind the best of all variants, before compilation, no loop at hand answers:
-#: by so much forecasts before compilation are too fast on average (data/model_error.csv).
+#: by so much forecasts before compilation were too fast on average when this was set (2026-11-23).
 ANSWERS_WITHIN = 1.04
 
 

@@ -1,9 +1,9 @@
 """What registers cost Hopper's forward kernels that ask for more than a thread has: spills, before anything is compiled.
 
 A kernel of so many warps is compiled for as many registers a thread as the file holds for all of them.  S, P and O of a
-warpgroup stay in registers, and so many others; what does not fit is stored to L2 in every step and read again.  Counted in
-the machine code of generated kernels: 85 words a step and thread with two warpgroups and 256 keys (the rule: 64), 59 to 67 with
-one (59), 15 to 21 with three and 128 keys (8), 3 to 6 with two, 128 keys and head_dim 128 (none).
+warpgroup stay in registers, beside values of more keys; what does not fit is stored to L2 in every step and read again.  Counted
+in the machine code of generated kernels: 85 words a step and thread with two warpgroups and 256 keys (the rule: 94), 59 to 67
+with one (86), 15 to 21 with three and 128 keys (13), 3 to 6 with two, 128 keys and head_dim 128 (5), none of head_dim 256 (8).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tilecast.model.kernel.variants.fa3 import Fa3Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: Registers that a loop holds beside S, P and O, and the most that Triton gives a thread.
-_OTHERS, _MOST = 8, 240
+#: Keys for each of which a loop holds a fifth of a register beside S, P and O are those beyond 64; the most that Triton gives a thread.
+_FREE_KEYS, _OF_A_KEY, _MOST = 64, 0.2, 240
 #: Bytes of a word of all threads of a warpgroup.
 _WORD = 512
 
@@ -29,14 +29,15 @@ def spilled_words(w: Workload, v: Fa3Variant, m: Machine) -> float:
     registers = min(_MOST, int(m["reg.file_bytes"]) // 4 // threads // 8 * 8)
     # A warpgroup alone packs P only behind the next QK, as compiled; the others before it where registers are short.
     p = v.tile_n / (2 if v.warpgroups == 1 else 4)
-    return max(0.0, v.tile_n / 2 + p + w.head_dim_v / 2 + _OTHERS - registers)
+    others = _OF_A_KEY * max(0, v.tile_n - _FREE_KEYS)
+    return max(0.0, v.tile_n / 2 + p + w.head_dim_v / 2 + others - registers)
 
 
 def spill_demand(w: Workload, v: Fa3Variant, m: Machine) -> tuple[tuple[str, float], ...]:
     """(unit, cycles) pairs of a step's spilled words of a warpgroup, one after the other; empty where they hold nobody up."""
     words = spilled_words(w, v, m)
-    # So many wait in a queue.
-    waiting = max(0.0, words - m.get("local.store_queue_depth", 0.0))
+    # So many of all warpgroups wait in a queue.
+    waiting = max(0.0, words - m.get("local.store_queue_depth", 0.0) / v.warpgroups)
     if not waiting:
         return ()
     mhz = m.get("chip.clock_rated_mhz", m["chip.clock_max_mhz"])

@@ -94,11 +94,13 @@ def test_kernels_are_forecast_to_spill_that_do() -> None:
         variant, work = _variant(code), _work(code)
         stored = sum(one.amount for one in _loop(code) if one.kind == "spill") / 4
         if spill_demand(work, variant, H200):
-            assert stored > H200["local.store_queue_depth"] * 0.8, code.variant
+            assert stored > 10, code.variant
         else:
-            assert stored < 30, code.variant
+            assert stored < 10, code.variant
     many = Fa3Variant(tile_n=256, overlap=False)
-    assert spilled_words(Workload(head_dim_qk=64, head_dim_v=64), many, H200) == 64 + 128 + 32 + 8 - 168
+    assert spilled_words(Workload(head_dim_qk=64, head_dim_v=64), many, H200) == pytest.approx(
+        64 + 128 + 32 + 0.2 * 192 - 168
+    )
 
 
 def test_flash_attentions_own_tile_spills_nothing() -> None:
