@@ -40,6 +40,10 @@ _DRAWN_FROM = (
 )  # fmt: skip
 
 
+#: Quoted lines of a message that are read first.
+_EARLY = 8
+
+
 def put(planted: Planted) -> tuple[Battery | str, set[int]]:
     """The battery on a changed kernel (a text: what refused it before), and the changed lines."""
     text, lines = planted.text()
@@ -76,6 +80,12 @@ def points(message: str, planted: Planted, lines: set[int]) -> str:
     return "name" if named else ""
 
 
+def early(message: str, how: str, lines: set[int]) -> bool:
+    """Whether a message that points at a bug does so by a name, or in the first lines that it quotes."""
+    quoted = list(dict.fromkeys(int(found) for found in re.findall(r"line (\d+):", message)))[:_EARLY]
+    return how == "name" or (how == "line" and bool(lines & set(quoted)))
+
+
 def main() -> None:
     """Run them all, print a line each, then the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -95,6 +105,7 @@ def main() -> None:
     caught: Counter[str] = Counter()
     every: Counter[str] = Counter()
     pointed: Counter[str] = Counter()
+    soon: Counter[str] = Counter()
     for planted in listed:
         if chosen.only not in f"{planted.name} {planted.kernel}":
             continue
@@ -109,6 +120,7 @@ def main() -> None:
         caught[planted.kind] += bool(message)
         how = points(message, planted, lines) if message else ""
         pointed[planted.kind] += bool(how)
+        soon[planted.kind] += early(message, how, lines)
         word = "caught" if message else "quiet"
         print(
             f"{word:7s}{how or '-':5s}{time.perf_counter() - began:6.1f} s  {planted.kernel}: {planted.name} [{where}] {message!r}",
@@ -116,9 +128,9 @@ def main() -> None:
         )
         if chosen.drawn and not how:
             print(f"        {planted.old.strip()}\n        {planted.new.strip()}", flush=True)
-    print(f"\n{'kind':16s} {'there are':>10s} {'caught':>7s} {'pointed at':>11s}")
+    print(f"\n{'kind':16s} {'there are':>10s} {'caught':>7s} {'pointed at':>11s} {'in 8 lines':>11s}")
     for kind in every:
-        print(f"{kind:16s} {every[kind]:10d} {caught[kind]:7d} {pointed[kind]:11d}")
+        print(f"{kind:16s} {every[kind]:10d} {caught[kind]:7d} {pointed[kind]:11d} {soon[kind]:11d}")
 
 
 if __name__ == "__main__":
