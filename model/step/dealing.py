@@ -333,7 +333,7 @@ _CLASSES = {
         _e4m3, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
     "serving-hopper-runs": _Class(
-        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart, {v.programs} programs an SM", ("split_keys", "split_keys_of_many"),
+        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
         launched=_runs_launched,
     ),
     "mla-hopper": _Class(

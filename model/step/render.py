@@ -117,7 +117,8 @@ def _decoder_lines(f: StepForecast) -> list[str]:
 
 
 def _launch_line(launch: LaunchRun) -> str:
-    what = "prefill" if launch.dealt.least_rows > 1 else "decode "
+    leads = launch.dealt.beside and not launch.dealt.follows
+    what = "decode " if launch.dealt.least_rows == 1 or leads else "prefill"
     head = f"  {what}    {_time(launch.seconds)}   {title(launch.variant)}, {launch.clock.mhz:.0f} MHz, "
     if launch.items is None:
         return head + f"no sequence of its own: {launch.programs} programs look for one"

@@ -22,7 +22,7 @@ __all__ = ["TABLE", "ServingTableError", "run_serving"]
 
 TABLE = Path(__file__).parents[2] / "data" / "measured" / "h200_serving_hopper.csv"
 #: Names of GPUs, as drivers give them, by machine.
-_MACHINES = {"NVIDIA H200": "h200-sxm"}
+_MACHINES = {"NVIDIA H200": "h200-sxm", "NVIDIA H100 80GB HBM3": "h100-sxm"}
 #: Measured times within this share of each other are equal.
 _TIE = 0.02
 

@@ -34,6 +34,8 @@ _BASES: dict[str, tuple[StepVariant, StepVariant]] = {
 }
 #: Kernels of `h200_decode_e4m3_hopper.csv` that are forecast, with their knobs in brackets.
 _E4M3 = "hopper_serve_d128_e4m3 ("
+#: The kernel of `h100_decode_runs.csv` that is forecast.
+_RUNS = "hopper_serve_d128_runs"
 
 
 class ServingTableError(ValueError):
@@ -177,6 +179,15 @@ def _of_e4m3(row: dict[str, str], machine: Machine) -> Measured | None:
     )
 
 
+def _of_decodes(row: dict[str, str], machine: Machine) -> Measured | None:
+    """Decoding of one query a sequence by the kernel in runs of splits as it ships, whatever L2 held having been read."""
+    if row["kernel"] != _RUNS or row["evicted_by"] != _READING:
+        return None
+    batch, keys, heads_q, heads_kv, page = _whole(row, "batch", "keys", "heads_q", "heads_kv", "page")
+    asked = Batch(((1, keys),) * batch, _heads(heads_q, heads_kv, 128), page)
+    return Measured(f"decode, {heads_q}/{heads_kv}", asked, shipped_pair(asked, machine), _us(row))
+
+
 def _of_latent(row: dict[str, str], machine: Machine) -> Measured:
     """`tools/sweep_mla.py`: latent attention of one query a sequence, pages of 64."""
     batch, heads, keys = _whole(row, "batch", "heads", "keys")
@@ -191,5 +202,6 @@ _KINDS = (
     _STEPS,
     _Kind(("head_dim", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "tilecast_us"), _of_chunks),
     _Kind(("batch", "keys", "heads_q", "heads_kv", "page", "queries", "kernel", "us"), _of_e4m3),
+    _Kind(("evicted_by", "batch", "keys", "heads_q", "heads_kv", "page", "kernel", "us"), _of_decodes),
     _Kind(("batch", "heads", "keys", "us", "flashmla_us"), _of_latent),
 )
