@@ -36,7 +36,7 @@ def test_a_file_and_requests_are_one_answer(capsys, tmp_path) -> None:  # type: 
         answers.append(json.loads(out))
     assert len({answer["attention_us"] for answer in answers}) == 1
     assert answers[0]["requests"] == "16x2048,1x64:512"
-    assert [launch["sequences"] for launch in answers[0]["launches"]] == [16, 1]
+    assert [launch["sequences"] for launch in answers[0]["launches"]] == [0, 16, 1]
     # predict is about a kernel, step about the decoder too.
     assert answers[2]["decoder"] is None and answers[0]["decoder"]["layers"] == 32
 
@@ -72,7 +72,7 @@ def test_a_model_without_a_known_decoder_has_no_step(capsys) -> None:  # type: i
         ((*STEP, "--requests", "8x8", "--next", "x"), "--next: expected COUNTxKEYS"),
         ((*STEP, "--requests", "8x8", "--within", "soon"), "--within: expected a time above 0 with its unit"),
         ((*STEP, "--requests", "8x8", "--page", "24"), "page: expected 0, 16, 32, 64, 128, 256 tokens, got 24"),
-        ((*STEP, "--requests", "8x8", "--dtype", "fp8"), "family serving-hopper is written for bf16 and fp16"),
+        ((*STEP, "--requests", "8x8", "--dtype", "fp8"), "family serving-hopper-runs is written for bf16 and fp16"),
         (
             (*STEP, "--requests", "8x8", "--variant", "split_keys=100"),
             "split_keys must be a power of two and a multiple of tile_n 64, got 100",
