@@ -42,9 +42,13 @@ _DOCSTRING_WIDTH = 118
 
 
 def issue_order(pipeline: Pipeline) -> tuple[str, ...]:
-    """The matrix products a consumer issues in one iteration, in the pipeline's order: "qk" and "pv"."""
+    """The matrix products a consumer issues in one iteration, in the pipeline's order: "qk" and "pv".
+
+    The pipeline has a product in parts where the compiler issues it so; the source asks for it once.
+    """
     role = next(role for role in pipeline.roles if role.name == "consumer0")
-    return tuple(pipeline.op(step.op).kind for step in role.program if pipeline.op(step.op).engine == "tensor")
+    products = (pipeline.op(step.op) for step in role.program)
+    return tuple(dict.fromkeys(op.kind for op in products if op.engine == "tensor"))
 
 
 def ring_depth(pipeline: Pipeline, name: str) -> int:
