@@ -101,6 +101,9 @@ def _tiles(shape: Shape, base: Problem) -> Iterator[Problem]:
     yield replace(base, name="many blocks", rows=m // 2 + 9, keys=9 * n + 5, dtype="bf16", window=shape.window)
     yield replace(base, name="more rows than keys", heads=(3, 1), rows=m + 1, keys=70, dtype="bf16", kind="steep")
     yield replace(base, name="heads in groups", heads=(3, 3), rows=m + 3, keys=n + 3, heads_in_l2=2)
+    if shape.mask == "causal":
+        # The longest tile takes as long as the others together: fewer programs than SMs would be over later.
+        yield replace(base, name="a tile more than SMs", rows=4 * m, keys=4 * m, sms=3 * shape.ctas)
 
 
 def _inputs(shape: Shape, base: Problem) -> Iterator[Problem]:
