@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from heapq import heapreplace
+from operator import add
 
 #: Products of keys and columns that take as long as the start and the end of a program do, about 3,200 cycles: tiles alike by programs
 #: of their own took 1.5 to 2.3 us more each than by programs that stay (data/measured/h100_launches.csv).
@@ -52,8 +53,8 @@ def programs_and_turns(
             taken = [0] * programs
             for turn in range(turns):
                 some = work[turn * programs : turn * programs + programs]
-                for i, length in enumerate(some):
-                    taken[programs - 1 - i if turn % 2 else i] += length
+                some += [0] * (programs - len(some))
+                taken = list(map(add, taken, some[::-1] if turn % 2 else some))
             most.append(max(taken))
         few = most[0] <= 1.02 * most[1]
         return (most[0], -(-len(work) // turns), turns) if few else (most[1], sms, turns)
@@ -64,7 +65,9 @@ def programs_and_turns(
     if together:
         most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
         found.append((most, programs, turns | 1))
-    if count <= 64 * sms:  # of more, what is left at the end is little
+    # Free SMs are over no sooner than the longest tile, nor than the mean of them all.
+    least = max(tiles[-1] + start, -(-(sum(tiles) * heads + count * start) // sms))
+    if count <= 64 * sms and least < min(found)[0]:  # of more, what is left at the end is little
         free = [0] * sms
         for length in reversed(tiles * heads):  # of each head the longest first
             heapreplace(free, free[0] + length + start)

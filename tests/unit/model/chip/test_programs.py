@@ -100,7 +100,11 @@ def test_files_ask_the_same_function() -> None:
     source = generate(work, H200, find_family("fa3"), variant, compiler=None).source
     begin, end = source.index("@lru_cache"), source.index("def plan(")
     found: dict[str, object] = {}
-    exec("from functools import lru_cache\nfrom heapq import heapreplace\n" + source[begin:end], found)
+    exec(
+        "from functools import lru_cache\nfrom heapq import heapreplace\nfrom operator import add\n"
+        + source[begin:end],
+        found,
+    )
     assert found["programs_and_turns"](1280, 8192, 32, False, SMS, 128, 64, 192) == (320, 1)  # type: ignore[operator]
     assert "programs_and_turns(seqlen_q, seqlen_k, heads, together, sms, TILE_M.value, TILE_N.value, 192)" in source
     assert "together = batch * heads_kv * seqlen_k <= 78125" in source
