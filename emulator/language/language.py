@@ -169,10 +169,14 @@ class Language(Products):
                  for a, x in zip(args, numbers, strict=True)]  # fmt: skip
         arrays = np.broadcast_arrays(*given)
         shape = arrays[0].shape
-        groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
-        registers = [group[:, i] for group in groups for i in range(size)]
+        # Registers of a group as rows.
+        registers = [np.ascontiguousarray(a).reshape(-1, size).T for a in arrays]
         results = ptx.run(text, registers, outputs, number, lasting)
-        made = np.stack([r.view(dtype.numpy) for r in results], axis=1).reshape(shape)
+        columns = [result.view(dtype.numpy) for result in results]
+        made = np.empty((len(columns[0]), outputs), dtype.numpy)
+        for place, column in enumerate(columns):
+            made[:, place] = column
+        made = made.reshape(shape)
         out_tensor = Tensor(self.session, made, layout)
         for pipe, count in ptx.instructions(text).items():
             out_tensor.charge(pipe, count * made.size / size)

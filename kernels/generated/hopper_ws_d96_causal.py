@@ -493,14 +493,11 @@ def programs_and_turns(
     def dealt(work: list[int]) -> tuple[int, int, int]:
         """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
         turns = -(-len(work) // sms)
-        most = []
-        for programs in (-(-len(work) // turns), sms):
-            taken = [0] * programs
-            for turn in range(turns):
-                some = work[turn * programs : turn * programs + programs]
-                for i, length in enumerate(some):
-                    taken[programs - 1 - i if turn % 2 else i] += length
-            most.append(max(taken))
+        # To and fro: of each two turns a program takes the piece of its number, then the one of its number from the end.
+        most = [
+            max(sum(work[i :: 2 * programs]) + sum(work[2 * programs - 1 - i :: 2 * programs]) for i in range(programs))
+            for programs in (-(-len(work) // turns), sms)
+        ]
         few = most[0] <= 1.02 * most[1]
         return (most[0], -(-len(work) // turns), turns) if few else (most[1], sms, turns)
 
