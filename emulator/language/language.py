@@ -33,12 +33,12 @@ class Language(Products):
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Tensor:
         """Consecutive int32."""
-        self.program.fits(layout)
+        self.program.fits(layout, (int(end) - int(start),))
         return Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
 
     def full(self, shape: Any, value: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
         """One value everywhere."""
-        self.program.fits(layout)
+        self.program.fits(layout, shape)
         return Tensor(self.session, np.full([int(n) for n in shape], raw(value), dtype.numpy), layout)
 
     def zeros(self, shape: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
@@ -119,7 +119,7 @@ class Language(Products):
         """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
         if assert_trivial and not same_threads(x.layout, layout, x._a.shape):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
-        self.program.fits(layout)
+        self.program.fits(layout, x._a.shape)
         return Tensor(self.session, x.a, layout).sampled(x.far)
 
     def inline_asm_elementwise(
