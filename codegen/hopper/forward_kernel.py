@@ -474,6 +474,11 @@ o = {self.zeros}"""
         return (*fixed, *finish, *move) if self.anchored else (online, *finish, rescale)
 
     @property
+    def online(self) -> bool:
+        """Whether an iteration has a step of the online softmax."""
+        return any("online_softmax" in line for line in self.softmax_statements)
+
+    @property
     def row_results(self) -> tuple[str, ...]:
         """The end of the function that says what a row's statistics come to."""
         if not self.masked:

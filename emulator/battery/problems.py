@@ -104,6 +104,8 @@ def _tiles(shape: Shape, base: Problem) -> Iterator[Problem]:
     if shape.mask == "causal":
         # The longest tile takes as long as the others together: fewer programs than SMs would be over later.
         yield replace(base, name="a tile more than SMs", rows=4 * m, keys=4 * m, sms=3 * shape.ctas)
+        # Equal tiles that do not go into the turns of all SMs: a program to each might be over sooner.
+        yield replace(base, name="tiles alike", heads=(7, 1), rows=m, keys=8 * m, sms=3 * shape.ctas)
 
 
 def _inputs(shape: Shape, base: Problem) -> Iterator[Problem]:

@@ -31,6 +31,7 @@ from tilecast.emulator.values.memory_layouts import (
     same_places,
 )
 from tilecast.emulator.values.tensors import Int, Tensor, raw
+from tilecast.emulator.values.wellformed import wrong_shared
 
 #: Read-modify-write operations by name (None: exchange).
 ATOMICS = {
@@ -85,7 +86,7 @@ class Memories(Context, Protocol):
     def warps(self) -> int:
         """Warps of the running role."""
 
-    def fits(self, layout: Any) -> Any:
+    def fits(self, layout: Any, shape: Sequence[int] | None = None) -> Any:
         """A register layout; LayoutError where it is made for another number of warps than the running role has."""
 
     def meet(self, certain: bool = True) -> None:
@@ -308,7 +309,7 @@ class Shared:
         """Into registers."""
         program = self.program
         program.step()
-        program.fits(layout)
+        program.fits(layout, self.a.shape)
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access, cells in self._reached(writes=False):
@@ -394,7 +395,7 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
     division = layout if isinstance(layout, SharedLayout) and program.ctas > 1 else None
     if program.ctas > 1 and (division is None or 1 << len(division.cga) != program.ctas):
         raise UnsupportedError(f"{program.here()}: {name} is not divided between the CTAs of the cluster (cga_layout)")
-    refuse(program, name, legal.wrong_swizzle(layout, extents, dtype))
+    refuse(program, name, wrong_shared(layout, extents) or legal.wrong_swizzle(layout, extents, dtype))
     a = np.empty(extents, dtype.numpy)
     a.view(np.uint8).fill(0xFF)
     last = len(extents) - 1

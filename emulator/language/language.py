@@ -33,12 +33,12 @@ class Language(Products):
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Tensor:
         """Consecutive int32."""
-        self.program.fits(layout)
+        self.program.fits(layout, (int(end) - int(start),))
         return Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
 
     def full(self, shape: Any, value: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
         """One value everywhere."""
-        self.program.fits(layout)
+        self.program.fits(layout, shape)
         return Tensor(self.session, np.full([int(n) for n in shape], raw(value), dtype.numpy), layout)
 
     def zeros(self, shape: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
@@ -119,7 +119,7 @@ class Language(Products):
         """The values in other threads; LayoutError when the compiler was told that nothing moves and something would."""
         if assert_trivial and not same_threads(x.layout, layout, x._a.shape):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
-        self.program.fits(layout)
+        self.program.fits(layout, x._a.shape)
         return Tensor(self.session, x.a, layout).sampled(x.far)
 
     def inline_asm_elementwise(
@@ -169,10 +169,14 @@ class Language(Products):
                  for a, x in zip(args, numbers, strict=True)]  # fmt: skip
         arrays = np.broadcast_arrays(*given)
         shape = arrays[0].shape
-        groups = [np.ascontiguousarray(a).reshape(-1, size) for a in arrays]
-        registers = [group[:, i] for group in groups for i in range(size)]
+        # Registers of a group as rows.
+        registers = [np.ascontiguousarray(a).reshape(-1, size).T for a in arrays]
         results = ptx.run(text, registers, outputs, number, lasting)
-        made = np.stack([r.view(dtype.numpy) for r in results], axis=1).reshape(shape)
+        columns = [result.view(dtype.numpy) for result in results]
+        made = np.empty((len(columns[0]), outputs), dtype.numpy)
+        for place, column in enumerate(columns):
+            made[:, place] = column
+        made = made.reshape(shape)
         out_tensor = Tensor(self.session, made, layout)
         for pipe, count in ptx.instructions(text).items():
             out_tensor.charge(pipe, count * made.size / size)

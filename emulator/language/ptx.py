@@ -1,4 +1,4 @@
-"""The inline PTX of our templates, run on numpy arrays: each 32-bit register is an array over threads."""
+"""The inline PTX of our templates, run on numpy arrays: a 32-bit register is an array over threads, a 64-bit one two rows of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class UnknownError(UnsupportedError):
     """PTX that is not known, or reads what nothing has written."""
 
 
-_SMALLEST = np.float32(2.0**-126)
+#: Twice the bits of the smallest normal float32, without its sign.
+_SMALLEST = 1 << 24
 
 
 def _floats(bits: Any) -> Any:
@@ -30,8 +31,10 @@ def _bits(floats: Any) -> Any:
 
 def _flush(x: Any) -> Any:
     """Subnormals become zero of the same sign (.ftz)."""
-    small = np.abs(x) < _SMALLEST
-    return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
+    magnitude = x.view(np.uint32) << 1
+    if np.minimum.reduce(magnitude, axis=None, initial=_SMALLEST) >= _SMALLEST:
+        return x
+    return np.where(magnitude < _SMALLEST, np.copysign(np.float32(0), x), x)
 
 
 def _down(exact: Any) -> Any:
@@ -42,20 +45,16 @@ def _down(exact: Any) -> Any:
 def _arithmetic(name: str) -> Callable[..., Any]:
     """add, sub, mul or fma of float32, exact in float64 and rounded once (.rn, .rm), flushed with .ftz."""
     parts = name.split(".")
-    kinds: dict[str, Callable[..., Any]] = {
-        "fma": lambda a, b, c: a * b + c,
-        "mul": lambda a, b: a * b,
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-    }
-    compute = kinds[parts[0]]
+    steps = {"fma": (np.multiply, np.add), "mul": (np.multiply,), "add": (np.add,), "sub": (np.subtract,)}[parts[0]]
     down, flush = "rm" in parts, "ftz" in parts
 
     def run(*registers: Any) -> Any:
         values = [_floats(r) for r in registers]
         if flush:
             values = [_flush(v) for v in values]
-        exact = compute(*(v.astype(np.float64) for v in values))
+        exact = values[0].astype(np.float64)
+        for compute, value in zip(steps, values[1:], strict=True):
+            exact = compute(exact, value)
         out = _down(exact) if down else exact.astype(np.float32)
         return _bits(_flush(out) if flush else out)
 
@@ -194,9 +193,16 @@ class _Registers:
     """Names of a running block; ``lasting`` holds those that outlive it."""
 
     def __init__(self, inputs: Sequence[Any], outputs: int, program_id: int, lasting: dict[str, Any]) -> None:
-        self.values: dict[str, Any] = {
-            f"${outputs + i}": np.ascontiguousarray(x).view(np.uint32) for i, x in enumerate(inputs)
-        }
+        self.values: dict[str, Any] = {}
+        #: Neighbouring registers that were given as rows: those, one by one and together.
+        self._given: dict[tuple[str, ...], tuple[list[Any], Any]] = {}
+        for given in inputs:
+            bits = np.ascontiguousarray(given).view(np.uint32)
+            rows = bits if bits.ndim == 2 else bits[None]
+            names = tuple(f"${outputs + len(self.values) + i}" for i in range(len(rows)))
+            apart = list(rows)
+            self._given[names] = apart, rows
+            self.values.update(zip(names, apart, strict=True))
         self.like = next(iter(self.values.values()))
         self.program_id, self.lasting = program_id, lasting
 
@@ -216,14 +222,23 @@ class _Registers:
         except ValueError:
             raise UnknownError(f"PTX reads '{name}', which nothing has written") from None
         if number >= 1 << 32:
-            return (np.full_like(self.like, number & 0xFFFFFFFF), np.full_like(self.like, number >> 32))
+            return self._pair(np.uint32(number & 0xFFFFFFFF), np.uint32(number >> 32))
         return np.full_like(self.like, number & 0xFFFFFFFF)
+
+    def _pair(self, low: Any, high: Any) -> Any:
+        made = np.empty((2, *self.like.shape), np.uint32)
+        made[0], made[1] = low, high
+        return made
 
     def move(self, statement: Statement) -> None:
         """mov, also between a pair of 32-bit registers and a 64-bit one."""
         targets, (sources,) = statement.targets, statement.sources
         if len(sources) == 2:
-            self.values[targets[0]] = (self.read(sources[0]), self.read(sources[1]))
+            low, high = map(self.read, sources)
+            apart, together = self._given.get(sources, ([], None))
+            # Unless the block has written to them.
+            as_given = len(apart) == 2 and low is apart[0] and high is apart[1]
+            self.values[targets[0]] = together if as_given else self._pair(low, high)
             return
         value = self.read(sources[0])
         if len(targets) == 2:
@@ -235,7 +250,7 @@ class _Registers:
 def run(
     text: str, inputs: Sequence[Any], outputs: int, program_id: int = 0, lasting: dict[str, Any] | None = None
 ) -> list[Any]:
-    """Execute a block on arrays of 32-bit registers; returns ``outputs`` arrays of uint32.
+    """Execute a block on arrays of 32-bit registers, each over threads or some neighbours as rows; returns ``outputs`` arrays of uint32.
 
     Registers that the block does not declare are written to ``lasting``, for later blocks of the same threads;
     UnsupportedError where threads differ in one.
@@ -248,15 +263,11 @@ def run(
                 registers.move(statement)
                 continue
             sources = [registers.read(group[0]) for group in statement.sources]
-            if statement.packed:
-                value: Any = tuple(statement.run(*(pair[half] for pair in sources)) for half in (0, 1))
-            else:
-                value = statement.run(*sources)
-            registers.values[statement.targets[0]] = value
+            registers.values[statement.targets[0]] = statement.run(*sources)
     for name in registers.values.keys() - own_names(text):
         if name[0] not in "$%":
             value = registers.values[name]
-            if isinstance(value, tuple) or (value != value.flat[0]).any():
+            if value.ndim > 1 or (value != value.flat[0]).any():
                 raise UnsupportedError(f"the PTX register '{name}' outlives its block and differs between threads")
             kept[name] = value.flat[0]
     return [registers.values[f"${i}"] for i in range(outputs)]

@@ -144,7 +144,7 @@ class SharedLinearLayout(SharedLayout):
 
     def __init__(self, offset_bases: Any, block_bases: Any = None, alignment: Any = 16) -> None:
         self.offset_bases, self.alignment = frozen(offset_bases), int(alignment)
-        blocks = frozen(block_bases)
+        self.block_bases = blocks = frozen(block_bases)
         # In parts, as other layouts tell it: a step of a part's extent is one.
         extents = [
             1 << max((basis[dim].bit_length() for basis in self.offset_bases), default=0) for dim in range(self.rank)

@@ -19,7 +19,6 @@ TILECAST = {
 from collections import namedtuple
 from functools import lru_cache
 from heapq import heapreplace
-from operator import add
 
 import triton
 from triton.experimental import gluon
@@ -461,35 +460,35 @@ def programs_and_turns(
     longest first.  Both are dealt to and fro.
     """
     last = range(rows + seqlen_k - seqlen_q, rows + seqlen_k, rows)
-    # A block more, for what is around the loop.
-    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
-    count, half = len(tiles) * heads, len(tiles) // 2
+    count, half = len(last) * heads, len(last) // 2
     if count <= sms:
         return count, 1
+    if count > 64 * sms:  # what is left at the end is little
+        pairs = (len(last) - half) * heads
+        trips = -(-pairs // sms)
+        return -(-pairs // trips), 2 * trips
+    # A block more, for what is around the loop.
+    tiles = [(-(-max(min(end, seqlen_k), 1) // keys) + 1) * keys for end in last]
 
     def dealt(work: list[int]) -> tuple[int, int, int]:
         """(keys of the program with the most, programs, turns): no more programs than all turns need, unless that takes 2 % longer."""
         turns = -(-len(work) // sms)
-        most = []
-        for programs in (-(-len(work) // turns), sms):
-            taken = [0] * programs
-            for turn in range(turns):
-                some = work[turn * programs : turn * programs + programs]
-                some += [0] * (programs - len(some))
-                taken = list(map(add, taken, some[::-1] if turn % 2 else some))
-            most.append(max(taken))
+        # To and fro: of each two turns a program takes the piece of its number, then the one of its number from the end.
+        most = [
+            max(sum(work[i :: 2 * programs]) + sum(work[2 * programs - 1 - i :: 2 * programs]) for i in range(programs))
+            for programs in (-(-len(work) // turns), sms)
+        ]
         few = most[0] <= 1.02 * most[1]
         return (most[0], -(-len(work) // turns), turns) if few else (most[1], sms, turns)
 
     middle = tiles[half : len(tiles) - half]
     most, programs, trips = dealt([*(tiles[i] + tiles[-1 - i] for i in range(half)), *middle] * heads)
     found = [(most, programs, 2 * trips)]
-    if together:
-        most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
-        found.append((most, programs, turns | 1))
+    most, programs, turns = dealt([length for length in reversed(tiles) for _ in range(heads)])
+    found += [(most, programs, turns | 1)] * together
     # Free SMs are over no sooner than the longest tile, nor than the mean of them all.
     least = max(tiles[-1] + start, -(-(sum(tiles) * heads + count * start) // sms))
-    if count <= 64 * sms and least < min(found)[0]:  # of more, what is left at the end is little
+    if least < min(found)[0]:
         free = [0] * sms
         for length in reversed(tiles * heads):  # of each head the longest first
             heapreplace(free, free[0] + length + start)

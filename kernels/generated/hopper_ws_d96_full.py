@@ -231,17 +231,6 @@ def reference_of(row_max, problem):
 
 
 @gluon.jit
-def online_softmax(s, before, problem):
-    """A step of the online softmax: (P, statistics, factor for the O there is)."""
-    row_max = gl.maximum(before.row_max, gl.max(s, 1))
-    reference = reference_of(row_max, problem)
-    shift = reference_of(before.row_max, problem) - reference
-    factor = mufu_exp2(gl.where(before.row_max == float("-inf"), float("-inf"), shift))
-    p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
-    return p, Statistics(row_max, scaled(before.row_sums, factor) + partial_sums(p), reference), factor
-
-
-@gluon.jit
 def scaled(o, factor):
     """O times a number per row."""
     return o * gl.convert_layout(factor, gl.SliceLayout(1, o.type.layout))[:, None]

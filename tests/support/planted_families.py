@@ -101,6 +101,8 @@ FAMILIES = (
     # -- 8 bits
     _p("V not waited for", H8, S, "    wait(tile.v, n)\n", "", 0, "v"),
     _p("V released before it is read", H8, S, "    part = warpgroup_mma_wait(0, deps=[part])\n    release(tile.v, n)\n", "    release(tile.v, n)\n    part = warpgroup_mma_wait(0, deps=[part])\n", 0, "v"),
+    # Harmless before this kernel issued P V first: now the slot is given back, and filled again under the wait.
+    _p("V waited for again once it is given back", H8, S, "    wait(tile.k, n + 1)\n    s = issue_qk", "    wait(tile.k, n + 1)\n    wait(tile.v, n)\n    s = issue_qk", 0, "v"),
     _p("turn passed by nobody in blocks of the other", H8, S, "        take_turn(turns, n - tiles)\n        pass_turn(turns)\n        n += 1\n", "        n += 1\n", 0, "turns mine next turn_barriers"),
     _p("last three quarters of P by half", B8, S, "    mbarrier.wait(softmax.p_rest, phase)\n", "", 0, "p_rest s"),
     _p("S read before it is there", B8, S, "            mbarrier.wait(softmax.s_full, s_phase)\n", "", 0, "s s_full"),
@@ -173,7 +175,7 @@ HARMLESS = (
     _p("one accumulator", GB, X, "ACCUMULATORS = gl.constexpr(2)", "ACCUMULATORS = gl.constexpr(1)"),
     _p("sums given back after the store", GB, X, "            if part == C_PARTS - 1:\n                mbarrier.arrive(sums.empty.index(place), count=1)\n            c = products\n", "            c = products\n            if part == C_PARTS - 1:\n                mbarrier.arrive(sums.empty.index(place), count=1)\n"),
     _p("every block hidden", H8, X, "            if end > whole_end:\n", "            if end >= whole_end:\n"),
-    _p("V waited for before S", H8, X, "    wait(tile.k, n + 1)\n    s = issue_qk", "    wait(tile.k, n + 1)\n    wait(tile.v, n)\n    s = issue_qk"),
+    _p("the next K waited for before P V", H8, X, "    wait(tile.v, n)\n    part = issue_pv", "    wait(tile.k, n + 1)\n    wait(tile.v, n)\n    part = issue_pv"),
     _p("less lift", B8, X, "LIFT = gl.constexpr(4.0)", "LIFT = gl.constexpr(3.0)"),
     _p("maxima move at once", B8, X, "MAX_GROWTH = gl.constexpr(4.0)", "MAX_GROWTH = gl.constexpr(0.0)"),
     _p("less scale factors read", B8, X, "    # A hidden score, -inf, times 0 would be NaN.\n", "    scale_log2 *= 1.0\n"),
