@@ -12,13 +12,14 @@ from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
 from tilecast.emulator.language import launch_control, libdevice, newer, packed, threadwise, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
+from tilecast.emulator.language.from_triton import LAYOUTS
 from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
 from tilecast.emulator.language.im2col import TensorDescriptorIm2Col
 from tilecast.emulator.language.language import Language
 from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
-from tilecast.emulator.values import dtypes, layouts, memory_layouts
+from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -150,17 +151,6 @@ def _language(session: Session, gl: Language) -> Module:
     }
     more = {**wider.names(session), **newer.names(session), **threadwise.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
-    places = {
-        "DistributedLinearLayout": layouts.DistributedLinearLayout,
-        "SliceLayout": layouts.SliceLayout,
-        "BlockedLayout": layouts.BlockedLayout,
-        "NVMMADistributedLayout": layouts.NvmmaDistributedLayout.make,
-        "DotOperandLayout": layouts.DotOperandLayout,
-        "NVMMASharedLayout": memory_layouts.NvmmaSharedLayout,
-        "SwizzledSharedLayout": memory_layouts.SwizzledSharedLayout,
-        "PaddedSharedLayout": memory_layouts.PaddedSharedLayout,
-        "SharedLinearLayout": memory_layouts.SharedLinearLayout,
-    }
     functions = {
         **gl.mathematics(), **more, **{name: getattr(gl, name) for name in names},
         **{name: meeting(session, more[name]) for name in scattering}, **moving,
@@ -173,7 +163,7 @@ def _language(session: Session, gl: Language) -> Module:
         "triton.experimental.gluon.language",
         session,
         {
-            **functions, **types_, **places,
+            **functions, **types_, **LAYOUTS,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
             "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "dtype": dtypes.Dtype, "constexpr_function": lambda fn: fn,
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint), **_TYPES,
@@ -210,10 +200,14 @@ def _asked_of_the_gpu(hopper: bool) -> dict[str, Callable[..., Any]]:
 
 
 class Questions(Module):
-    """What a test suite asks of the machine: every other ``is_...`` is answered with no."""
+    """What a test suite asks of the machine: every other ``is_...`` is answered with no, what else is not known when it is called."""
 
     def __getattr__(self, name: str) -> Any:
-        return functools.partial(bool, False) if name.startswith("is_") else super().__getattr__(name)
+        if name.startswith("is_"):
+            return functools.partial(bool, False)
+        if name.startswith("__") or name in self.__dict__["_missing"]:
+            raise AttributeError(name)
+        return lambda *_args, **_options: super(Questions, self).__getattr__(name)
 
 
 def _no_knobs(skipped_attr: Any = None) -> tuple[Callable[[], Any], Callable[[], None]]:

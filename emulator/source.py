@@ -153,7 +153,8 @@ class Source:
         try:
             return read_header(self.text, self.path)
         except HeaderError as error:
-            raise UnsupportedError(f"{error}: the emulator runs kernels that tilecast generated") from None
+            own = "of a kernel of your own, --call 'function(arguments)' or --main says what to run"
+            raise UnsupportedError(f"{error}; {own}") from None
 
     def workload(self) -> Workload:
         """The workload that the header says the kernel was written for; UnsupportedError where it says none."""

@@ -173,6 +173,7 @@ def array_of(session: Session, value: Any) -> Array:
     data = numpy_of(value)
     key = (data.__array_interface__["data"][0], data.dtype.str, data.shape, data.strides)
     if key not in session.arrays:
+        dtypes.of(data)
         session.arrays[key] = Array(data, session.names.get(id(value), f"a tensor of {list(data.shape)}"))
     found: Array = session.arrays[key]
     return found

@@ -16,6 +16,7 @@ from tilecast.emulator.far import Far, Over, Sampled
 from tilecast.emulator.hardware.clocks import Knowledge
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.language.arrays import Array, array_of, ordered, put
+from tilecast.emulator.language.from_triton import from_triton, is_tritons
 from tilecast.emulator.session import Planned, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import is_tensor
@@ -134,6 +135,16 @@ def running(session: Session) -> Program:
     return program
 
 
+#: What a launch may say beside the kernel's parameters: options of the compiler for NVIDIA, of Triton 3.6 and 3.9 (CUDAOptions).
+_OPTIONS = frozenset((
+    "num_warps", "num_ctas", "num_stages", "warp_size", "maxnreg", "ptx_version", "ptx_options", "ir_override", "enable_fp_fusion",
+    "sched4reg", "enable_reflect_ftz", "launch_cooperative_grid", "launch_pdl", "clc", "supported_fp8_dtypes",
+    "deprecated_fp8_dot_operand_dtypes", "default_dot_input_precision", "allowed_dot_input_precisions",
+    "max_num_imprecise_acc_default", "extern_libs", "debug", "backend_name", "sanitize_overflow", "arch", "instrumentation_mode",
+    "fpsan_homomorphic_casts", "min_shared_mem",
+))  # fmt: skip
+
+
 class Jitted:
     """A function of the kernel: called inside it, or launched on a grid."""
 
@@ -146,6 +157,8 @@ class Jitted:
         self.derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.session.program is None:
+            raise RequestError(f"{self.name} is compiled for the GPU: launch it as {self.name}[grid](...)")
         return self.fn(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -192,6 +205,9 @@ class Jitted:
     def _bound(self, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name; keywords that the kernel does not take are options of the compiler."""
         signature = inspect.signature(self.fn)
+        unknown = options.keys() - signature.parameters.keys() - _OPTIONS
+        if unknown:
+            raise RequestError(f"{self.name} has no parameter {sorted(unknown)[0]}, and Triton no such option")
         try:
             if self.derived:
                 known = signature.bind_partial(*args, **{k: v for k, v in options.items() if k in signature.parameters})
@@ -200,6 +216,10 @@ class Jitted:
         except TypeError as error:
             raise RequestError(f"{self.name}: {error}") from None
         found.apply_defaults()
+        for name, value in found.arguments.items():
+            if isinstance(value, (list, dict)) and "constexpr" not in str(signature.parameters[name].annotation):
+                kind = type(value).__name__
+                raise RequestError(f"{self.name}: {name}: expected a tensor, an array or a number, got a {kind}")
         return dict(found.arguments)
 
     def _program(self, number: int, grid: tuple[int, ...], ctas: int, given: Mapping[str, Any]) -> Any:
@@ -305,6 +325,8 @@ class Compiled:
 
 
 def _argument(session: Session, value: Any) -> Any:
+    if is_tritons(value):
+        value = from_triton(session, value)
     if isinstance(value, Array) or is_tensor(value):
         return Pointer(array_of(session, value), Int(0))
     if type(value) is tuple:

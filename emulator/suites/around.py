@@ -82,13 +82,18 @@ def emulation(
 
 @contextlib.contextmanager
 def _launches_of_real_triton(options: dict[str, Any], counted: Emulated) -> Iterator[None]:
-    """Where Triton itself was imported before, kernels that it has decorated are emulated when they are launched."""
+    """Where Triton itself was imported before, kernels that it has decorated are emulated when they are launched.
+
+    What it has for grids and layouts in host code, as `triton.cdiv`, is called as the plain function that it is: Triton would
+    import the compiler's own names for that, which have stand-ins meanwhile.
+    """
     real = sys.modules.get("triton.runtime.jit")
     interface = getattr(real, "KernelInterface", None)
     if interface is None:
         yield
         return
-    before, known = interface.__getitem__, {}
+    on_host = getattr(real, "ConstexprFunction", None)
+    known: dict[int, Any] = {}
 
     def on_cpu(kernel: Any, grid: Any) -> Callable[..., Any]:
         if id(kernel) not in known:
@@ -106,8 +111,21 @@ def _launches_of_real_triton(options: dict[str, Any], counted: Emulated) -> Iter
 
         return launch
 
-    interface.__getitem__ = on_cpu
+    def plain(function: Any, *args: Any, **named: Any) -> Any:
+        return function.fn(*args, **named)
+
+    changed: dict[Any, dict[str, Any]] = {interface: {"__getitem__": on_cpu}}
+    if on_host is not None:
+        changed[on_host] = {"__call__": plain}
+    before = {cls: {name: getattr(cls, name) for name in names} for cls, names in changed.items()}
     try:
+        _set(changed)
         yield
     finally:
-        interface.__getitem__ = before
+        _set(before)
+
+
+def _set(methods: dict[Any, dict[str, Any]]) -> None:
+    for cls, named in methods.items():
+        for name, method in named.items():
+            setattr(cls, name, method)
