@@ -34,7 +34,7 @@ class Batch:
     name: str
     lengths: tuple[tuple[int, int], ...]
     heads: tuple[int, int] = (4, 1)
-    #: "packed", "cache" or "paged", and tokens of a page; whether queries are packed.
+    #: "packed", "cache", "cache in order" (of sequences) or "paged", and tokens of a page; whether queries are packed.
     layout: str = "paged"
     page: int = 64
     packed_q: bool = True
@@ -94,6 +94,7 @@ class ServingBench(LaunchBench):
         for layout in ("packed", "cache", "paged"):
             yield replace(base, name="layouts", layout=layout, page=16)
             yield replace(base, name="layouts", layout=layout, lengths=many, dtype="bf16", page=32)
+        yield replace(base, name="layouts", layout="cache in order", lengths=many)
         for page in (128, 256):
             yield replace(base, name="pages", page=page, lengths=many)
         yield replace(base, name="a table as wide as its longest sequence", page=16, lengths=((1, 3), (1, 2 * n)))
@@ -399,11 +400,15 @@ def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> _Mad
         }
         k, v = (np.concatenate([one[i] for one in sequences]) for i in (1, 2))
         lists["cu_seqlens_k"] = _starts([keys for _, keys in problem.lengths])
-    elif problem.layout == "cache":
-        slots = rng.permutation(len(sequences) + 1)[: len(sequences)].astype(np.int32)
+    elif problem.layout.startswith("cache"):
+        in_order = problem.layout == "cache in order"
+        slots = rng.permutation(len(sequences) + (not in_order))[: len(sequences)].astype(np.int32)
+        slots = np.sort(slots) if in_order else slots
         places = {(int(slots[b]), key): (b, key) for b, (_, keys) in enumerate(problem.lengths) for key in range(keys)}
         k, v = (_caches(problem, sequences, slots, i, of_cache) for i in (1, 2))
-        lists |= {"seqused_k": Array(counts, "seqused_k"), "cache_batch_idx": Array(slots, "cache_batch_idx")}
+        lists["seqused_k"] = Array(counts, "seqused_k")
+        if not in_order:
+            lists["cache_batch_idx"] = Array(slots, "cache_batch_idx")
     else:
         needed = [-(-int(keys) // problem.page) for keys in counts]
         order = rng.permutation(sum(needed) + 2)
@@ -431,9 +436,10 @@ def _starts(counts: Sequence[int]) -> Array:
 
 
 def _caches(problem: Batch, sequences: Sequence[Any], slots: Any, which: int, kind: Any) -> Any:
-    """Caches longer than any sequence, in shuffled slots."""
+    """Caches longer than any sequence, in slots that may be shuffled; of shuffled ones a slot is nobody's."""
     longest = max(keys for _, keys in problem.lengths) + 9
-    cache = np.full((len(sequences) + 1, longest, *sequences[0][which].shape[1:]), np.nan, kind)
+    unused = problem.layout != "cache in order"
+    cache = np.full((len(sequences) + unused, longest, *sequences[0][which].shape[1:]), np.nan, kind)
     for slot, one in zip(slots, sequences, strict=True):
         cache[slot, : len(one[which])] = one[which]
     return cache
