@@ -100,7 +100,7 @@ FINDS = {
     ),
     "plan of the first launch's scale": (
         HOPPER, "    if planned := plan(q, k, v, out, lse, window_left, window_right):",
-        "    scale = OPTIONS.setdefault('scale', scale)\n    if planned := plan(q, k, v, out, lse, window_left, window_right):",
+        "    scale = vars(launch).setdefault('scale', scale)\n    if planned := plan(q, k, v, out, lse, window_left, window_right):",
         "second launch", "wrongresult", "gl.store",
     ),
 }  # fmt: skip
