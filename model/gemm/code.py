@@ -44,6 +44,9 @@ class CodeCycles:
     load_step: float
     #: The warp that copies C: what a box takes; 0 where its code is not there (C is not read).
     load_box: float
+    #: Instructions that a first tile of one k-step runs: of a warpgroup that multiplies, and of the warp that copies A and B.
+    product_instructions: int
+    copy_instructions: int
 
 
 def code_cycles(kernel: KernelRoles, variant: GemmVariant, machine: Machine) -> CodeCycles:
@@ -76,6 +79,8 @@ def _cycles(kernel: KernelRoles, v: GemmVariant, machine: Machine) -> CodeCycles
         load_tile=pass_cycles(ring.begin, costs),
         load_step=pass_cycles(ring.loop, costs),
         load_box=pass_cycles(boxes.loop, costs) / per_tile if boxes is not None else 0.0,
+        product_instructions=len(mine.begin) + len(mine.loop) + len(mine.end),
+        copy_instructions=len(ring.begin) + len(ring.loop),
     )
 
 

@@ -19,8 +19,14 @@ from tilecast.model.gemm.traffic import l2_rates, memory_bytes
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import Machine
-from tilecast.model.sm.simulate import SmTrace, steady_state
+from tilecast.model.pipeline.graph import Pipeline
+from tilecast.model.sm.simulate import SmTrace, simulate, steady_state
 
+#: Instructions of a first tile's k-step, of the warp that copies A and B and of a warpgroup up to its epilogue: machine code of the
+#: measured kernels has 103 to 146 and 88 to 126 (gemm_code.txt).
+_COPY_INSTRUCTIONS, _PRODUCT_INSTRUCTIONS = 127, 105
+#: Cycles an instruction from code that no cache of an SM holds, where a machine file does not say (H200, measured).
+_FETCH_FAR = 4.9
 #: k-steps between the two loops whose difference is the pace of a k-step.
 _PACE_STEPS = MOST_STEPS // 4
 
@@ -47,15 +53,25 @@ class Stream:
 
     def _end(self, tiles: int) -> float:
         lap, place = divmod(tiles - 1, self.loop.tiles)
+        trace = self._trace(lap + 1)
         if place == self.loop.tiles - 1:
-            return self.trace.tile_cycles(lap + 1)
+            return trace.tile_cycles(lap + 1)
         # Part of an iteration: the last operation of the tiles that it has.
-        known = min(lap, len(self.trace.iteration_end) - 1)
-        ends = [e.end for e in self.trace.events if e.iteration == known and self._tile(e.op) <= place]
-        return max(ends) + (lap - known) * self.trace.ii_cycles
+        known = min(lap, len(trace.iteration_end) - 1)
+        ends = [e.end for e in trace.events if e.iteration == known and self._tile(e.op) <= place]
+        return max(ends) + (lap - known) * trace.ii_cycles
+
+    def _trace(self, laps: int) -> SmTrace:
+        """The stream of so many iterations: one that is over before the loop repeats copies no C of tiles that it does not have."""
+        return self.trace if laps >= len(self.trace.iteration_end) else _short(self.loop.pipeline, laps)
 
     def _tile(self, op: str) -> int:
         return self.loop.pipeline.op(op).tile
+
+
+@lru_cache(maxsize=1 << 10)
+def _short(pipeline: Pipeline, laps: int) -> SmTrace:
+    return simulate(pipeline, laps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,7 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     own = stream(gemm, variant, machine, machine["chip.clock_max_mhz"], False, code)
     tiling = own.loop.tiling
     first = machine["tma.latency_hbm_cycles"] - machine["tma.latency_l2_cycles"]
-    start = own.loop.pipeline.prologue_cycles + max(0.0, first)
+    start = own.loop.pipeline.prologue_cycles + max(0.0, first) + _first_time_cycles(own.loop.pipeline, machine, code)
     own_cycles = start + own.end(tiling.most)
     hbm = sum(memory_bytes(gemm, variant, tiling)) / (machine["hbm.tbps_achieved"] * 1e12)
 
@@ -125,6 +141,21 @@ def evaluate_gemm(gemm: Gemm, variant: GemmVariant, machine: Machine, clock: str
     apart = seconds_at(settled.mhz / 1e3) + launch
     seconds = max(apart, (start + shared.end(mean)) / (settled.mhz * 1e6) + launch)
     return GemmRun(seconds, apart, gemm.flops / seconds / 1e12, settled, own, shared, start, own_cycles, launch, hbm)
+
+
+def _first_time_cycles(loop: Pipeline, machine: Machine, code: CodeCycles | None) -> float:
+    """What the first tile of a launch takes longer than the others: its code and the maps of its tensors are in no cache yet.
+
+    The warp that copies comes to its first copy, and a warpgroup through its epilogue, as fast as code is fetched from far; the maps
+    of A and B are waited for before the first copy, that of D before the first store.
+    """
+    fetch = machine.get("code.fetch_far_cycles", _FETCH_FAR)
+    halves = {op.role for op in loop.ops if op.kind == "epilogue" and op.tile == 0}
+    epilogue = [op for op in loop.ops if op.kind == "epilogue" and op.role == min(halves)]
+    counted = _PRODUCT_INSTRUCTIONS + sum(count for op in epilogue for _, count in op.instructions)
+    products, copies = (code.product_instructions, code.copy_instructions) if code else (counted, _COPY_INSTRUCTIONS)
+    late = max(0.0, products * fetch - sum(op.min_cycles for op in epilogue))
+    return copies * fetch + late + 2.0 * machine["tma.latency_hbm_cycles"]
 
 
 def _activity(gemm: Gemm, machine: Machine, variant: GemmVariant, loop: GemmPipeline) -> Activity:

@@ -4,7 +4,8 @@ One iteration of the loop is a tile of every accumulator that takes turns (on Ho
 CTA on the SM; `GemmPipeline.tiles` says how many.  The k-steps of a tile are operations of their own, as is every slot of
 the ring; of a tile of very many steps the first `MOST_STEPS` stand for all (`GemmPipeline.steps_left`).
 
-The memory of the chip is a unit too: an SM has its share of the bandwidth, in bytes a clock.
+The memory of the chip is a unit too: an SM has its share of the bandwidth, in bytes a clock, and what its copy engine brings from
+there or sends there goes in the order in which it was asked for.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ class _Parts:
         self.pieces = self.halves * v.c_parts
         self.on_chip = tiling(gemm, v, m)
         self.steps = min(self.on_chip.steps, most_steps)
-        #: From an order to copy to its bytes being there: A and B of SMs in step come from the memory, of an SM alone from L2.
+        #: From an order to copy to its bytes being there, on average over the tiles: what an earlier wave brought comes from L2.
         self.c_latency = memory_latency_cycles(m, memory_busy) if memory else m["tma.latency_hbm_cycles"]
-        self.latency = self.c_latency if memory else m["tma.latency_l2_cycles"]
+        fresh = self.on_chip.fresh_share if memory else 0.0
+        self.latency = fresh * self.c_latency + (1.0 - fresh) * m["tma.latency_l2_cycles"]
         self.arrive = m["sync.mbarrier_roundtrip_cycles"]
         if v.cta_group == 2:
             self.arrive = max(self.arrive, m["sync.cluster_arrive_cycles"])
@@ -98,10 +100,16 @@ class _Parts:
         # Neighbours that copy at the same time: no SM gets its k-steps faster.
         self.fill = min(self.port, m.get("l2.bytes_per_clk_per_sm_lockstep", m["l2.bytes_per_clk_per_sm"]))
         self.l2 = l2_rates(v, m, mhz, self.on_chip.rows) if memory else None
+        #: Whether copies wait for the memory in the order in which they were asked for (the copy engine's).
+        self.in_turn = memory and not self.portable
 
     def suffix(self, half: int) -> str:
         """What the name of an operation of a half ends in, where tiles have halves."""
         return f"h{half}" if self.halves == 2 else ""
+
+    def ordered_by(self, copy: str) -> str:
+        """The operation that orders a copy: of one that waits its turn, another."""
+        return copy.replace("load", "ask") if self.in_turn else copy
 
     def ends(self, half: int) -> list[str]:
         """What the names of a half's operations on C and D end in, one for every part of its columns."""
@@ -114,21 +122,35 @@ class _Parts:
         """A bulk copy of ``size`` bytes through a port of ``port`` bytes a clock, ``memory_bytes`` of which are the memory's; L2 has it at ``rate``
         bytes a clock for the SM (0: no limit).  Its warp's code takes ``least`` cycles.
 
-        A role of copies is held by each for as long as its port is: the copy engine serves them in order.  How long a copy is
-        on its way after that is for its edges to say.  Warps that do other things go on at once.
+        Where the memory counts an SM's copies are served in order, by the memory what is written and by L2 what comes from there.  In the SM's
+        own pace a role of copies is held by each for as long as its port is.  How long a copy is on its way after that is for its edges to
+        say.  Warps that do other things go on at once.
         """
         demand = [("tma", size / port)]
         if rate:
             demand.append(("l2_store" if kind == "store" else "l2", size / rate))
-        if self.share:
+        if self.share and memory_bytes:
             demand.append(("memory", memory_bytes / self.share))
-        issue = copies * self.m["tma.issue_cycles"]
-        busy = max([issue, least, *(cycles for _, cycles in demand)])
-        asynchronous = role.startswith("warps")
+        issue = max(copies * self.m["tma.issue_cycles"], least)
+        taken = max(cycles for _, cycles in demand)
+        in_order = ("memory" if kind == "store" else "l2") if self.in_turn else ""
+        engine = "tma" if role.startswith("warps") else in_order
         return Op(
-            name, kind, role, tuple(demand), busy, engine="tma" if asynchronous else "", issue_cycles=issue if asynchronous else 0.0,
-            tile=tile, instructions=(("other", 2.0),),
+            name, kind, role, tuple(demand), taken if in_order else max(issue, taken), engine=engine,
+            issue_cycles=issue if engine else 0.0, tile=tile, instructions=(("other", 2.0),),
         )  # fmt: skip
+
+    def ask(self, name: str, role: str, tile: int, memory_bytes: float, issue: float) -> Op:
+        """The order to copy: behind all that the SM asked the memory for before, for as long as the memory takes for these bytes.
+
+        What L2 holds waits as well: requests of an SM go one way, and where the memory is behind they stand.
+        """
+        cycles = memory_bytes / self.share
+        return Op(name, "load", role, (("memory", cycles),), cycles, engine="memory", issue_cycles=issue, tile=tile)
+
+    def arrival(self, name: str, role: str, tile: int, size: float, rate: float, port: float) -> Op:
+        """What was asked for on its way from L2, behind all that was before it; no warp has to do with it."""
+        return self.copy(name, "load", role, tile, size, 0.0, rate, port)._replace(issue_cycles=0.0, instructions=())
 
     def store(self, t: int, end: str) -> Op:
         """Columns of D of a tile or of a half; its warp waits until the copy engine has read them."""
@@ -137,11 +159,20 @@ class _Parts:
         made = self.copy(name, "store", role, t, size, self.d_bytes / self.pieces, self.l2.writes if self.l2 else 0.0, self.port)  # fmt: skip
         return made._replace(min_cycles=max(made.min_cycles, size / self.m.get("tma.store_bytes_per_clk", self.port)))
 
-    def load(self, t: int, s: int) -> Op:
-        size = float(stage_bytes(self.v, self.gemm))
-        least = self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
+    def loads(self, t: int, s: int) -> list[Op]:
+        """A k-step of A and B."""
+        size, name = float(stage_bytes(self.v, self.gemm)), f"{t}_{s}"
+        rate, least = self.l2.inputs if self.l2 else 0.0, self.step_least(s)
+        if self.in_turn:
+            issue = max(2.0 * self.m["tma.issue_cycles"], least)
+            arrives = self.arrival(f"load{name}", "arrive", t, size, rate, self.fill)
+            return [arrives, self.ask(f"ask{name}", "load", t, self.step_bytes, issue)]
         role = f"load{t}" if self.portable else "load"
-        return self.copy(f"load{t}_{s}", "load", role, t, size, self.step_bytes, self.l2.inputs if self.l2 else 0.0, self.fill, 2.0, least)  # fmt: skip
+        return [self.copy(f"load{name}", "load", role, t, size, self.step_bytes, rate, self.fill, 2.0, least)]
+
+    def step_least(self, s: int) -> float:
+        """Cycles of the code of the warp that copies, for a k-step."""
+        return self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
 
     def mma(self, t: int, half: int, s: int) -> Op:
         v, m, dtype = self.v, self.m, self.gemm.dtype
@@ -228,11 +259,19 @@ class _Parts:
         for end in self.box_ends():
             ops.append(self.store(t, end))
             if self.gemm.adds_c:
-                size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
-                role, name = f"warps{t}" if self.portable else "load_c", f"load_c{t}{end}"
-                rate, least = self.l2.reads if self.l2 else 0.0, self.code.load_box if self.code else 0.0
-                ops.append(self.copy(name, "load", role, t, size, self.c_bytes / self.pieces, rate, self.port, least=least))  # fmt: skip
+                ops += self.c_loads(t, end)
         return ops
+
+    def c_loads(self, t: int, end: str) -> list[Op]:
+        """One box of C."""
+        size = float(self.v.tile_m * self.v.tile_n * self.gemm.c_bytes) / self.pieces
+        of_memory, name = self.c_bytes / self.pieces, f"{t}{end}"
+        rate, least = self.l2.reads if self.l2 else 0.0, self.code.load_box if self.code else 0.0
+        if self.in_turn:
+            arrives = self.arrival(f"load_c{name}", "arrive_c", t, size, rate, self.port)
+            return [arrives, self.ask(f"ask_c{name}", "load_c", t, of_memory, max(self.m["tma.issue_cycles"], least))]
+        role = f"warps{t}" if self.portable else "load_c"
+        return [self.copy(f"load_c{name}", "load", role, t, size, of_memory, rate, self.port, least=least)]
 
     def box_ends(self) -> list[str]:
         """What the names of a tile's copies of C and D end in, in their order: halves in turn, part after part."""
@@ -250,6 +289,7 @@ class _Parts:
         rings = [[t] for t in range(self.tiles)] if self.portable else [list(range(self.tiles))]
         done = self.done()
         release = done + (0.0 if self.portable else self.arrive)
+        first = self.ordered_by("load")
         edges = []
         for tiles in rings:
             order = [(t, s) for t in tiles for s in range(self.steps)]
@@ -259,10 +299,12 @@ class _Parts:
                 for half in range(self.halves):
                     suffix = self.suffix(half)
                     edges.append(Edge(f"load{t}_{s}", f"mma{t}_{s}{suffix}", 0, self.latency, "data", "A and B"))  # fmt: skip
-                    edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"load{t}_{s}", -lap, release, "buffer", "A/B slot"))
+                    edges.append(Edge(f"mma{bt}_{bs}{suffix}", f"{first}{t}_{s}", -lap, release, "buffer", "A/B slot"))
                 if self.hopper and bs + 1 < self.steps:
                     # A warpgroup asks whether its last product is done once it has issued the next: with that one's k-step.
-                    edges.append(Edge(f"load{bt}_{bs + 1}", f"load{t}_{s}", -lap, self.latency + self.arrive, "buffer", "A/B slot"))  # fmt: skip
+                    edges.append(Edge(f"load{bt}_{bs + 1}", f"{first}{t}_{s}", -lap, self.latency + self.arrive, "buffer", "A/B slot"))  # fmt: skip
+                if self.in_turn:
+                    edges.append(Edge(f"ask{t}_{s}", f"load{t}_{s}", 0, 0.0, "data", "its turn"))
         return edges
 
     def done(self) -> float:
@@ -299,10 +341,12 @@ class _Parts:
         edges = [Edge(epilogue, store, 0, 0.0 if self.portable else self.notice, "data", "D")]
         if self.gemm.adds_c:
             edges.append(Edge(load_c, epilogue, 0, self.c_latency_of(part), "data", "C"))
+            if self.in_turn:
+                edges.append(Edge(f"ask_c{t}{end}", load_c, 0, 0.0, "data", "its turn"))
         if not self.portable:
             # Warpgroups that take turns have slots of their own, and a tile each in an iteration.
             lap, before = divmod(part - self.v.c_stages // self.tiles, len(ends))
-            first = load_c if self.gemm.adds_c else epilogue
+            first = f"{self.ordered_by('load_c')}{t}{end}" if self.gemm.adds_c else epilogue
             edges.append(Edge(f"store{t}{ends[before]}", first, -lap, self.arrive, "buffer", "C/D slot"))
         return edges
 
@@ -324,9 +368,15 @@ class _Parts:
                 out.append(Role(f"load{t}", tuple(Step(f"load{t}_{s}") for s in steps), 0))
                 out.append(Role(f"warps{t}", program, self.v.warps))
             return out
-        out = [Role("load", tuple(Step(f"load{t}_{s}") for t in tiles for s in steps), 1)]
+        names = {"load": [f"{t}_{s}" for t in tiles for s in steps]}
         if self.gemm.adds_c:
-            out.append(Role("load_c", tuple(Step(f"load_c{t}{end}") for t in tiles for end in self.box_ends()), 1))
+            names["load_c"] = [f"{t}{end}" for t in tiles for end in self.box_ends()]
+        out = []
+        for copy, each in names.items():
+            out.append(Role(copy, tuple(Step(self.ordered_by(copy) + name) for name in each), 1))
+            if self.in_turn:
+                # What the copy engine does is a stream of its own.
+                out.append(Role(copy.replace("load", "arrive"), tuple(Step(copy + name) for name in each), 0))
         out.append(Role("store", tuple(Step(f"store{t}{end}") for t in tiles for end in self.box_ends()), 1))
         if not self.hopper:
             out.append(Role("mma", tuple(Step(f"mma0_{s}") for s in steps), 1))
@@ -356,7 +406,7 @@ class _Parts:
 
     def pipeline(self) -> GemmPipeline:
         v = self.v
-        ops = [self.load(t, s) for t in range(self.tiles) for s in range(self.steps)]
+        ops = [op for t in range(self.tiles) for s in range(self.steps) for op in self.loads(t, s)]
         ops += [self.mma(t, h, s) for t in range(self.tiles) for h in range(self.halves) for s in range(self.steps)]
         for t in range(self.tiles):
             ops += [self.epilogue(t, half, end) for half in range(self.halves) for end in self.ends(half)]

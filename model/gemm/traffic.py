@@ -17,8 +17,11 @@ from tilecast.model.machine.machine import Machine
 _SHARED_L2 = 0.5
 
 #: (bytes of a box's rows, share of the memory's rate that tiles of such rows reach): kernels that copy C and D and multiply what
-#: lies in shared memory, m = n = 8192, k = 256, on an H100 (h100_gemm_parts.csv: 2.16 to 2.37, 2.48 to 2.50 and 2.66 of 2.99 TB/s).
-_ROW_SHARES = ((64, 0.76), (128, 0.83), (256, 0.89))
+#: lies in shared memory, m = n = 8192, k = 256, on an H100, by the fastest of each width (h100_gemm_parts.csv, programs in groups of
+#: 8 rows: 113.1, 107.4 and 101.4 us).  Of these are an empty launch 2.8 us, and 3.7 us (6700 cycles at 1.81 GHz) the start of a
+#: CTA 1100, code 620, a map 860 and the way of the first C 1320, a first epilogue 2200, the last store 600; the rest moves 268 MB at
+#: 2.52, 2.66 and 2.83 of 2.99 TB/s.
+_ROW_SHARES = ((64, 0.84), (128, 0.89), (256, 0.95))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Tiling:
     hbm_c_bytes: float
     hbm_d_bytes: float
     l2_bytes: float
+    #: Share of the tiles whose rows of A or columns of B no earlier wave of tiles has brought to L2.
+    fresh_share: float
 
     @property
     def tiles(self) -> int:
@@ -70,11 +75,14 @@ def tiling(gemm: Gemm, v: GemmVariant, machine: Machine) -> Tiling:
     wave_b = wave_columns * v.tile_n * float(gemm.k) * gemm.dtype_bytes
     b_passes = 1.0 if b + group_rows <= room else float(-(-rows // group))
     a_passes = 1.0 if group_rows + wave_b <= room else float(-(-columns // wave_columns))
+    # What a later wave reads again L2 has, unless it goes over it once a pass.
+    fresh_a = min(1.0, wave_columns / columns) if a_passes == 1.0 else 1.0
+    fresh_b = min(1.0, group / rows) if b_passes == 1.0 else 1.0
     c, d = (float(gemm.m) * gemm.n * size for size in (gemm.c_bytes, gemm.d_bytes))
     step_bytes = (v.tile_m * v.cta_group + v.tile_n) * v.tile_k * gemm.dtype_bytes
     return Tiling(
         rows, columns, steps, slots, -(-tiles // sms), a * a_passes + b * b_passes, c, d,
-        float(tiles) * steps * step_bytes + c + d,
+        float(tiles) * steps * step_bytes + c + d, 1.0 - (1.0 - fresh_a) * (1.0 - fresh_b),
     )  # fmt: skip
 
 
@@ -122,12 +130,12 @@ def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates
 def memory_latency_cycles(machine: Machine, busy: float) -> float:
     """Cycles from a copy's order to its being there less its transfer, while all SMs copy and the memory is ``busy`` (0..1).
 
-    As measured while all SMs have one copy under way, and longer by the queue before a memory that is busier than then,
-    u / (1 - u) at a share u of its rate.
+    Between that of an idle memory and that measured while all SMs have one copy under way it goes by the queue before a memory
+    that is busy for a share u of the time, u / (1 - u), and beyond the second as well.
     """
     idle = machine["tma.latency_hbm_cycles"]
     loaded = machine.get("tma.latency_hbm_loaded_cycles", idle)
-    return idle + (loaded - idle) * _queue(min(max(busy, _LOADED_BUSY), _MOST_BUSY)) / _queue(_LOADED_BUSY)
+    return idle + (loaded - idle) * _queue(min(busy, _MOST_BUSY)) / _queue(_LOADED_BUSY)
 
 
 def _queue(busy: float) -> float:

@@ -57,7 +57,8 @@ class Op(NamedTuple):
     demand: tuple[tuple[str, float], ...]
     #: Shortest time from start to finish when the operation has the SM to itself.
     min_cycles: float
-    #: "" (synchronous), "tensor" (in-order matrix engine) or "tma" (copies in flight side by side).
+    #: "" (synchronous), "tensor" (in-order matrix engine), "tma" (copies in flight side by side), "memory" or "l2" (copies that
+    #: the chip's memory, or L2, serves one after the other).
     engine: str = ""
     issue_cycles: float = 0.0
     #: Query tile (stage) the operation belongs to; -1 when it serves all of them.

@@ -8,6 +8,9 @@ from tilecast.model.pipeline.graph import Edge, Pipeline
 from tilecast.model.sm.fluid import EPS_CYCLES as EPS
 from tilecast.model.sm.run import Ran
 
+#: Engines that serve one operation at a time, and what an operation waits for that they have not come to.
+_IN_ORDER = {"tensor": "matrix engine", "memory": "copies before it", "l2": "copies before it"}
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -34,7 +37,8 @@ def events_of(pipeline: Pipeline, run: Ran) -> tuple[Event, ...]:
     for edge in pipeline.edges:
         sources[edge.dst].append(edge)
     events: list[Event] = []
-    matrix: list[tuple[float, float, int]] = []
+    #: By engine: what it served in order, by start.
+    served: dict[str, list[tuple[float, float, int]]] = {engine: [] for engine in _IN_ORDER}
     for role in pipeline.roles:
         free, last = 0.0, ("", -1)
         laps = range(-max(step.shift for step in role.program), run.blocks - min(step.shift for step in role.program))
@@ -49,15 +53,16 @@ def events_of(pipeline: Pipeline, run: Ran) -> tuple[Event, ...]:
                     if handed > ready + EPS:
                         ready, cause = handed, (edge.src, block - edge.distance, edge.why or edge.kind)
             issued, start, end = issues[k][block], starts[k][block], ends[k][block]
-            if op.engine == "tensor":
-                matrix.append((start, issued, len(events)))
+            if op.engine in served:
+                served[op.engine].append((start, issued, len(events)))
             events.append(Event(name, role.name, block, start, end, *cause, role_free=free))
             free, last = (issued + op.issue_cycles if op.engine else end), (name, block)
-    before: Event | None = None
-    for _, issued, at in sorted(matrix):
-        if before is not None and before.end > issued + EPS:
-            events[at] = replace(
-                events[at], cause=before.op, cause_iteration=before.iteration, cause_why="matrix engine"
-            )
-        before = events[at]
+    for engine, operations in served.items():
+        before: Event | None = None
+        for _, issued, at in sorted(operations):
+            if before is not None and before.end > issued + EPS:
+                events[at] = replace(
+                    events[at], cause=before.op, cause_iteration=before.iteration, cause_why=_IN_ORDER[engine]
+                )
+            before = events[at]
     return tuple(sorted(events, key=lambda e: (e.start, e.end)))

@@ -13,8 +13,10 @@ from tilecast.base.same import Same
 from tilecast.model.pipeline.graph import MaskDemand, Op, Pipeline, Role
 from tilecast.model.sm.fair_share import speed_of_each, use_of
 
-#: How an operation runs: it holds its role, waits its turn on the matrix engine, or goes beside all others.
-SYNC, MATRIX, COPY = range(3)
+#: How an operation runs: it holds its role, waits its turn on the matrix engine, goes beside all others, or waits its turn among
+#: what the chip's memory serves in order, or what L2 does.
+SYNC, MATRIX, COPY, MEMORY, L2 = range(5)
+_KINDS = {"": SYNC, "tensor": MATRIX, "memory": MEMORY, "l2": L2}
 _shares = attrgetter("tensor", "shares", "fma", "hidden_fma", "most_beside_mma")
 
 
@@ -47,7 +49,7 @@ class Body:
         self.ops = (*ops, *(masked.get(op.name, op) for op in ops))
         self.alone = [op.min_cycles for op in self.ops]
         self.issue = [op.issue_cycles for op in ops]
-        self.engine = [MATRIX if op.engine == "tensor" else COPY if op.engine else SYNC for op in ops]
+        self.engine = [_KINDS.get(op.engine, COPY) for op in ops]
         self.programs = [[(self.number[step.op], step.shift) for step in role.program] for role in roles]
         self.role_of = [0] * self.count
         for role, program in enumerate(self.programs):

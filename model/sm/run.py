@@ -3,7 +3,7 @@
 Every running operation advances at a speed between 0 and 1 of what it would reach alone.  At each event the
 speeds are the max-min fair shares of the units the operations draw on: all speeds rise together until a unit is
 full, the operations on that unit freeze there, the others go on.  The matrix engine serves one operation at a
-time in issue order; copies run side by side.
+time in issue order, and so do the chip's memory and L2 the copies that go through their queues; others run side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.pipeline.graph import PipelineError
 from tilecast.model.sm.fluid import EPS_CYCLES as EPS
-from tilecast.model.sm.loop import MATRIX, SYNC, Loop
+from tilecast.model.sm.loop import L2, MATRIX, MEMORY, SYNC, Loop
 
 #: Two states of the loop repeat each other when their times differ by no more than this share of a lap.
 SAME = 3e-4
@@ -90,11 +90,11 @@ class Run:
         self.free, self.ready = [0.0 for _ in roles], [inf for _ in roles]
         #: Per operation: roles that wait for its end.
         self.waiting: list[list[int]] = [[] for _ in range(loop.body.count)]
-        #: Running operations and what is left of each; matrix operations in the queue.
+        #: Running operations and what is left of each; operations in the queues of the matrix engine, the memory and L2.
         self.running: list[int] = []
         self.left: list[float] = []
-        self.queue: deque[int] = deque()
-        self.engine_busy = False
+        self.queues: dict[int, deque[int]] = {MATRIX: deque(), MEMORY: deque(), L2: deque()}
+        self.busy = dict.fromkeys(self.queues, False)
         self._seen: dict[tuple[object, ...], list[tuple[int, float, list[float]]]] = {}
         for role in roles:
             self._next(role)
@@ -174,19 +174,20 @@ class Run:
                 else:
                     self.free[role] = now + loop.body.issue[op]
                     self._next(role)
-                if kind == MATRIX:
-                    self.queue.append(number)
+                if kind in self.queues:
+                    self.queues[kind].append(number)
                 else:
                     self.started[op].append(now)
                     self.running.append(number)
                     self.left.append(loop.body.alone[number])
             upcoming = min(ready)
-        if self.queue and not self.engine_busy:
-            number = self.queue.popleft()
-            self.started[number % loop.body.count].append(now)
-            self.running.append(number)
-            self.left.append(loop.body.alone[number])
-            self.engine_busy = True
+        for kind, queue in self.queues.items():
+            if queue and not self.busy[kind]:
+                number = queue.popleft()
+                self.started[number % loop.body.count].append(now)
+                self.running.append(number)
+                self.left.append(loop.body.alone[number])
+                self.busy[kind] = True
         return upcoming
 
     def _advance(self, upcoming: float) -> None:
@@ -209,8 +210,8 @@ class Run:
     def _finish(self, op: int) -> None:
         self.ended[op].append(self.now)
         kind = self.loop.body.engine[op]
-        if kind == MATRIX:
-            self.engine_busy = False
+        if kind in self.queues:
+            self.busy[kind] = False
         elif kind == SYNC:
             role = self.loop.body.role_of[op]
             self.free[role] = self.now
@@ -241,7 +242,7 @@ class Run:
         times += self.left
         key = (
             tuple(self.step), tuple([at - lap for at in self.lap]), tuple([when == inf for when in self.ready]),
-            tuple(self.running), tuple(self.queue), tuple([count - lap for count in ended]), tuple(recent),
+            tuple(self.running), *(tuple(queue) for queue in self.queues.values()), tuple([count - lap for count in ended]), tuple(recent),
         )  # fmt: skip
         earlier = self._seen.setdefault(key, [])
         for before, then, other in earlier:

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SYNC, MATRIX, COPY };
+enum { SYNC, MATRIX, COPY, MEMORY, L2 };
+enum { QUEUES = 3 }; /* of the matrix engine, the memory and L2 */
 enum { DONE = 0, STUCK = 1, NO_MEMORY = 2 };
 static const double EPS = 1e-6, SAME = 3e-4;
 
@@ -69,8 +70,7 @@ typedef struct {
     int *waiting, *waits;    /* [operation][role] */
     int *running, running_count;
     double *left, *speed;
-    int *queue, queue_head, queue_count;
-    int engine_busy;
+    int *queue[QUEUES], queue_head[QUEUES], queue_count[QUEUES], busy[QUEUES];
     Lap *seen;
     int seen_count, seen_room;
     int *keys, keys_count, keys_room;
@@ -146,6 +146,12 @@ static void begin(Run *r, int number)
     r->left[r->running_count++] = r->loop.alone[number];
 }
 
+/* Whose queue an operation waits in; -1: none. */
+static int queue_of(int kind)
+{
+    return kind == MATRIX ? 0 : kind == MEMORY ? 1 : kind == L2 ? 2 : -1;
+}
+
 static double start(Run *r)
 {
     const Loop *l = &r->loop;
@@ -161,17 +167,19 @@ static double start(Run *r)
                 r->free[role] = r->now + l->issue[op];
                 next(r, role);
             }
-            if (kind == MATRIX)
-                r->queue[r->queue_head + r->queue_count++] = number;
+            int q = queue_of(kind);
+            if (q >= 0)
+                r->queue[q][r->queue_head[q] + r->queue_count[q]++] = number;
             else
                 begin(r, number);
         }
         upcoming = earliest(r->ready, l->roles);
     }
-    if (r->queue_count && !r->engine_busy) {
-        r->queue_count--;
-        begin(r, r->queue[r->queue_head++]);
-        r->engine_busy = 1;
+    for (int q = 0; q < QUEUES; q++) {
+        if (!r->queue_count[q] || r->busy[q]) continue;
+        r->queue_count[q]--;
+        begin(r, r->queue[q][r->queue_head[q]++]);
+        r->busy[q] = 1;
     }
     return upcoming;
 }
@@ -259,8 +267,8 @@ static void finish(Run *r, int op)
 {
     const Loop *l = &r->loop;
     r->ended[op * r->most + r->ends[op]++] = r->now;
-    if (l->engine[op] == MATRIX) {
-        r->engine_busy = 0;
+    if (queue_of(l->engine[op]) >= 0) {
+        r->busy[queue_of(l->engine[op])] = 0;
     } else if (l->engine[op] == SYNC) {
         r->free[l->role_of[op]] = r->now;
         next(r, l->role_of[op]);
@@ -344,7 +352,10 @@ static void compare(Run *r, int lap)
     }
     put_key(r, r->running_count);
     for (int i = 0; i < r->running_count; i++) put_key(r, r->running[i]), put_time(r, r->left[i]);
-    for (int i = 0; i < r->queue_count; i++) put_key(r, r->queue[r->queue_head + i]);
+    for (int q = 0; q < QUEUES; q++) {
+        put_key(r, r->queue_count[q]);
+        for (int i = 0; i < r->queue_count[q]; i++) put_key(r, r->queue[q][r->queue_head[q] + i]);
+    }
     this.keys = r->keys_count - this.key, this.times = r->times_count - this.time;
     if (r->no_memory) return;
     for (int i = 0; i < r->seen_count; i++) {
@@ -402,9 +413,9 @@ int run_loop(const int32_t *n, const double *x, int edges, const int32_t *edge, 
     r.blocks = r.most = blocks, r.masked = masked, r.stop_early = stop_early;
     int count = l->count, roles = l->roles;
     r.issued = times, r.started = r.issued + (size_t)count * blocks, r.ended = r.started + (size_t)count * blocks;
-    /* Every operation is in the queue once a block, and runs at most as often. */
+    /* Every operation is in a queue once a block, and runs at most as often. */
     size_t queued = (size_t)count * blocks + 1;
-    size_t ints = 3 * count + 4 * roles + (count + 1) + edges + (size_t)count * roles + count + 2 * queued + l->units + 2 * queued;
+    size_t ints = 3 * count + 4 * roles + (count + 1) + edges + (size_t)count * roles + count + (1 + QUEUES) * queued + l->units + 2 * queued;
     size_t doubles = 2 * roles + count + 2 * queued + 2 * l->units + l->uses;
     int *i = calloc(ints, sizeof(int));
     double *d = calloc(doubles, sizeof(double));
@@ -422,7 +433,7 @@ int run_loop(const int32_t *n, const double *x, int edges, const int32_t *edge, 
         r.source = at, at += edges;
         r.waiting = at, at += count * roles;
         r.waits = at, at += count;
-        r.queue = at, at += queued;
+        for (int q = 0; q < QUEUES; q++) r.queue[q] = at, at += queued;
         r.running = at, at += queued;
         r.asked = at, at += l->units;
         r.member = at, at += queued;

@@ -10,7 +10,7 @@ from tilecast.model.compiled.code import CodeError
 from tilecast.model.gemm.code import code_cycles
 from tilecast.model.gemm.evaluate import evaluate_gemm
 from tilecast.model.gemm.pipeline import build
-from tilecast.model.gemm.traffic import l2_rates, memory_latency_cycles, memory_share
+from tilecast.model.gemm.traffic import l2_rates, memory_latency_cycles, memory_share, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
 from tilecast.model.machine.machine import load_machine
@@ -40,8 +40,48 @@ def test_short_rows_reach_less_of_the_memory() -> None:
 
 def test_copies_wait_longer_for_a_busy_memory() -> None:
     waits = [memory_latency_cycles(H200, busy) for busy in (0.0, 0.64, 0.75, 0.8, 1.0)]
-    assert waits[0] == waits[1] == pytest.approx(H200["tma.latency_hbm_loaded_cycles"])
+    assert waits[:2] == pytest.approx([H200["tma.latency_hbm_cycles"], H200["tma.latency_hbm_loaded_cycles"]])
     assert waits[1] < waits[2] < waits[3] == waits[4]
+
+
+def test_later_waves_find_in_l2_what_earlier_ones_brought() -> None:
+    v = GemmVariant()
+    square, narrow, deep = (tiling(Gemm(m, n, k), v, H200) for m, n, k in ((8192, 8192, 1024), (16384, 2048, 1024), (16384, 16384, 4096)))  # fmt: skip
+    # A wave is 17 of 64 columns and a group of rows; B is new to the first of 8 groups.
+    assert square.fresh_share == pytest.approx(1 - (1 - 17 / 64) * (1 - 8 / 64))
+    assert (
+        narrow.fresh_share == 1.0 and deep.fresh_share == 1.0
+    )  # every wave has rows of its own; B goes over what L2 holds
+
+
+def test_copies_wait_their_turn() -> None:
+    """A deep ring hides what C and D keep k-steps waiting for, one of two slots does not."""
+    problem = Gemm(8192, 8192, 256)
+    shallow = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=2)
+    loop = build(problem, shallow, H200, 1700.0).pipeline
+    served = {op.name.rstrip("0123456789_hp"): op.engine for op in loop.ops if op.engine in ("memory", "l2")}
+    assert served == {"ask": "memory", "ask_c": "memory", "store": "memory", "load": "l2", "load_c": "l2"}
+    own = build(problem, shallow, H200, 1700.0, memory=False).pipeline
+    assert not any(op.engine in ("memory", "l2") for op in own.ops)
+    two, three = (evaluate_gemm(problem, replace(shallow, stages=n, c_parts=4), H200, 1700.0) for n in (2, 3))
+    assert two.in_step.tile_cycles > 1.1 * three.in_step.tile_cycles
+
+
+def test_a_launch_of_one_tile_copies_no_other_tile_s_c() -> None:
+    v = GemmVariant(tile_m=128, tile_n=256, accumulators=1, stages=3)
+    one = evaluate_gemm(Gemm(2048, 2048, 64), v, H200, 1700.0).in_step
+    assert one.end(1) < one.trace.iteration_end[0]
+    assert one.end(2) > one.end(1) and one.end(40) > 39 * one.tile_cycles
+
+
+def test_a_first_tile_waits_for_its_code_and_the_maps_of_its_tensors() -> None:
+    problem, v = Gemm(2048, 2048, 64), TURNS
+    code = code_cycles(kept_codes()[code_name("bf16", v)], v, H200)
+    starts = [
+        evaluate_gemm(problem, v, H200, 1700.0, c).start_cycles
+        for c in (None, code, replace(code, product_instructions=5000))
+    ]
+    assert starts[0] > 2 * H200["tma.latency_hbm_cycles"] and starts[1] < starts[2]
 
 
 def test_a_k_step_is_given_back_behind_the_next_one() -> None:
@@ -49,7 +89,7 @@ def test_a_k_step_is_given_back_behind_the_next_one() -> None:
     problem = Gemm(8192, 8192, 1024)
     two, three = (build(problem, GemmVariant(stages=stages), H200, 1700.0).pipeline for stages in (2, 3))
     for loop, ahead in ((two, 2), (three, 3)):
-        freed = {edge.src for edge in loop.edges if edge.dst == f"load0_{ahead}" and edge.why == "A/B slot"}
+        freed = {edge.src for edge in loop.edges if edge.dst == f"ask0_{ahead}" and edge.why == "A/B slot"}
         assert freed == {"mma0_0", "load0_1"}
 
 

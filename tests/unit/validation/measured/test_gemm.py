@@ -33,10 +33,10 @@ def sample() -> list[GemmShape]:
 def test_forecasts_hold(sample: list[GemmShape]) -> None:
     for level in (COMPILED, BEFORE):
         every = summarise(row.error(level) for shape in sample for row in shape.rows)
-        assert every.mean <= 0.075 and abs(every.bias) <= 0.04
+        assert every.mean <= 0.06 and abs(every.bias) <= 0.03
         # Where products are long the SMs' own pace counts, and is known better.
         long = summarise(row.error(level) for shape in sample for row in shape.rows if shape.gemm.k >= 1024)
-        assert long.mean <= 0.065
+        assert long.mean <= 0.06
     assert all(row.code_us is not None for shape in sample for row in shape.rows)
 
 
@@ -45,7 +45,7 @@ def test_another_card_s_kernels_at_the_clock_they_ran_at() -> None:
     found = run_gemm(TABLE.with_name("h100_gemm_variants.csv"), every=6)
     for level in (COMPILED, BEFORE):
         every = summarise(row.error(level) for shape in found for row in shape.rows)
-        assert every.mean <= 0.08 and abs(every.bias) <= 0.03
+        assert every.mean <= 0.07 and abs(every.bias) <= 0.03
 
 
 def test_what_forecasts_quote_is_what_is_found(sample: list[GemmShape]) -> None:
@@ -57,7 +57,7 @@ def test_what_forecasts_quote_is_what_is_found(sample: list[GemmShape]) -> None:
 
 
 def test_the_gain_of_the_second_accumulator_is_forecast_within_five_points(tmp_path: Path) -> None:
-    """The knob alone, of the kernel that is fastest in the middle, at every k from 64 to 4096."""
+    """The knob alone, of the kernel that is fastest in the middle, at every k from 64 to 4096; before compilation within six."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         rows = [row for row in reader if "tile_m=128,tile_n=128,tile_k=64,stages=5" in row["variant"] and "c_stages=4,c_parts=2" in row["variant"]]  # fmt: skip
@@ -67,12 +67,13 @@ def test_the_gain_of_the_second_accumulator_is_forecast_within_five_points(tmp_p
         writer.writeheader()
         writer.writerows(row for row in rows if (row["m"], row["n"]) == ("8192", "8192"))
     shapes = run_gemm(pair)
-    gains = {shape.gemm.k: gain for shape in shapes for gain in shape.buffer_gains()}
-    assert sorted(gains) == [64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096]
-    assert all(abs(forecast - measured) <= 0.05 for _, forecast, measured in gains.values())
-    # It pays in the middle, in both.
-    for side in (1, 2):
-        assert max(gains[k][side] for k in (384, 512, 768)) > 1.05 > max(gains[64][side], gains[4096][side])
+    for level, most in ((COMPILED, 0.05), (BEFORE, 0.06)):
+        gains = {shape.gemm.k: gain for shape in shapes for gain in shape.buffer_gains(level)}
+        assert sorted(gains) == [64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096]
+        assert all(abs(forecast - measured) <= most for _, forecast, measured in gains.values())
+        # It pays in the middle, in both.
+        for side in (1, 2):
+            assert max(gains[k][side] for k in (384, 512, 768)) > 1.05 > max(gains[64][side], gains[4096][side])
 
 
 def test_first_picks(sample: list[GemmShape]) -> None:

@@ -52,7 +52,8 @@ def kernels(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def crowded_loops(draw: st.DrawFn) -> Pipeline:
-    """Random loops whose operations meet on several units, with FMA that take cycles of the tensor core, products that slow others, and masks."""
+    """Random loops whose operations meet on several units, with copies served in order, FMA that take cycles of the tensor core, products that
+    slow others, and masks."""
     pipeline = draw(loops.random_loops(most_ops=9))
     share = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0])
     ops = []
@@ -63,7 +64,8 @@ def crowded_loops(draw: st.DrawFn) -> Pipeline:
         demand = tuple((unit, op.min_cycles * draw(share)) for unit in ("alu", "fma", "issue"))
         beside = draw(st.sampled_from([0.0, 1.0, 1.7, 3.0])) * op.min_cycles
         fma = (("fma", op.min_cycles * draw(share)),)
-        ops.append(op._replace(demand=demand, instructions=fma, beside_mma_cycles=beside))
+        engine = draw(st.sampled_from([op.engine, op.engine, "memory", "l2"]))
+        ops.append(op._replace(engine=engine, demand=demand, instructions=fma, beside_mma_cycles=beside))
     masks = tuple((op.name, (("alu", draw(st.floats(0, 9))),)) for op in ops if draw(st.booleans()))
     return replace(pipeline, ops=tuple(ops), mask_demand=masks)
 
