@@ -78,7 +78,9 @@ class Flow:
             if self.instructions[end - 1].goes_on and end in self.ends:
                 self._graph.add_edge(begin, end)
             for target in jumps.get(end - 1, ()):
-                self._graph.add_edge(begin, target)
+                # A BSSY names where lanes meet again, and does not go there: its BSYNC does, from right before as a rule.
+                if self.instructions[end - 1].opcode != "BSSY" or self.instructions[target - 1].opcode != "BSYNC":
+                    self._graph.add_edge(begin, target)
         self._enter()
 
     def _enter(self) -> None:

@@ -118,6 +118,7 @@ def pipe_of(opcode: str) -> str:
     return known.pipe if known else "uniform" if opcode.startswith("U") else "other"
 
 
-def latency_of(opcode: str) -> str:
+def latency_of(opcode: str, modifiers: str = "") -> str:
     """The latency class of ``opcode`` (`model.compiled.code.LATENCIES`)."""
-    return _LATENCY.get(opcode, "fixed")
+    # A load that others' stores must be seen by goes to L2, where they are.
+    return "l2" if opcode == "LDG" and "STRONG" in modifiers else _LATENCY.get(opcode, "fixed")

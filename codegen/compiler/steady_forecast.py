@@ -29,7 +29,7 @@ MACHINES = {"sm_90a": "h200-sxm", "sm_100a": "b200", "sm_103a": "b300"}
 #: Busy shares and waits that are worth a place in the text.
 _BUSY, _WAIT = 0.05, 1.0
 #: Of loops of backward passes.
-_WITHOUT = "That has the port of shared memory and the additions to dQ, which this simulation has not."
+_WITHOUT = "CTAs that add to one dQ by turns wait for each other: neither has that, the forecast of a pass does."
 _NO_LAUNCH = " Its launch is not told: around its loop the code cannot be followed."
 
 
@@ -119,16 +119,20 @@ def _backward_kernel(
         return forecast_binary(binary, machine, made.warps, per_sm=per_sm or 1, grid=grid)
     ctas = per_sm or mine.pipeline.ctas_per_sm
     before = steady_state(mine.pipeline).ii_cycles if ctas == mine.pipeline.ctas_per_sm else None
-    said = _WITHOUT if before is not None else ""
+    said = _WITHOUT if before is not None and mine.added_bytes else ""
+    size = int(mine.added_bytes)
     tiles, heads = tiles_of(mine, work)
     first, last = (int(end) for end in (tiles.iterations.min(), tiles.iterations.max()))
     own = Grid(tiles.count * heads, str(last) if first == last else f"{max(1, first)}:{last}")
     try:
-        found = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas, grid=grid or own)
+        found = forecast_binary(
+            binary, machine, made.warps, before=before, per_sm=ctas, grid=grid or own, out_bytes=size
+        )
     except CodeError:
         if grid is not None:
             raise
-        found, said = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas), said + _NO_LAUNCH
+        found = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas, out_bytes=size)
+        said += _NO_LAUNCH
     return replace(found, without=said)
 
 
@@ -161,10 +165,10 @@ def ctas_that_fit(machine: Machine, warps: int, registers: int, shared: int) -> 
 
 def forecast_binary(
     binary: Binary, machine: Machine, warps: int | None = None, before: float | None = None, per_sm: int = 1,
-    grid: Grid | None = None,
+    grid: Grid | None = None, out_bytes: int = 0,
 ) -> SteadyForecast:  # fmt: skip
     """The steady loop of a kernel on ``machine`` with ``per_sm`` CTAs on an SM, and a launch of ``grid``; ``warps`` of a CTA
-    where the file does not say.
+    where the file does not say; ``out_bytes`` are those that a role copies out in an iteration, which no code tells.
 
     Raises BinaryError where the code is not for this machine, ShapeError for a kernel without loops that can be simulated,
     MachineError for facts that the machine lacks, CodeError where its roles do not fit together or the grid is none.
@@ -173,7 +177,7 @@ def forecast_binary(
         raise BinaryError(f"{binary.file}: expected code for {machine.arch} ({machine.name}), got {binary.target}")
     work = spread(grid.iterations, grid.ctas) if grid is not None else []
     shape = kernel_shape(binary, warps)
-    roles, costs, others = kernel_roles(shape), role_costs(machine), loops_left_out(shape)
+    roles, costs, others = kernel_roles(shape, out_bytes), role_costs(machine), loops_left_out(shape)
     if grid is None:
         run = run_roles(roles, costs, per_sm)
         return SteadyForecast(binary.file, machine, roles, run, before, per_sm, left_out=others)

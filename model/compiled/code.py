@@ -18,7 +18,20 @@ PIPES = ("alu", "fma", "mufu", "shared", "control", "uniform", "tensor", "other"
 #: What the simulator does with an instruction beyond occupying a pipe.
 KINDS = ("plain", "mma", "mma_wait", "wait", "arrive", "load", "store", "barrier", "mark", "spill", "reload")
 #: Latency classes of instructions whose results take a varying time; "fixed" ones are in the stall counts.
-LATENCIES = ("fixed", "mufu", "shuffle", "shared", "local", "constant", "special", "global", "convert", "vote", "poll")
+LATENCIES = (
+    "fixed",
+    "mufu",
+    "shuffle",
+    "shared",
+    "local",
+    "constant",
+    "special",
+    "global",
+    "convert",
+    "vote",
+    "poll",
+    "l2",
+)
 
 
 #: What makes kernels the same code (`KernelCode.key`).

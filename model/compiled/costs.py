@@ -86,6 +86,7 @@ def latencies(machine: Machine) -> dict[str, float]:
         "convert": m["warp.convert_latency_cycles"],
         "vote": m["warp.vote_latency_cycles"],
         "poll": m["sync.wait_done_cycles"],
+        "l2": m["l2.latency_cycles"],
     }
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from tilecast.model.backward import BackwardVariant, build_backward, family_of
 from tilecast.model.chip.evaluate import PredictError, check_clock, refuse_unknown, settled_clock
 from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.compiled.roles.loop_code import LoopCode
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import BackwardPass, LoopKernel, RowKernel
@@ -64,11 +65,13 @@ def backward_flops(workload: Workload) -> float:
 
 @lru_cache(maxsize=1 << 13)
 def evaluate_backward(
-    workload: Workload, machine: Machine, variant: BackwardVariant, clock: str | float
-) -> BackwardRun:
-    """Forecast of a legal ``variant``."""
+    workload: Workload, machine: Machine, variant: BackwardVariant, clock: str | float,
+    codes: tuple[tuple[str, LoopCode], ...] = (),
+) -> BackwardRun:  # fmt: skip
+    """Forecast of a legal ``variant``; loops that ``codes`` names are timed by their machine code."""
     made = build_backward(workload, variant, machine)
-    loops = {k.name: run_loop(k, workload, machine) for k in made.loops}
+    compiled = dict(codes)
+    loops = {k.name: run_loop(k, workload, machine, compiled.get(k.name)) for k in made.loops}
     rows = {k.name: row_seconds(k, machine) for k in made.launches if isinstance(k, RowKernel)}
     passed = sum(rows.values())
 

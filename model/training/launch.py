@@ -23,6 +23,7 @@ from tilecast.model.chip.launch import (
     tile_edges,
 )
 from tilecast.model.chip.tiles import HeadTiles, head_tiles
+from tilecast.model.compiled.roles.loop_code import LoopCode
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
@@ -61,14 +62,21 @@ def tiles_of(kernel: LoopKernel, workload: Workload) -> tuple[HeadTiles, int]:
 
 
 @lru_cache(maxsize=1 << 12)
-def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine) -> LoopRun:
-    """Play one launch."""
+def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: LoopCode | None = None) -> LoopRun:
+    """Play one launch; with ``code`` its CTAs take what the machine code does, and wait for each other and memory as before."""
     p = kernel.pipeline
     tiles, heads = tiles_of(kernel, workload)
     trace = steady_state(p)
     masked_trace = steady_state(p, 2) if tiles.masked.any() else trace
-    loop = tile_cycles(trace, masked_trace, tiles)
     start, finish = tile_edges(p, machine)
+    pace, extra = trace.ii_cycles, masked_extra(trace, masked_trace)
+    if code is None:
+        loop = tile_cycles(trace, masked_trace, tiles)
+    else:
+        loop = code.tile_cycles(tiles)
+        pace, extra = code.cycles, max(0.0, code.masked_cycles - code.cycles)
+        # The code's first loads come from L2; what goes before its first instruction is the launch's.
+        start, finish = start - p.prologue_cycles + machine["launch.cta_start_cycles"], code.ends
     # Blocks that see nothing still write zeros.
     per_tile = loop + start + finish
     count = tiles.count * heads
@@ -80,9 +88,9 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine) -> LoopRu
     started = edges * min(1.0, count / slots) + waited
     mean = float(per_tile.sum()) * share + started
     inside = float(loop.sum()) * share
-    steady = min(inside, tiles.total_iterations * heads * trace.ii_cycles / slots)
+    steady = min(inside, tiles.total_iterations * heads * pace / slots)
     crossing = float(np.minimum(tiles.masked, tiles.iterations).sum()) * share
-    mask = min(inside - steady, crossing * masked_extra(trace, masked_trace))
+    mask = min(inside - steady, crossing * extra)
     l2, hbm, floor = _traffic(kernel, workload, machine, tiles, heads, slots)
     chip = ChipRun(
         makespan_cycles=max(makespan, mean), mean_cycles=mean, loop_cycles=steady, mask_cycles=mask,

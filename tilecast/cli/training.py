@@ -76,9 +76,9 @@ def check_level(level: Level) -> None:
 
     if level.name not in ("auto", "fluid"):
         raise PredictError(
-            f"--level {level.name}: backward passes are forecast before compilation, as the simulator of machine code knows neither the port of "
-            "shared memory nor the turns to add dQ that hold their loops: drop it, or 'tilecast forecast FILE.py --kernel gradients' follows the "
-            "loop of a generated one without them"
+            f"--level {level.name}: backward passes are forecast before compilation, which is nearer to measurements (docs/accuracy.md, "
+            "'tilecast validate backward'): drop it, or 'tilecast forecast FILE.py --kernel gradients' follows the loop of a generated one by its "
+            "machine code, role by role"
         )
 
 

@@ -2,13 +2,14 @@
 
 A row is forecast at the SM clock sampled while it ran (what NVML reports, of which an SM executes `power.tensor_clock_share` under
 matrix work).  Loops alone are those of the portable passes; kernels that spill, which no forecast before compilation knows, and
-variants that the class refuses by now are counted, not compared.
+variants that the class refuses by now are counted, not compared.  Passes of the Hopper classes are forecast from machine code as
+well: that of today's templates, by the Triton with which they were measured (`backward_code`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from tilecast.model.backward import (
     TRITON_BACKWARD,
     BackwardVariant,
     build_backward,
-    find_backward,
+    family_of,
     named_in,
     parse_backward,
 )
@@ -29,6 +30,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.training.evaluate import evaluate_backward
 from tilecast.model.training.launch import run_loop
+from tilecast.validation.measured.backward_code import RecordedLoops, recorded_loops
 from tilecast.validation.published.points import machine_of
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
@@ -59,11 +61,18 @@ class BackwardRow:
     predicted_ms: float
     #: Number of the block of rows of one shape in the file, which were timed in turns.
     turn: int = 0
+    #: The forecast from machine code; None where none is recorded.
+    code_ms: float | None = None
 
     @property
     def error(self) -> float:
         """Predicted over measured, less 1."""
         return self.predicted_ms / self.measured_ms - 1.0
+
+    @property
+    def code_error(self) -> float:
+        """The same of the forecast from machine code; nan without."""
+        return math.nan if self.code_ms is None else self.code_ms / self.measured_ms - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,15 @@ class BackwardReport:
     def of(self, kind: str) -> ErrorSummary:
         """Errors of passes or of loops."""
         return summarise(row.error for row in self.rows if row.kind == kind)
+
+    def coded(self) -> BackwardReport:
+        """The passes that are forecast from machine code, with that forecast in place of the one before compilation."""
+        found = (replace(row, predicted_ms=row.code_ms) for row in self.rows if row.code_ms is not None)
+        return replace(self, rows=tuple(found), left_out=())
+
+    def before(self) -> BackwardReport:
+        """The same passes as `coded`, before compilation."""
+        return replace(self, rows=tuple(row for row in self.rows if row.code_ms is not None), left_out=())
 
     def groups(self) -> dict[str, ErrorSummary]:
         """Errors by class or loop, and head dimension."""
@@ -113,6 +131,7 @@ def run_backward(
 ) -> BackwardReport:
     """Forecast every row of both tables."""
     chip = load_machine(machine)
+    recorded = recorded_loops(chip)
     rows: list[BackwardRow] = []
     left: dict[str, int] = {}
     tables = [("pass", row) for row in _read(passes)] + [("loop", row) for row in _read(loops)]
@@ -122,7 +141,7 @@ def run_backward(
         progress("forecast", done, len(tables), row["kernel"])
         shape: tuple[str, ...] = (kind, *(row[name] for name in _SHAPE), row["note"].partition(";")[2])
         turn, before = turn + (shape != before), shape
-        found = _pass(row, chip) if kind == "pass" else _loop(row, chip)
+        found = _pass(row, chip, recorded) if kind == "pass" else _loop(row, chip)
         if isinstance(found, BackwardRow):
             rows.append(replace(found, turn=turn))
         elif found:
@@ -190,19 +209,39 @@ def _clock(row: Mapping[str, str], machine: Machine) -> float:
     return (machine["chip.clock_max_mhz"] if math.isnan(seen) else seen) * machine["power.tensor_clock_share"]
 
 
-def _pass(row: Mapping[str, str], machine: Machine) -> BackwardRow | str:
-    """A whole pass; "" for a kernel that is not ours."""
+def measured_variants(machine: Machine, path: Path = PASSES) -> Iterator[tuple[Workload, BackwardVariant]]:
+    """Shape and variant of every measured pass of ours that can still run."""
+    for row in _read(path):
+        variant = _variant(row)
+        if variant is not None and family_of(variant).legality(variant, _workload(row), machine).legal:
+            yield _workload(row), variant
+
+
+def _variant(row: Mapping[str, str]) -> BackwardVariant | None:
+    """The variant of a measured pass; None for a kernel that is not ours."""
     named = named_in(row["knobs"])
     if named is None or not row["ms"]:
-        return ""
-    record = find_backward(named.name)
+        return None
     # Rows from before there was the knob had one warp that adds.
-    base: BackwardVariant = Fa3BackwardVariant(adders=1) if record.variant is Fa3BackwardVariant else record.variant()
-    variant, work, clock = parse_backward(row["knobs"], base), _workload(row), _clock(row, machine)
+    base: BackwardVariant = Fa3BackwardVariant(adders=1) if named.variant is Fa3BackwardVariant else named.variant()
+    return parse_backward(row["knobs"], base)
+
+
+def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | None = None) -> BackwardRow | str:
+    """A whole pass; "" for a kernel that is not ours."""
+    variant = _variant(row)
+    if variant is None:
+        return ""
+    record, work, clock = family_of(variant), _workload(row), _clock(row, machine)
     if not record.legality(variant, work, machine).legal:
         return "passes of variants that are refused"
     seconds = evaluate_backward(work, machine, variant, clock).seconds
-    return BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3)
+    found = BackwardRow("pass", record.name, work, row["knobs"], clock, float(row["ms"]), seconds * 1e3)
+    loops = tuple(loop.name for loop in build_backward(work, variant, machine).loops)
+    codes = recorded.codes(work, variant, loops) if recorded is not None else ()
+    if not codes:
+        return found
+    return replace(found, code_ms=evaluate_backward(work, machine, variant, clock, codes).seconds * 1e3)
 
 
 def _loop(row: dict[str, str], machine: Machine) -> BackwardRow | str:

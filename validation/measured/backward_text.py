@@ -20,6 +20,7 @@ def as_text(report: BackwardReport, published: dict[str, tuple[PublishedBackward
         _line("loops alone", report.of("loop")),
         "",
         f"Order of the variants of one shape (Kendall's tau, mean): whole passes {report.tau('pass'):.2f} ({report.tau('pass', True):.2f} of those timed in turns), loops {report.tau('loop'):.2f}",
+        *_code_lines(report),
         "Left out: " + (", ".join(f"{count} {reason}" for reason, count in report.left_out) or "nothing"),
     ]
     for clock, found in published.items():
@@ -40,6 +41,21 @@ def as_text(report: BackwardReport, published: dict[str, tuple[PublishedBackward
     return "\n".join(lines)
 
 
+def _code_lines(report: BackwardReport) -> list[str]:
+    """The passes whose loops are recorded, by machine code and before compilation; none without."""
+    if not report.coded().rows:
+        return []
+    lines = ["", "Passes of the Hopper classes, from the machine code of their loops and before compilation", _HEAD]
+    for level, found in (("machine code", report.coded()), ("before compilation", report.before())):
+        lines += [_line(f"{level}, {name.removeprefix('pass ')}", s) for name, s in found.groups().items()]
+        lines.append(_line(f"{level}, all", found.of("pass")))
+    lines.append(
+        f"Kendall's tau, mean: from machine code {report.coded().tau('pass'):.2f} ({report.coded().tau('pass', True):.2f} of those timed in turns), "
+        f"before compilation {report.before().tau('pass'):.2f} ({report.before().tau('pass', True):.2f})"
+    )
+    return [*lines, ""]
+
+
 _HEAD = f"{'':<44}{'rows':>6}{'mean':>8}{'median':>8}{'p90':>8}{'worst':>8}{'bias':>8}"
 
 
@@ -56,13 +72,17 @@ def as_dict(report: BackwardReport, published: dict[str, tuple[PublishedBackward
     return {
         "machine": report.machine,
         "passes": {**summary(report.of("pass")), "tau": report.tau("pass"), "tau_in_turns": report.tau("pass", True)},
+        "coded": {
+            name: {**summary(one.of("pass")), "tau": one.tau("pass"), "tau_in_turns": one.tau("pass", True)}
+            for name, one in (("machine_code", report.coded()), ("before", report.before()))
+        },
         "loops": {**summary(report.of("loop")), "tau": report.tau("loop")},
         "groups": {name: summary(s) for name, s in report.groups().items()},
         "left_out": dict(report.left_out),
         "published": {clock: {name: summary(s) for name, s in by_machine(found).items()} for clock, found in published.items()},
         "rows": [
             {"kind": r.kind, "name": r.name, "workload": r.workload.as_dict(), "knobs": r.knobs, "clock_mhz": r.clock_mhz,
-             "measured_ms": r.measured_ms, "predicted_ms": r.predicted_ms, "error": r.error}
+             "measured_ms": r.measured_ms, "predicted_ms": r.predicted_ms, "error": r.error, "code_ms": r.code_ms}
             for r in report.rows
         ],
         "published_rows": [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecast.codegen.compiler.flow import Loop
 from tilecast.codegen.compiler.opcodes import MMA_SYNC, TCGEN05, WGMMA
 from tilecast.codegen.compiler.sass import Instruction
-from tilecast.codegen.compiler.structure.barriers import Places, Sites
+from tilecast.codegen.compiler.structure.barriers import Places
 from tilecast.codegen.compiler.structure.operands import operands_of
 from tilecast.codegen.compiler.structure.shape import Step
 from tilecast.codegen.compiler.structure.values import Values
@@ -23,11 +24,16 @@ _NUMBER = re.compile(r"0x[0-9a-f]+$")
 _PARITY = 31
 #: A phase's arrivals as `mbarrier.init` packs them into the low word.
 _PHASE = 0x100000
+#: Loads and stores of shared memory by lanes, and how many 8x8 matrices one moves.
+_SHARED = {"LDS": "shared_load", "LDSM": "shared_load", "STS": "shared_store", "STSM": "shared_store"}
+_MATRICES = re.compile(r"\.M88(?:\.(\d))?\b")
+#: Banks of shared memory, of 4 bytes each; lanes of a warp.
+_BANKS, _LANES = 32, 32
 #: K of a tcgen05 product by kind; tf32's is half of the 16-bit types'.
 _K = {"UTCHMMA": 16, "UTCQMMA": 32, "UTCIMMA": 32}
 _TF32 = 2
 _PLAIN = {
-    "FENCE": "fence", "ELECT": "elect", "R2UR": "to_uniform", "LDGDEPBAR": "group", "UTMACMDFLUSH": "group",
+    "FENCE": "fence", "MEMBAR": "fence", "ELECT": "elect", "R2UR": "to_uniform", "LDGDEPBAR": "group", "UTMACMDFLUSH": "group",
     "UCGABAR_ARV": "cluster_arrive", "UCGABAR_WAIT": "cluster_wait",
 }  # fmt: skip
 
@@ -63,6 +69,8 @@ class Actions:
             )
         if (opcode == "WARPGROUP" and "DEPBAR" in forms) or (opcode == "DEPBAR" and ".LE" in forms):
             return Step(code, "matrix_wait" if opcode == "WARPGROUP" else "group_wait", amount=_last(code))
+        if opcode in _SHARED:
+            return self._shared(index, code)
         if opcode == "USETMAXREG":
             return Step(code, "registers", amount=_last(code))
         return Step(code, _PLAIN.get(opcode, "plain"))
@@ -72,11 +80,14 @@ class Actions:
         if not operands:
             return Step(code, "plain")
         at = next((one for one in operands if "[" in one), "")
-        sites = self.places.barrier(self.values.address(index, at), around) if at else ()
+        address = self.values.address(index, at) if at else None
+        sites = self.places.barrier(address, around) if at else ()
+        ring = any(barrier.stages > 1 for _, barrier in sites)
+        first = self.places.first(address) if ring else -1
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
         if "PHASECHK" in forms:
             phase = self.places.at_first(self.values.of(index, operands[-1]))
-            return Step(code, "wait", sites, -1 if phase is None else phase >> _PARITY & 1)
+            return Step(code, "wait", sites, -1 if phase is None else phase >> _PARITY & 1, first=first)
         if "EXCH" in forms:
             # An elected thread sets barriers up; what it writes was computed under a vote of its own.
             value = self.values.of(index, operands[-1])
@@ -86,10 +97,29 @@ class Actions:
             return Step(code, "init", sites, -1 if last is None else _PHASE - (last >> 1))
         if "ARRIVE" in forms:
             if "A1T0" in forms or "ART0" in forms:
-                return Step(code, "arrive", sites, 1 if "A1T0" in forms else -1 if last is None else last)
+                return Step(code, "arrive", sites, 1 if "A1T0" in forms else -1 if last is None else last, first=first)
             # With a number of bytes that copies have yet to bring.
-            return Step(code, "expect", sites, -1 if last is None else last)
+            return Step(code, "expect", sites, -1 if last is None else last, first=first)
         return Step(code, "plain")
+
+    def _shared(self, index: int, code: Instruction) -> Step:
+        """A load or store of shared memory by lanes: registers of a lane, wavefronts of a warp."""
+        matrices = _MATRICES.search(code.modifiers)
+        registers = (
+            int(matrices.group(1) or 1)
+            if matrices
+            else 4
+            if ".128" in code.modifiers
+            else 2
+            if ".64" in code.modifiers
+            else 1
+        )
+        least = registers
+        if not matrices:
+            at = next((one for one in operands_of(code.operands) if "[" in one), "")
+            # Without the lanes' addresses, as many as bytes that differ from lane to lane take at least.
+            least = wavefronts(self.places.by_lane(self.values.address(index, at)), registers) or registers
+        return Step(code, _SHARED[code.opcode], amount=registers, wavefronts=least)
 
     def _named(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
         operands = operands_of(code.operands)
@@ -132,13 +162,17 @@ class Actions:
             return Step(code, "copy_in", pair=pair, multicast=multicast)
         if opcode in ("UTMASTG", "UTMAREDG") or (opcode == "UBLKCP" and ".G.S" in forms):
             return Step(code, "copy_out")
-        return Step(code, "copy_in", self._beside(index, code, around), pair=pair, multicast=multicast)
+        address = self._beside(index, code)
+        sites = self.places.barrier(address, around)
+        ring = any(barrier.stages > 1 for _, barrier in sites)
+        first = self.places.first(address) if ring else -1
+        return Step(code, "copy_in", sites, first=first, pair=pair, multicast=multicast)
 
-    def _beside(self, index: int, code: Instruction, around: Sequence[Loop]) -> Sites:
+    def _beside(self, index: int, code: Instruction) -> int | None:
         """The barrier of a copy lies in the register after the one with its place in shared memory."""
         found = re.search(r"\[UR(\d+)\]", code.operands)
         value = self.values.of(index, f"UR{int(found.group(1)) + 1}") if found else None
-        return self.places.barrier(self._under(index, value), around)
+        return self._under(index, value)
 
     def _under(self, index: int, value: int | None) -> int | None:
         """What is written under the same predicate as instruction ``index`` is what it reads."""
@@ -146,6 +180,33 @@ class Actions:
         while value is not None and guard is not None and self.values.graph.nodes[value][:2] == ("choose", guard):
             value = int(self.values.graph.nodes[value][2])
         return value
+
+
+def wavefronts(places: Sequence[int | None], registers: int) -> int:
+    """Wavefronts of an access of ``registers`` words a lane at byte addresses ``places``; 0 where one is not known.
+
+    All lanes go at once where no bank has two words of them; otherwise as many lanes at a time as 128 bytes are of, and each
+    such part as often as its fullest bank has words.
+
+    >>> wavefronts([4 * lane for lane in range(32)], 1), wavefronts([8 * lane for lane in range(32)], 2)
+    (1, 2)
+    >>> wavefronts([256 * lane for lane in range(32)], 1), wavefronts([0] * 32, 4)
+    (32, 1)
+    """
+    words = [[place // 4 + i for i in range(registers)] for place in places if place is not None]
+    if len(words) < _LANES:
+        return 0
+    together = _fullest(words)
+    if together == 1:
+        return 1
+    lanes = _LANES // registers
+    return sum(_fullest(words[i : i + lanes]) for i in range(0, _LANES, lanes))
+
+
+def _fullest(words: Sequence[Sequence[int]]) -> int:
+    """Different words in the bank that has most of them."""
+    banks = Counter(word % _BANKS for word in {word for one in words for word in one})
+    return max(banks.values())
 
 
 def _last(code: Instruction) -> int:

@@ -156,7 +156,12 @@ class _RoleReader:
                 away = self._away(other, blocks, set(place), chain, name)
             else:
                 marks |= {i: name for i in range(at + 1, end) if i not in marks}
-            guards.append(Guard(name, kind, self._flow.instructions[index].address, away, self._warps(index)))
+            turns = (
+                self._actions.places.turns(self._values.guard(index), loop)
+                if loop and kind in ("uniform", "thread")
+                else ()
+            )
+            guards.append(Guard(name, kind, self._flow.instructions[index].address, away, self._warps(index), turns))
         return guards, marks, notes
 
     def _other_way(self, path: Path, at: int, index: int) -> int | None:

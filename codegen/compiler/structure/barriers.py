@@ -13,6 +13,7 @@ from tilecast.codegen.compiler.structure.values import Values
 
 #: Places that a ring has at most: shared memory holds no more useful slots.
 _LARGEST_RING = 16
+_LANES = 32
 #: An address in a cluster's shared memory has the CTA's rank above it.
 _RANK = 24
 _THREAD = frozenset((("special", "SR_TID.X"), ("special", "SR_LANEID")))
@@ -49,19 +50,23 @@ class Places:
         """The number that a value is for the group's first warp the first time it is asked for: loops have just been entered."""
         return self._entered(value, {})
 
-    def _entered(self, value: int | None, entries: dict[int, int | None]) -> int | None:
+    def by_lane(self, value: int | None) -> tuple[int | None, ...]:
+        """`at_first` for every lane of the group's first warp."""
+        return tuple(self._entered(value, {}, lane) for lane in range(_LANES))
+
+    def _entered(self, value: int | None, entries: dict[int, int | None], lane: int = 0) -> int | None:
         """The number of ``value``; ``entries`` holds phis as far as they are known, None for those that are being looked at."""
         if value is None:
             return None
         for phi in frontier(self._values, value) - entries.keys():
             entries[phi] = None
-            entries[phi] = self._on_entry(phi, entries)
+            entries[phi] = self._on_entry(phi, entries, lane)
         known = {phi: number for phi, number in entries.items() if number is not None}
         return Thread(
-            self._values, special_registers(self._group.warps[0]), known, self._group.reached.edges, trusting=True
+            self._values, special_registers(self._group.warps[0], lane), known, self._group.reached.edges, trusting=True
         ).number(value)
 
-    def _on_entry(self, phi: int, entries: dict[int, int | None]) -> int | None:
+    def _on_entry(self, phi: int, entries: dict[int, int | None], lane: int) -> int | None:
         """What a phi is when its loop is entered; elsewhere what all ways agree on."""
         block = int(self._values.graph.nodes[phi][1])
         inside = next((loop.blocks for loop in self._values.flow.loops if loop.header == block), frozenset())
@@ -70,7 +75,7 @@ class Places:
             for source, held in self._values.inputs[phi].items()
             if source not in inside and (source, block) in self._group.reached.edges
         ]
-        found = {self._entered(held, entries) for held in ways}
+        found = {self._entered(held, entries, lane) for held in ways}
         return found.pop() if len(found) == 1 else None
 
     def _rests_on(self, value: int) -> frozenset[int]:
@@ -87,6 +92,23 @@ class Places:
         if not by_thread:
             return ((self._group.warps, next(iter(found))),)
         return tuple((tuple(warps), barrier) for barrier, warps in found.items())
+
+    def first(self, value: int | None) -> int:
+        """The place of an mbarrier the first time it is asked for, loops just entered; -1 where it is not known."""
+        found = self.at_first(value)
+        return -1 if found is None else found & (1 << _RANK) - 1
+
+    def turns(self, predicate: int | None, loop: Loop) -> tuple[bool, ...]:
+        """Whether ``predicate`` is false in the iterations of ``loop``, until that repeats itself; empty where it is not known."""
+        if predicate is None:
+            return ()
+        found = self._counters_of(self._group.warps[0], 0).sequence(predicate, loop)
+        if found is None:
+            return ()
+        for length in range(1, _LARGEST_RING + 1):
+            if all(one == found[i % length] for i, one in enumerate(found)):
+                return tuple(not one for one in found[:length])
+        return ()
 
     def _one(self, value: int, warp: int, around: Sequence[Loop], named: bool) -> Barrier:
         first, second = (self._numbers(value, warp, rank, around) for rank in (0, 1))

@@ -90,6 +90,14 @@ class Counters:
 
     def run(self, value: int, loop: Loop) -> set[int] | None:
         """The numbers of ``value`` in the iterations of ``loop``; None where one is unknown or they never come back."""
+        out = self.sequence(value, loop)
+        if out is None:
+            return None
+        half = set(out[: _ITERATIONS // 2])
+        return half if half == set(out) else None
+
+    def sequence(self, value: int, loop: Loop) -> list[int] | None:
+        """The numbers of ``value`` in the first iterations of ``loop``, in order; None where one is unknown."""
         handed_on = set(self._values.phis_at(loop.header))
         mine = sorted(handed_on & (set(self._made_of(value)) | leaves(self._values, value)))
         if not mine:
@@ -112,8 +120,7 @@ class Counters:
             stepped = {phi: self._stepped(phi, loop, thread) for phi in mine}
             kept = {phi: held for phi, held in given.items() if phi not in stepped}
             given = kept | {phi: held for phi, held in stepped.items() if held is not None}
-        half = set(out[: _ITERATIONS // 2])
-        return half if half == set(out) else None
+        return out
 
     def _stepped(self, phi: int, loop: Loop, thread: Thread) -> int | None:
         """What the next iteration is handed; None where that is not known."""

@@ -12,7 +12,7 @@ from tilecast.codegen.compiler.sass import Instruction
 #: What a step is; "plain" ones only occupy their pipe.
 KINDS = (
     "plain", "wait", "arrive", "expect", "init", "named_wait", "named_arrive", "cluster_wait", "cluster_arrive", "copy_in",
-    "copy_out", "commit", "matrix", "matrix_wait", "group", "group_wait", "tensor_load", "tensor_store", "fence", "elect",
+    "copy_out", "commit", "matrix", "matrix_wait", "group", "group_wait", "tensor_load", "tensor_store", "shared_load", "shared_store", "fence", "elect",
     "to_uniform", "registers", "retry", "guard", "exit",
 )  # fmt: skip
 #: MUFU instructions of a role's loops from which on it computes exponentials.
@@ -70,6 +70,8 @@ class Guard:
     away: tuple[Step, ...] = ()
     #: Warps that run what is under it, where their index decides; empty otherwise.
     warps: tuple[int, ...] = ()
+    #: Whether the first, second, ... of some iterations, which repeat themselves, run it; empty where nothing says.
+    turns: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,16 @@ class Step:
     #: (warps, barrier) that it waits for, arrives at, or that its copy or commit completes on; warps that agree share one.
     barriers: tuple[tuple[tuple[int, ...], Barrier], ...] = ()
     #: wait: parity of the phase it waits for at first (1 passes a fresh barrier); expect: bytes; arrive, init: arrivals; named barriers: threads; matrix_wait, group_wait: groups that may stay under way;
-    #: tensor loads and stores: registers a thread; copies by lanes: bytes a lane; registers: a thread's budget; -1: not known.
+    #: loads and stores of tensor and shared memory: registers a thread; copies by lanes: bytes a lane; registers: a thread's budget; -1: not known.
     amount: int = -1
     #: matrix: m, n, k; zeros where the descriptor is not known.
     shape: tuple[int, int, int] = (0, 0, 0)
     #: matrix: where A comes from: "shared", "tensor" or "registers".
     source: str = ""
+    #: The place of its barrier when the loop is entered, of a ring; -1: not known.
+    first: int = -1
+    #: Loads and stores of shared memory: wavefronts of 128 bytes that a warp's takes.
+    wavefronts: int = 0
     #: It works for a pair of CTAs; its barrier or its data goes to several CTAs.
     pair: bool = False
     multicast: bool = False
@@ -95,6 +101,9 @@ class Step:
     #: Name of the guard under which it runs, and what decides its own predicate.
     guard: str = ""
     under: str = ""
+    #: Iterations that run it, as of its guard; of a loop run in line several times, which time it is.
+    turns: tuple[bool, ...] = ()
+    turn: int = 0
 
     @property
     def pipe(self) -> str:

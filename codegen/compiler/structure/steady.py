@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilecast.codegen.compiler.flow import hides_scores
 from tilecast.codegen.compiler.opcodes import MATRIX, MMA_SYNC, WGMMA, latency_of
 from tilecast.codegen.compiler.structure.assemble import ShapeError
 from tilecast.codegen.compiler.structure.shape import EXPONENTIALS, Barrier, KernelShape, Loop, Role, Step
+from tilecast.codegen.compiler.structure.slots import Steady, anyone, at_base, by_slot, mapped
 from tilecast.model.compiled.costs import PARTITIONS
 from tilecast.model.compiled.roles import code as roles
 from tilecast.model.compiled.roles.code import KernelRoles, RoleCode, RoleInstruction
@@ -35,51 +35,22 @@ _SPAN = 256
 _GOES_ON = ("matrix", "matrix_wait", "group", "group_wait")
 
 
-@dataclass(frozen=True)
-class _Steady:
-    """A warp of a role, with what it runs in its loop and ahead of it."""
+def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -> KernelRoles:
+    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in an innermost loop.
 
-    role: Role
-    warp: int
-    ahead: tuple[Step, ...]
-    #: Steps of an iteration.
-    repeated: tuple[Step, ...]
-    #: All steps of a tile before and after its iterations.
-    begin: tuple[Step, ...]
-    end: tuple[Step, ...]
-
-    @property
-    def name(self) -> str:
-        return f"warp {self.warp} ({self.role.work})"
-
-    def site(self, step: Step) -> Barrier | None:
-        """The barrier of a step of this warp; the pair's two CTAs do the same, so the leader's is each one's own."""
-        found = next((barrier for warps, barrier in step.barriers if self.warp in warps), None)
-        return dataclasses.replace(found, owner="own") if found is not None else None
-
-    def passes(self, site: Barrier | None) -> int:
-        """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
-        waits = (
-            step
-            for step in (*self.ahead, *self.repeated, *self.begin)
-            if step.kind == "wait" and self.site(step) == site
-        )
-        # Where the first one's parity is not known, a later one's is that of the same phase but for whole laps.
-        known = next((step.amount for step in waits if step.amount >= 0), None)
-        # Where none is known: who fills slots finds them free at first, who empties them does not find them full.
-        return known if known is not None else int(any(step.kind == "copy_in" for step in self.repeated))
-
-
-def kernel_roles(shape: KernelShape) -> KernelRoles:
-    """The steady loops of a kernel; ShapeError for one that multiplies no matrices in an innermost loop."""
+    ``out_bytes`` are those that a role copies out in an iteration, which no code tells; with ``masked`` an iteration masks its
+    scores.
+    """
     if not any(
         s.instruction.opcode in MATRIX for role in shape.roles for loop in role.walk() if loop.name for s in loop.steps
     ):
         raise ShapeError(
             f"{shape.kernel}: expected a loop with matrix products, found none: what such a kernel does is not simulated"
         )
-    chosen = _placed([one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape)])
+    chosen = [one for role, loops in _candidates(shape).items() if loops for one in _warps(role, loops, shape, masked)]
+    chosen = _placed(at_base(chosen, shape))
     chosen = _every_iteration(chosen)
+    chosen, unrolled = by_slot(chosen)
     if not any(step.instruction.opcode in MATRIX for one in chosen for step in one.repeated):
         raise ShapeError(
             f"{shape.kernel}: expected matrix products in an innermost loop, whose iterations are simulated, "
@@ -110,7 +81,7 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
     codes = tuple(
         RoleCode(
             one.name, one.warp,
-            *(tuple(_instruction(one, step, number) for step in steps) for steps in (one.ahead, one.repeated, one.begin, one.end)),
+            *(tuple(_instruction(one, step, number, out_bytes) for step in steps) for steps in (one.ahead, one.repeated, one.begin, one.end)),
         )
         for one in chosen
     )  # fmt: skip
@@ -118,10 +89,11 @@ def kernel_roles(shape: KernelShape) -> KernelRoles:
         roles.Barrier(
             site.label(), site.stages, site.named,
             tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
+            anyone(site, chosen, shape) if unrolled > 1 else 0,
         )
         for site in names
     )  # fmt: skip
-    return KernelRoles(shape.kernel, shape.target, codes, barriers)
+    return KernelRoles(shape.kernel, shape.target, codes, barriers, unrolled)
 
 
 def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
@@ -135,7 +107,7 @@ def loops_left_out(shape: KernelShape) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _every_iteration(chosen: Sequence[_Steady]) -> list[_Steady]:
+def _every_iteration(chosen: Sequence[Steady]) -> list[Steady]:
     """The same without what only some iterations do: branches around the uses of barriers to which all come under a branch.
 
     (A loop over all blocks of all tiles brings Q, and gives it back, once a tile.)
@@ -162,7 +134,7 @@ def _slots(site: Barrier | None) -> frozenset[object]:
     return frozenset(site.places) if site.resolved and not site.named else frozenset((site,))
 
 
-def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
+def _placed(chosen: Sequence[Steady]) -> list[Steady]:
     """The same with rings for barriers whose slot is not known, where the known part of the address points at one ring alone.
 
     Shared memory begins at an address that the loader gives, a multiple of the span below: what is known agrees in its low bits.
@@ -180,15 +152,7 @@ def _placed(chosen: Sequence[_Steady]) -> list[_Steady]:
             found.append((warps, next(iter(alike)) if len(alike) == 1 else site))
         return dataclasses.replace(step, barriers=tuple(found))
 
-    def placed(steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(map(place, steps))
-
-    return [
-        dataclasses.replace(
-            one, ahead=placed(one.ahead), repeated=placed(one.repeated), begin=placed(one.begin), end=placed(one.end)
-        )
-        for one in chosen
-    ]
+    return mapped(chosen, place)
 
 
 def _candidates(shape: KernelShape) -> dict[Role, list[tuple[tuple[Loop, ...], Loop]]]:
@@ -211,7 +175,7 @@ def _unrolled(loop: Loop) -> Loop:
     fills = {"wait", "copy_in"} <= {step.kind for step in loop.steps if step.instruction.opcode != "LDGSTS"}
     for one in loop.body:
         inner = _unrolled(one) if isinstance(one, Loop) else one
-        if isinstance(inner, Loop) and _takes_turns(inner):
+        if isinstance(inner, Loop) and (_takes_turns(inner) or _looks(inner)):
             body += inner.body
         elif not (fills and isinstance(inner, Loop) and _alone(inner)):
             body.append(inner)
@@ -234,6 +198,19 @@ def _takes_turns(loop: Loop) -> bool:
     )
 
 
+def _looks(loop: Loop) -> bool:
+    """Whether a loop only looks at a word of memory until it is what it must be: once, where it is by then."""
+    loads = [step for step in loop.steps if step.instruction.opcode in ("LD", "LDG")]
+    quiet = all(step.kind in ("plain", "exit") for step in loop.steps)
+    return (
+        not loop.inner
+        and len(loop.steps) <= _TURN
+        and quiet
+        and len(loads) == 1
+        and "STRONG" in loads[0].instruction.modifiers
+    )
+
+
 def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, ...], Loop]]:
     inside = [one for inner in loop.inner for one in _innermost(inner, (*around, loop))]
     return inside if inside or not loop.name else [(around, loop)]
@@ -241,17 +218,22 @@ def _innermost(loop: Loop, around: tuple[Loop, ...]) -> list[tuple[tuple[Loop, .
 
 def _works(loop: Loop) -> bool:
     kinds = {step.kind for step in loop.steps}
-    return bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS
+    if bool(kinds & {"matrix", "copy_in", "tensor_load"}) or loop.pipes()["mufu"] >= EXPONENTIALS:
+        return True
+    # What copies out tiles that others bring, and tells them when it has.
+    return {"copy_out", "wait", "arrive"} <= kinds
 
 
-def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape) -> list[_Steady]:
+def _warps(
+    role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: KernelShape, masked: bool
+) -> list[Steady]:
     """The warps of a role on the sub-partition of the matrix role's; of a role without one there, its first."""
     around, loop = min(loops, key=lambda one: len(one[1].steps))
     ahead = tuple(step for step in _ahead(around[-1], loop) if step.kind == "expect" or _kind(step) != "plain")
     begin = _ahead(around[-1], loop, True)
     if len(around) > 1:
         # What is handed over once, before the first tile, and what every tile begins with.
-        handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("arrive", "named_arrive"))
+        handed = tuple(step for step in around[0].before(around[1]) if step.kind in ("wait", "arrive", "named_arrive"))
         ahead, begin = (*handed, *ahead), (*handed, *begin)
     partition = next(one.warps[0] for one in shape.roles if one.work.startswith("matrix")) % PARTITIONS
     mine = [warp for warp in role.warps if warp % PARTITIONS == partition] or role.warps[:1]
@@ -262,21 +244,33 @@ def _warps(role: Role, loops: Sequence[tuple[tuple[Loop, ...], Loop]], shape: Ke
 
     end = around[-1].after(loop) if loop in around[-1].body else ()
     return [
-        _Steady(
-            role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop), loop),
+        Steady(
+            role, warp, run_by(warp, _told(ahead), around[-1]), run_by(warp, _repeated(loop, masked), loop),
             run_by(warp, _told(begin), around[-1]), run_by(warp, _told(end), around[-1]),
         )
         for warp in mine
     ]  # fmt: skip
 
 
-def _repeated(loop: Loop) -> tuple[Step, ...]:
-    """Steps of an iteration, without what a vote decides and what masks scores."""
+def _repeated(loop: Loop, masked: bool = False) -> tuple[Step, ...]:
+    """Steps of an iteration, without what a vote decides and, unless it is a ``masked`` one, what masks scores."""
     skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
+    turns, adds = {}, False
     for guard in loop.guards:
-        if hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
+        if not masked and hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
             skipped.add(guard.name)
-    return _told([step for step in loop.steps if step.guard not in skipped])
+        if len(guard.turns) > 1:
+            turns[guard.name] = guard.turns
+        # The first to add to a sum writes it, in line; the others add, elsewhere.
+        adds |= any(step.instruction.opcode == "UTMAREDG" for step in guard.away)
+    steps = [
+        dataclasses.replace(
+            step, turns=turns.get(step.guard, ()), note="adds" if adds and step.kind == "copy_out" else step.note
+        )
+        for step in loop.steps
+        if step.guard not in skipped
+    ]
+    return _told(steps)
 
 
 def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
@@ -317,7 +311,7 @@ def _kind(step: Step) -> str:
     return kind if kind in roles.KINDS else "plain"
 
 
-def _parties(chosen: Sequence[_Steady], looped: frozenset[Barrier]) -> dict[tuple[Barrier, int, str], int]:
+def _parties(chosen: Sequence[Steady], looped: frozenset[Barrier]) -> dict[tuple[Barrier, int, str], int]:
     """(barrier, role, kind of arrival) -> arrivals in a phase: those of an iteration over the waits of one."""
     waited: Counter[Barrier] = Counter()
     for one in chosen:
@@ -340,15 +334,17 @@ def _parties(chosen: Sequence[_Steady], looped: frozenset[Barrier]) -> dict[tupl
     return found
 
 
-def _instruction(one: _Steady, step: Step, number: dict[Barrier, int]) -> RoleInstruction:
+def _instruction(one: Steady, step: Step, number: dict[Barrier, int], out_bytes: int) -> RoleInstruction:
     code, kind, site = step.instruction, _kind(step), one.site(step)
     amount = 2 if code.opcode in _PAIRS else 0
-    if kind in ("tensor_load", "tensor_store"):
+    if kind in ("tensor_load", "tensor_store", "shared_load", "shared_store"):
         amount = step.amount
     elif kind == "wait":
         amount = one.passes(site)
     elif kind == "copy":
         amount = _bytes(one, step)
+    elif kind == "copy_out":
+        amount = _out_bytes(one, step, out_bytes)
     elif kind == "wgmma":
         amount = int(step.note == "commits")
     elif kind in ("wgmma_wait", "group_wait", "group_copy"):
@@ -357,20 +353,33 @@ def _instruction(one: _Steady, step: Step, number: dict[Barrier, int]) -> RoleIn
     shape = step.shape if matrix else (0, 0, 0)
     if kind in _NAMED:
         amount, shape = max(0, step.amount), (_brings(one, step), 0, 0)
+    if kind in ("shared_load", "shared_store"):
+        shape = (step.wavefronts, sum(warp // 4 == one.warp // 4 for warp in one.role.warps), 0)
     pipe = "tmem" if kind in ("tensor_load", "tensor_store") else step.pipe
     remote = any(barrier.owner == "leader" for _, barrier in step.barriers) if kind == "arrive" else step.pair
     return RoleInstruction(
-        pipe, *code.scheduling, latency_of(code.opcode), kind,
+        pipe, *code.scheduling, latency_of(code.opcode, code.modifiers), kind,
         number.get(site, -1) if site is not None else -1, amount, shape,
-        _HOME.get(step.source, "") if matrix else "", _dtype(step) if matrix else "", remote,
+        _HOME.get(step.source, "") if matrix else "add" if step.note == "adds" else "", _dtype(step) if matrix else "", remote,
         kind == "wait" and bool(step.guard),
     )  # fmt: skip
 
 
-def _brings(one: _Steady, step: Step) -> int:
+def _brings(one: Steady, step: Step) -> int:
     """Threads that come to a named barrier with this warp: those of the warps that it stands for, four at most."""
     mine = next((warps for warps, _ in step.barriers if one.warp in warps), ())
     return 32 * sum(warp // 4 == one.warp // 4 for warp in mine)
+
+
+def _out_bytes(one: Steady, step: Step, out_bytes: int) -> int:
+    """Bytes of a copy out: of a loop its share of ``out_bytes``, elsewhere of what its role's warps put into shared memory there."""
+    for steps in (one.repeated, one.begin, one.end):
+        if any(step is other for other in steps):
+            copies = [other for other in steps if other.kind == "copy_out" and other.turn == step.turn]
+            stored = sum(other.amount for other in steps if other.kind == "shared_store")
+            mine = 4 * 32 * stored * len(one.role.warps)
+            return (out_bytes if steps is one.repeated else mine) // max(1, len(copies))
+    return 0
 
 
 def _dtype(step: Step) -> str:
@@ -378,7 +387,7 @@ def _dtype(step: Step) -> str:
     return "bf16" if step.instruction.opcode in ("UTCHMMA", "HGMMA", "HMMA") else "fp8"
 
 
-def _bytes(one: _Steady, step: Step) -> int:
+def _bytes(one: Steady, step: Step) -> int:
     """Bytes that a copy brings to one SM: what its barrier is told to expect, over the copies that share it."""
     site = one.site(step)
     for steps in (one.repeated, one.ahead):

@@ -6,6 +6,8 @@ one role waits for another brings: the phases of barriers, counted in the order 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from tilecast.model.compiled.code import PIPES as CODE_PIPES
 #: What an instruction does beyond occupying its pipe.
 KINDS = (
     "plain", "wait", "arrive", "named_wait", "named_arrive", "copy", "matrix", "commit", "tensor_load", "tensor_store", "fence",
-    "wgmma", "wgmma_wait", "mma_sync", "group_copy", "group", "group_wait",
+    "wgmma", "wgmma_wait", "mma_sync", "group_copy", "group", "group_wait", "copy_out", "shared_load", "shared_store",
 )  # fmt: skip
 #: Matrix products: of one thread for the CTA (tcgen05), of a warpgroup, of a warp.
 MATRIX_KINDS = ("matrix", "wgmma", "mma_sync")
@@ -38,12 +40,14 @@ class RoleInstruction(NamedTuple):
     #: Number of its barrier in `KernelRoles.barriers`; -1: none, or nobody's in the loops.
     barrier: int = -1
     #: wait: phases that count as complete before anybody arrives, 1 where a fresh barrier lets it pass;
-    #: tensor_load, tensor_store: registers a thread; copy: bytes; group_copy: bytes a lane; wgmma: 1 where its group ends;
+    #: tensor_load, tensor_store, shared_load, shared_store: registers a thread; copy, copy_out: bytes; group_copy: bytes a lane;
+    #: wgmma: 1 where its group ends;
     #: wgmma_wait, group_wait: groups that may stay under way; named_wait, named_arrive: threads that open it, 0: all that ever
     #: come; other pipes: 2 for packed pairs of numbers.
     amount: int = 0
     #: matrix, wgmma, mma_sync: m, n, k of one instruction, home of A ("smem", "tmem" or "register"), dtype by which it is rated.
     #: named_wait, named_arrive: threads that come with it, of the warpgroup for which the warp stands.
+    #: shared_load, shared_store: wavefronts of 128 bytes that a warp's takes of the port, warps for which it stands.
     shape: tuple[int, int, int] = (0, 0, 0)
     source: str = ""
     dtype: str = ""
@@ -61,6 +65,8 @@ class Barrier(NamedTuple):
     named: bool
     #: (role, kind, how often a phase) of all who arrive at it.
     parties: tuple[tuple[int, str, int], ...]
+    #: Arrivals that complete a phase, whoever brings them; 0: each party brings its own to every phase.
+    anyone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +91,20 @@ class KernelRoles:
     target: str
     roles: tuple[RoleCode, ...]
     barriers: tuple[Barrier, ...]
+    #: Iterations of the kernel's loop that a pass through each role's loop stands for.
+    unrolled: int = 1
 
     @property
     def matrix(self) -> int:
         """The first role that issues matrix products (0 where none does); its loop's iteration is the kernel's."""
         return next((i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop)), 0)
+
+    @property
+    def peeled(self) -> int:
+        """Iterations' worth of products that stand outside of the loops."""
+        inside = sum(_flop(role.loop) for role in self.roles) / self.unrolled
+        outside = sum(_flop(role.begin) + _flop(role.end) for role in self.roles)
+        return round(outside / inside) if inside else 0
 
     @property
     def pair(self) -> bool:
@@ -100,12 +115,16 @@ class KernelRoles:
     def flop(self) -> float:
         """FLOP of a CTA in an iteration of the matrix roles: half of what a pair's products are, and what the warps of all four
         sub-partitions multiply where each does."""
-        total = 0.0
-        for role in self.roles:
-            for one in role.loop:
-                m, n, k = one.shape
-                total += 2.0 * m * n * k * (4 if one.kind == "mma_sync" else 0.5 if one.pair else 1)
-        return total
+        return sum(_flop(role.loop) for role in self.roles) / self.unrolled
+
+
+def _flop(code: Sequence[RoleInstruction]) -> float:
+    """FLOP of a CTA in ``code``."""
+    return sum(
+        2.0 * math.prod(one.shape) * (4 if one.kind == "mma_sync" else 0.5 if one.pair else 1)
+        for one in code
+        if one.kind in MATRIX_KINDS
+    )
 
 
 def together(kernel: KernelRoles, ctas: int) -> KernelRoles:
@@ -128,4 +147,4 @@ def together(kernel: KernelRoles, ctas: int) -> KernelRoles:
             barriers.append(
                 barrier._replace(name=f"CTA {cta} {barrier.name}" if cta else barrier.name, parties=parties)
             )
-    return KernelRoles(kernel.kernel, kernel.target, tuple(roles), tuple(barriers))
+    return KernelRoles(kernel.kernel, kernel.target, tuple(roles), tuple(barriers), kernel.unrolled)

@@ -8,7 +8,12 @@ from functools import lru_cache
 from tilecast.model.compiled.costs import PARTITIONS, WarpCosts, latencies, pipe_cycles, warp_costs
 from tilecast.model.compiled.roles.code import RoleInstruction
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles, mma_instruction_cycles
+from tilecast.model.pipeline.backward.kernels import add_rate
+from tilecast.model.pipeline.tensor_core import (
+    mma_completion_latency_cycles,
+    mma_instruction_cycles,
+    mma_smem_bytes,
+)
 
 #: Lanes of a warp, bytes of a register.
 _LANES, _WORD = 32, 4
@@ -40,6 +45,14 @@ class RoleCosts:
     #: Bytes a cycle that an SM copies by lanes from L2, and their latency.
     lane_bytes: float
     lane_latency: float
+    #: Bytes a cycle of the shared-memory port, and cycles beside wgmma of a register that a warp loads.
+    port_bytes: float
+    load_register: float
+    #: Copies out: bytes a cycle where they are stored and where they are added up in L2, cycles from the last of them until they
+    #: are there.
+    out_bytes: float
+    add_bytes: float
+    out_latency: float
     #: Pipes beside wgmma, and its queue; None where there is none.
     wgmma: WarpCosts | None
 
@@ -50,6 +63,14 @@ class RoleCosts:
         if one.kind == "tensor_store":
             return _LANES * _WORD * one.amount / self.write_bytes
         return self.pipe[one.pipe] * max(1, one.amount if one.kind == "plain" else 1)
+
+    def port(self, one: RoleInstruction) -> float:
+        """Cycles of the shared-memory port of the SM."""
+        if one.kind == "wgmma":
+            m, n, k = one.shape
+            return mma_smem_bytes(m, n, k, one.dtype, one.source) / self.port_bytes
+        wavefronts, warps, _ = one.shape
+        return wavefronts * warps * _LANES * _WORD / self.port_bytes
 
     def product(self, one: RoleInstruction) -> tuple[float, float]:
         """(cycles of the tensor core, cycles from their end until who waits for it goes on)."""
@@ -95,5 +116,11 @@ def role_costs(machine: Machine) -> RoleCosts:
         # SMs of a grid read the same tiles at about the same time.
         lane_bytes=m.get("l2.bytes_per_clk_per_sm_lockstep", m["tma.bytes_per_clk"]),
         lane_latency=m["l2.latency_cycles"],
+        port_bytes=m["smem.bytes_per_clk"],
+        # The rate is that of four sub-partitions with a warp each, 128 bytes a register.
+        load_register=_LANES * _WORD * PARTITIONS / m.get("smem.load_bytes_per_clk_under_mma", m["smem.bytes_per_clk"]),
+        out_bytes=m.get("tma.store_bytes_per_clk", m["tma.bytes_per_clk"]),
+        add_bytes=add_rate(m),
+        out_latency=m.get("tma.reduce_latency_cycles", m["l2.latency_cycles"]),
         wgmma=wgmma,
     )

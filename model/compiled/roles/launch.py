@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecast.model.compiled.code import CodeError
-from tilecast.model.compiled.roles.code import MATRIX_KINDS, KernelRoles, RoleInstruction
+from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.costs import RoleCosts
 from tilecast.model.compiled.roles.run import RolesRun, run_roles, tile_cycles
 from tilecast.model.machine.machine import Machine
@@ -46,13 +45,7 @@ def cta_cost(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> CtaCost:
     """What CTAs of ``kernel`` cost, ``ctas`` of them on an SM; CodeError where its code cannot be followed."""
     steady = run_roles(kernel, costs, ctas)
     ends = tile_cycles(kernel, costs, _TOLD, ctas) - _TOLD * steady.cycles
-    inside = sum(_flop(role.loop) for role in kernel.roles)
-    outside = sum(_flop(role.begin) + _flop(role.end) for role in kernel.roles)
-    return CtaCost(ctas, steady, max(0.0, ends), round(outside / inside))
-
-
-def _flop(code: Sequence[RoleInstruction]) -> float:
-    return sum(2.0 * math.prod(one.shape) for one in code if one.kind in MATRIX_KINDS)
+    return CtaCost(ctas, steady, max(0.0, ends), kernel.peeled)
 
 
 def launch(cost: CtaCost, iterations: Sequence[int], machine: Machine) -> Launch:

@@ -8,6 +8,9 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 - the tensor core takes products of tcgen05 in the order of their issue; a commit completes with the last product before it;
 - products of wgmma are queued and served as `WgmmaQueue` says, and while one runs arithmetic takes longer and shares the
   register ports, as in `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
+- the port of shared memory is the SM's: loads and stores of warps, and copies out, take from the product in service what it does
+  not leave of the port; copies in hardly touch it (a product beside them takes 5 % longer; measured: `tilecast calibrate`,
+  smem/beside_mma); beside a product they wait for their turn at it, and loads for the registers they write;
 - copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
 - the n-th wait of a warp at a ring of s barriers passes when the (n + 1 - s f)-th phase of the ring is complete, where f is 1
   if the barrier lets the first wait pass; a phase is complete when all who arrive at it have;
@@ -42,6 +45,9 @@ from tilecast.model.compiled.units.wgmma import WgmmaQueue
 _SETTLING, _AVERAGED = 8, 16
 #: Kinds of instructions that wait for what other roles or engines do.
 _ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait"})
+#: Passes through their loops that roles which only move data are ahead of those that multiply, at most.
+_MOST_AHEAD = 2
+_SHARED = ("shared_load", "shared_store")
 #: How often all loops' instructions may be issued between two iterations of the matrix role before it waits for what never comes.
 _PATIENCE = 100
 
@@ -66,6 +72,8 @@ class _Prepared(NamedTuple):
     taken: float
     latency: float
     product: tuple[float, float]
+    #: Cycles of the shared-memory port.
+    port: float
     #: Beside wgmma: cycles of its pipe, of the register ports, and of a gap after it.
     beside: tuple[float, float, float]
     #: Its kind, where it waits for more than counters and pipes.
@@ -75,7 +83,7 @@ class _Prepared(NamedTuple):
 class _Warp:
     __slots__ = (
         "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "multiplies", "name", "passed",
-        "pc", "program", "reached", "skipped", "standing", "times", "under_way",
+        "pc", "program", "reached", "skipped", "standing", "stored", "times", "under_way",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +111,8 @@ class _Warp:
         #: When the groups of its copies are there, and the copies of the next one.
         self.groups: list[float] = []
         self.under_way = 0.0
+        #: When its last store into shared memory is through the port.
+        self.stored = 0.0
         #: When it came to the named barrier where it stands.
         self.reached = 0.0
         #: Named barrier where it stands -> which of its meetings.
@@ -128,12 +138,15 @@ def _prepare(one: RoleInstruction, costs: RoleCosts) -> _Prepared:
     beside = (0.0, 0.0, 0.0)
     if costs.wgmma and one.kind != "mma_sync" and one.pipe in costs.wgmma.pipe:
         taken = costs.wgmma.pipe_under_mma[one.pipe]
+        if one.kind == "shared_load":
+            taken = costs.load_register * one.amount
         beside = (taken, costs.wgmma.ports_under_mma[one.pipe], costs.wgmma.gap_under_mma[one.pipe])
     product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
     taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)
+    port = costs.port(one) if one.kind in ("wgmma", *_SHARED) else 0.0
     waits = tuple(bit for bit in range(6) if one.waits >> bit & 1)
     return _Prepared(
-        one, waits, taken, costs.latency[one.latency], product, beside, one.kind if one.kind in _ASKING else ""
+        one, waits, taken, costs.latency[one.latency], product, port, beside, one.kind if one.kind in _ASKING else ""
     )
 
 
@@ -147,11 +160,12 @@ class _Meeting:
     complete: bool
 
 
-def _pieces(role: RoleCode, iterations: int | None) -> list[tuple[Sequence[RoleInstruction], float]]:
-    """(code, how often) of a role."""
+def _pieces(role: RoleCode, iterations: int | None, more: int) -> list[tuple[Sequence[RoleInstruction], float]]:
+    """(code, how often) of a role; one that multiplies nothing goes round ``more`` often, for what others do outside of loops."""
     if iterations is None:
         return [(role.ahead, 1), (role.loop, math.inf)]
-    return [(role.begin, 1), (role.loop, iterations), (role.end, 1)]
+    multiplies = any(one.kind in MATRIX_KINDS for one in role.loop)
+    return [(role.begin, 1), (role.loop, iterations + (0 if multiplies else more)), (role.end, 1)]
 
 
 def _threads(one: RoleInstruction) -> int:
@@ -162,8 +176,8 @@ def _threads(one: RoleInstruction) -> int:
 class _State:
     """Everything that changes during a run."""
 
-    def __init__(self, kernel: KernelRoles, costs: RoleCosts, iterations: int | None = None) -> None:
-        """Loops for ever where ``iterations`` is None, otherwise a tile of so many."""
+    def __init__(self, kernel: KernelRoles, costs: RoleCosts, iterations: int | None = None, more: int = 0) -> None:
+        """Loops for ever where ``iterations`` is None, otherwise a tile of so many, and ``more`` of what multiplies nothing."""
         self.kernel, self.costs = kernel, costs
         table: dict[RoleInstruction, _Prepared] = {}
         partition = kernel.roles[kernel.matrix].warp % PARTITIONS
@@ -172,7 +186,7 @@ class _State:
                 index,
                 role.name,
                 0 if role.warp % PARTITIONS == partition else index + 1,
-                _pieces(role, iterations),
+                _pieces(role, iterations, more),
                 costs,
                 table,
             )
@@ -195,8 +209,10 @@ class _State:
                 self.everybody[barrier] += threads
         self.issue_free = [0.0] * (len(kernel.roles) + 1)
         self.pipe_free = dict.fromkeys(PIPES, 0.0)
-        self.busy = dict.fromkeys((*PIPES, "issue"), 0.0)
-        self.tensor_free = self.copy_free = self.ports_free = 0.0
+        self.busy = dict.fromkeys((*PIPES, "issue", "port"), 0.0)
+        self.tensor_free = self.copy_free = self.out_free = self.ports_free = self.port_free = 0.0
+        #: Barriers of which any arrivals complete a phase: when they came, in their order.
+        self.came: list[list[float]] = [[] for _ in kernel.barriers]
         hopper = costs.wgmma
         self.queue = (
             WgmmaQueue(len(self.warps), hopper.mma_queue, hopper.mma_latency, hopper.mma_hidden_fma) if hopper else None
@@ -210,6 +226,9 @@ class _State:
         """When the ``phase``-th phase (from 1) of a ring is complete; None while that is unknown."""
         if phase <= 0:
             return 0.0
+        if count := self.kernel.barriers[barrier].anyone:
+            came = self.came[barrier]
+            return max(came[: phase * count]) if len(came) >= phase * count else None
         at = 0.0
         for times in self.arrived[barrier].values():
             if len(times) < phase:
@@ -248,6 +267,9 @@ class _State:
 
     def arrive(self, warp: _Warp, one: RoleInstruction, at: float) -> None:
         if one.barrier < 0:
+            return
+        if self.kernel.barriers[one.barrier].anyone:
+            self.came[one.barrier].append(at)
             return
         party = (one.barrier, one.kind)
         warp.arrivals[party] += 1
@@ -336,6 +358,8 @@ class _State:
             if not hides:
                 return prepared.taken, 0.0
         taken, ports, gap = prepared.beside
+        if prepared.code.kind in _SHARED:
+            taken = max(taken, queue.through_port(prepared.port))
         self.ports_free = max(self.ports_free, now) + ports
         return taken, gap
 
@@ -356,6 +380,16 @@ class _State:
                 self.busy[one.pipe] += prepared.taken
         if one.kind in ("tensor_load", "tensor_store"):
             result = release = start + prepared.taken + costs.tensor_memory
+        elif one.kind in _SHARED:
+            self.port_free = max(self.port_free, start) + prepared.port
+            self.busy["port"] += prepared.port
+            # Accesses go through the port in order, and the next one waits for it.
+            self.pipe_free[one.pipe] = max(self.pipe_free[one.pipe], self.port_free)
+            result = self.pipe_free[one.pipe] + prepared.latency
+            if one.kind == "shared_store":
+                warp.stored = self.pipe_free[one.pipe]
+            if self.queue:
+                self.queue.take_port(start, prepared.port)
         elif one.kind == "wait":
             opens = self.opens(warp, one, now) or 0.0
             result = max(now + costs.poll, opens)
@@ -376,8 +410,9 @@ class _State:
             self.tensor_free = max(self.tensor_free, now) + cycles
             self.busy["tensor"] += cycles
         elif one.kind == "wgmma" and self.queue:
-            self.queue.issue(warp.index, now, prepared.product[0], bool(one.amount))
+            self.queue.issue(warp.index, now, prepared.product[0], bool(one.amount), prepared.port)
             self.busy["tensor"] += prepared.product[0]
+            self.busy["port"] += prepared.port
         elif one.kind == "group_copy":
             # 32 lanes of a warp on each of the sub-partitions.
             self.copy_free = max(self.copy_free, now) + 32 * PARTITIONS * one.amount / costs.lane_bytes
@@ -389,8 +424,17 @@ class _State:
         elif one.kind == "copy":
             self.copy_free = max(self.copy_free, now) + one.amount / costs.copy_bytes
             self.arrive(warp, one, self.copy_free + costs.copy_latency)
+        elif one.kind == "copy_out":
+            begin = max(self.out_free, now)
+            rate = costs.add_bytes if one.source == "add" else costs.out_bytes
+            self.out_free = begin + one.amount / rate
+            warp.under_way = self.out_free + costs.out_latency
+            self.busy["port"] += one.amount / costs.port_bytes
+            if self.queue:
+                self.queue.stream(begin, self.out_free, rate / costs.port_bytes)
         elif one.kind == "fence":
-            result = max(result, now + costs.fence)
+            result = max(result, now + costs.fence, warp.stored)
+            release = max(release, warp.stored)
         counters = warp.counters
         if one.write_counter < 6:
             counters[one.write_counter] = max(counters[one.write_counter], result)
@@ -447,28 +491,38 @@ def run_roles(kernel: KernelRoles, costs: RoleCosts, ctas: int = 1) -> RolesRun:
             raise CodeError(
                 f"{kernel.kernel}: {matrix.name} waits while other roles go round: {_standing(state)}; the reading of the code is wrong"
             )
-    laps = matrix.laps
+    laps, averaged = matrix.laps, _AVERAGED * kernel.unrolled
     waits = {
-        (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / _AVERAGED
+        (warp.name, kernel.barriers[barrier].name): (cycles - before.get(barrier, 0.0)) / averaged
         for warp, before in zip(state.warps, begun, strict=True)
         for barrier, cycles in warp.standing.items()
     }
-    busy = {name: (cycles - at[name]) / _AVERAGED for name, cycles in state.busy.items()}
+    busy = {name: (cycles - at[name]) / averaged for name, cycles in state.busy.items()}
     # Products that nobody waits for are issued ahead of the tensor core, but not for ever.
-    return RolesRun(max((laps[-1] - laps[_SETTLING - 1]) / _AVERAGED, busy["tensor"]), busy, waits)
+    return RolesRun(max((laps[-1] - laps[_SETTLING - 1]) / averaged, busy["tensor"]), busy, waits)
 
 
 def tile_cycles(kernel: KernelRoles, costs: RoleCosts, iterations: int, ctas: int = 1) -> float:
-    """Cycles from the first instruction of ``ctas`` CTAs, begun together, to the last of a tile of ``iterations`` each.
+    """Cycles from the first instruction of ``ctas`` CTAs, begun together, to the last of a tile of ``iterations`` each, which its
+    unrolled loops divide.
 
     CodeError when roles wait for something that never comes, or the kernel comes without the code around its loops.
     """
     if not all(role.begin for role in kernel.roles):
         raise CodeError(f"{kernel.kernel}: expected the code around its loops, got the loops alone")
-    state = _State(together(kernel, ctas), costs, iterations)
-    while not all(warp.done for warp in state.warps):
-        _step(state)
-    return max(warp.free for warp in state.warps)
+    kernel = together(kernel, ctas)
+    for more in range(_MOST_AHEAD + 1):
+        state = _State(kernel, costs, iterations // kernel.unrolled, more)
+        try:
+            while not all(warp.done for warp in state.warps):
+                _step(state)
+        except CodeError:
+            # What multiplies takes more blocks than iterations of its loop: some before it, or outside.
+            if more == _MOST_AHEAD:
+                raise
+            continue
+        return max(warp.free for warp in state.warps)
+    raise AssertionError("unreachable")
 
 
 def pass_cycles(code: Sequence[RoleInstruction], costs: RoleCosts, beside: Sequence[RoleInstruction] = ()) -> float:

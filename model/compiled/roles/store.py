@@ -21,7 +21,7 @@ def dump_roles(kernels: Sequence[tuple[str, KernelRoles]]) -> str:
 
     packed = [
         [name, kernel.kernel, kernel.target, kernel.barriers,
-         [[role.name, role.warp, *map(numbers, (role.ahead, role.loop, role.begin, role.end))] for role in kernel.roles]]
+         [[role.name, role.warp, *map(numbers, (role.ahead, role.loop, role.begin, role.end))] for role in kernel.roles], kernel.unrolled]
         for name, kernel in kernels
     ]  # fmt: skip
     plain = json.dumps({"instructions": list(table), "kernels": packed}, separators=(",", ":"))
@@ -37,9 +37,10 @@ def load_roles(text: str) -> dict[str, KernelRoles]:
             name: KernelRoles(
                 kernel, target,
                 tuple(RoleCode(role, warp, *(tuple(table[i] for i in part) for part in code)) for role, warp, *code in roles),
-                tuple(Barrier(label, stages, named, tuple(tuple(party) for party in parties)) for label, stages, named, parties in barriers),
+                tuple(Barrier(label, stages, named, tuple(tuple(party) for party in parties), *rest) for label, stages, named, parties, *rest in barriers),
+                *unrolled,
             )
-            for name, kernel, target, barriers, roles in raw["kernels"]
+            for name, kernel, target, barriers, roles, *unrolled in raw["kernels"]
         }  # fmt: skip
     except (ValueError, LookupError, TypeError, lzma.LZMAError) as error:
         raise CodeError(f"not a file of steady loops ({type(error).__name__}): it is written with dump_roles") from None

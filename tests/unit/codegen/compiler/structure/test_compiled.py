@@ -10,7 +10,7 @@ import pytest
 from support.paths import ROOT
 
 from tilecast.codegen.compiler.binary import BinaryError, from_cubin, read_binary
-from tilecast.codegen.compiler.compile import CompileError, compile_kernel
+from tilecast.codegen.compiler.compile import CompileError, compile_kernel, compile_kernels
 from tilecast.codegen.compiler.opcodes import OPCODES
 from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.report import as_dict, as_text
@@ -303,3 +303,37 @@ def test_a_kernel_without_products_in_a_loop_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ShapeError, match="expected a loop with matrix products, found none"):
         kernel_roles(kernel_shape(read_binary(str(listing)), 4))
+
+
+def test_the_roles_of_a_backward_pass_with_its_warps_that_add() -> None:
+    """Two warpgroups of five products, a warp that copies in, two that add tiles of dQ by turns: every second iteration each."""
+    try:
+        compiled = compile_kernels(ROOT / "kernels" / "generated" / "hopper_bwd_d128_full.py", "sm_90a", "bf16")
+    except CompileError as error:
+        pytest.skip(str(error))
+    made = next(one for one in compiled if one.name == "gradients")
+    shape = kernel_shape(from_cubin(made.cubin, "backward.cubin", "sm_90a", made.name), made.warps)
+    tile = 64 * 128 * 4
+    found = kernel_roles(shape, tile)
+    assert found.unrolled == 2 and found.flop == 5 * 2 * 64 * 128 * 128
+    adders = [role for role in found.roles if any(one.kind == "copy_out" for one in role.loop)]
+    assert len(adders) == 2
+    for role in adders:
+        assert sum(one.amount for one in role.loop if one.kind == "copy_out") == tile, "one tile in two iterations"
+        assert any(one.source == "add" for one in role.loop), "all but a block's first program add"
+        assert any(one.latency == "l2" for one in role.loop), "the counter of turns is looked at in L2"
+    # Each adder gives back a slot of its own; the first also does before its loop, when the first dS is there.
+    places = [{one.barrier for one in role.loop if one.kind == "arrive"} for role in adders]
+    assert len(places[0]) == len(places[1]) == 1 and places[0] != places[1]
+    assert sorted(sum(one.kind == "arrive" for one in role.ahead) for role in adders) == [0, 1]
+    assert all(barrier.stages == 1 for barrier in found.barriers if not barrier.named)
+    consumer = found.roles[found.matrix]
+    # dQ as registers hold it: 16 bytes of a thread, no bank twice.
+    stores = {(one.amount, one.shape) for one in consumer.loop if one.kind == "shared_store" and one.amount == 4}
+    assert stores == {(4, (4, 4, 0))}
+    # LSE and D: eight rows of lanes read the same numbers.
+    assert {one.shape[0] for one in consumer.loop if one.kind == "shared_load"} == {1}
+    costs = role_costs(load_machine("h200-sxm"))
+    run = run_roles(found, costs)
+    assert run.busy["port"] > run.busy["tensor"] > 2500
+    assert 1000 < cta_cost(found, costs).ends < 4 * run.cycles

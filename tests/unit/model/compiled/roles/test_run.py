@@ -139,3 +139,54 @@ def test_a_named_barrier_of_unknown_threads_waits_for_all_its_roles() -> None:
     unknown = run_roles(kernel(slow, quick, barriers=barriers), COSTS)
     known = run_roles(kernel(replace(slow, loop=told[0]), replace(quick, loop=told[1]), barriers=barriers), COSTS)
     assert unknown.waits == known.waits and unknown.busy == known.busy
+
+
+H200 = role_costs(load_machine("h200"))
+
+
+def wgmma(source: str = "smem", n: int = 64, commits: int = 1) -> RoleInstruction:
+    return one("tensor", "wgmma", amount=commits, shape=(64, n, 16), source=source, dtype="bf16")
+
+
+def test_stores_that_fill_the_port_slow_products_that_need_all_of_it() -> None:
+    # 64 x 64 products read both operands: all of the port.  A store of 512 bytes a warp takes 16 cycles of it.
+    products = (*(wgmma(commits=0),) * 7, wgmma(), one(kind="wgmma_wait"))
+    stores = (one("shared", "shared_store", amount=4, shape=(4, 4, 0)),) * 4
+    alone = run_roles(kernel(RoleCode("mma", 0, (), products)), H200)
+    beside = run_roles(kernel(RoleCode("mma", 0, (), products), RoleCode("store", 4, (), stores)), H200)
+    assert alone.busy["port"] == alone.busy["tensor"] == 8 * 32.0
+    # The stores come by turns with products: 16 cycles of the port for every 32 of it.
+    assert 1.2 * alone.cycles < beside.cycles < 1.6 * alone.cycles
+
+
+def test_a_role_that_adds_tiles_by_the_copy_engine_holds_who_brings_them() -> None:
+    """Tiles of 32 KB go out at 25.5 bytes a cycle; one slot for them, so that a lap is the addition and its hand-overs."""
+    bring = RoleCode("bring", 0, (), (wgmma(), *wait(1, passes=1), one("shared", "arrive", 0)))
+    add = RoleCode(
+        "add", 4, (),
+        (*wait(0), one("uniform", "copy_out", amount=32768, source="add"), one("uniform", "group"),
+         one(kind="group_wait"), one("shared", "arrive", 1)),
+    )  # fmt: skip
+    barriers = (Barrier("tile", 1, False, ((0, "arrive", 1),)), Barrier("room", 1, False, ((1, "arrive", 1),)))
+    found = run_roles(kernel(bring, add, barriers=barriers), H200)
+    out = 32768 / H200.add_bytes + H200.out_latency
+    assert out < found.cycles < out + 300
+    stored = replace(
+        add, loop=tuple(step._replace(source="") if step.kind == "copy_out" else step for step in add.loop)
+    )
+    assert run_roles(kernel(bring, stored, barriers=barriers), H200).cycles < found.cycles, "stores go out faster"
+
+
+def test_roles_that_arrive_by_turns_complete_a_phase_each() -> None:
+    """Two roles that each take two laps' time: together one phase a lap."""
+    slow = (*(one(stall=15),) * 40,)
+    taker = RoleCode("mma", 0, (), (product(), *wait(0)))
+    first, second = (
+        RoleCode(name, warp, (), (*slow, one("shared", "arrive", 0))) for name, warp in (("a", 1), ("b", 2))
+    )
+    parties = ((1, "arrive", 1), (2, "arrive", 1))
+    each = run_roles(kernel(taker, first, second, barriers=(Barrier("all", 1, False, parties),)), COSTS)
+    turns = run_roles(kernel(taker, first, second, barriers=(Barrier("any", 1, False, parties, 1),)), COSTS)
+    assert each.cycles == pytest.approx(2 * turns.cycles, rel=0.05)
+    doubled = replace(kernel(taker, first, second, barriers=(Barrier("any", 1, False, parties, 1),)), unrolled=2)
+    assert run_roles(doubled, COSTS).cycles == pytest.approx(turns.cycles / 2), "a pass stands for two iterations"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,3 +57,40 @@ def test_fma_delay_what_is_in_service_beyond_the_share_it_hides(count: int) -> N
     assert queue.free == 40.0 + max(0, count - 10)
     assert queue.through(0, 0, 0.0) == queue.free + 50.0
     assert queue.runs(0.0) and not queue.runs(queue.free)
+
+
+@pytest.mark.parametrize(
+    ("warps", "cycles", "reads", "measured"),
+    [
+        # A, columns: smem 64, smem 64, smem 128, smem 256, registers 128, registers 256 (h200_calibrate.csv, st_shared).
+        (1, 32.0, 32.0, 50.2), (2, 32.0, 32.0, 82.3), (2, 64.0, 48.0, 60.6), (2, 128.0, 80.0, 42.1), (2, 64.0, 32.0, 36.3), (2, 128.0, 64.0, 34.1),
+    ],
+)  # fmt: skip
+def test_a_store_gets_through_the_port_as_fast_as_measured_beside_products(
+    warps: int, cycles: float, reads: float, measured: float
+) -> None:
+    queue = WgmmaQueue(warps, 6, 50.0, 0.0)
+    for _ in range(2):
+        for warp in range(warps):
+            queue.issue(warp, 0.0, cycles, False, reads)
+    queue.serve(0.0)
+    # 512 bytes of each of four warps.
+    found = queue.through_port(16.0)
+    assert abs(found / measured - 1.0) < 0.12
+
+
+def test_what_others_take_of_the_port_delays_a_product_beyond_what_it_leaves() -> None:
+    queue = WgmmaQueue(1, 6, 50.0, 0.0)
+    queue.issue(0, 0.0, 64.0, False, 48.0)
+    queue.issue(0, 0.0, 64.0, True, 48.0)
+    queue.serve(0.0)
+    queue.take_port(10.0, 16.0)
+    assert queue.free == 64.0, "the product leaves 16 of its 64 cycles"
+    queue.take_port(20.0, 5.0)
+    assert queue.free == 69.0
+    # A copy takes a fifth of the port all the while: 12.8 cycles of the next, which leaves more.
+    queue.stream(0.0, 1000.0, 0.2)
+    queue.serve(69.0)
+    assert queue.free == 133.0
+    queue.take_port(80.0, 16.0)
+    assert queue.free == pytest.approx(133.0 + 12.8) and queue.through(0, 0, 0.0) == pytest.approx(145.8 + 50.0)

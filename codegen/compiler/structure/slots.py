@@ -1,0 +1,175 @@
+"""A warp of a role with its loop and what is around it, and the slots of rings of barriers that it goes by, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilecast.codegen.compiler.structure.shape import Barrier, KernelShape, Role, Step
+
+#: Iterations that loops are unrolled to at most.
+_MOST_UNROLLED = 8
+#: Where a CTA's shared memory begins: the system has what is before.
+_BASE = 0x400
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A warp of a role, with what it runs in its loop and ahead of it."""
+
+    role: Role
+    warp: int
+    ahead: tuple[Step, ...]
+    #: Steps of an iteration.
+    repeated: tuple[Step, ...]
+    #: All steps of a tile before and after its iterations.
+    begin: tuple[Step, ...]
+    end: tuple[Step, ...]
+
+    @property
+    def name(self) -> str:
+        return f"warp {self.warp} ({self.role.work})"
+
+    def site(self, step: Step) -> Barrier | None:
+        """The barrier of a step of this warp; the pair's two CTAs do the same, so the leader's is each one's own."""
+        found = next((barrier for warps, barrier in step.barriers if self.warp in warps), None)
+        return dataclasses.replace(found, owner="own") if found is not None else None
+
+    def passes(self, site: Barrier | None) -> int:
+        """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
+        waits = (
+            step
+            for step in (*self.ahead, *self.repeated, *self.begin)
+            if step.kind == "wait" and self.site(step) == site
+        )
+        # Where the first one's parity is not known, a later one's is that of the same phase but for whole laps.
+        known = next((step.amount for step in waits if step.amount >= 0), None)
+        # Where none is known: who fills slots finds them free at first, who empties them does not find them full.
+        return known if known is not None else int(any(step.kind == "copy_in" for step in self.repeated))
+
+
+def by_slot(chosen: Sequence[Steady]) -> tuple[list[Steady], int]:
+    """The same with loops unrolled until every use of a ring is one of a slot, and how often; once where that tells nothing new.
+
+    It does where a role begins elsewhere in a ring than after the slots it used before, or takes what is due in one of several
+    iterations.
+    """
+    rings = {
+        site
+        for one in chosen
+        for step in one.repeated
+        if (site := one.site(step)) is not None and not site.named and site.resolved
+    }
+    slots = {place for site in rings if site.stages > 1 for place in site.places}
+    alone = {
+        site.places[0]
+        for one in chosen
+        for step in (*one.ahead, *one.repeated)
+        if (site := one.site(step)) is not None and not site.named and site.resolved and site.stages == 1
+    }
+    apart = bool(alone & slots)
+    shifted = any(
+        step.first in site.places and site.places.index(step.first) != _used_ahead(one, site) % site.stages
+        for one in chosen
+        for step in one.repeated
+        if step.kind == "wait" and (site := one.site(step)) is not None and site in rings and site.stages > 1
+    )
+    seldom = any(step.turns for one in chosen for step in one.repeated)
+    if not (apart or shifted or seldom) or _several(chosen):
+        return list(chosen), 1
+    times = math.lcm(
+        *(site.stages for site in rings), *(len(step.turns) for one in chosen for step in one.repeated if step.turns)
+    )
+    if times > _MOST_UNROLLED:
+        return list(chosen), 1
+    out = []
+    for one in chosen:
+        repeated = [
+            dataclasses.replace(_at_slot(one, step, i), turn=i)
+            for i in range(times)
+            for step in one.repeated
+            if not step.turns or step.turns[i % len(step.turns)]
+        ]
+        ahead, begin, end = ([_at_slot(one, step, 0) for step in steps] for steps in (one.ahead, one.begin, one.end))
+        out.append(
+            dataclasses.replace(one, ahead=tuple(ahead), repeated=tuple(repeated), begin=tuple(begin), end=tuple(end))
+        )
+    return out, times
+
+
+def _used_ahead(one: Steady, ring: Barrier) -> int:
+    """Waits at slots of a ring ahead of a role's loop."""
+    sites = (one.site(step) for step in one.ahead if step.kind == "wait")
+    return sum(site is not None and site.resolved and set(site.places) <= set(ring.places) for site in sites)
+
+
+def _several(chosen: Sequence[Steady]) -> bool:
+    """Whether a role goes on by several slots of a ring in an iteration: then which slot comes next is not known."""
+    for one in chosen:
+        waits: Counter[int] = Counter()
+        for step in one.repeated:
+            site = one.site(step)
+            if step.kind == "wait" and site is not None and not site.named and site.stages > 1:
+                waits.update(site.places)
+        if any(count > 1 for count in waits.values()):
+            return True
+    return False
+
+
+def _at_slot(one: Steady, step: Step, turn: int) -> Step:
+    """``step`` of the ``turn``-th iteration, with the slot of its ring in place of the ring."""
+    site = one.site(step)
+    if site is None or site.named or site.stages == 1 or not site.resolved:
+        return step
+    if step.first in site.places:
+        begin = site.places.index(step.first)
+    else:
+        # Where it begins is not known: after what was used ahead of the loop.
+        begin = _used_ahead(one, site) if step.kind == "wait" else 0
+    laps, slot = divmod(begin + turn, site.stages)
+    mine = dataclasses.replace(site, places=(site.places[slot],))
+    # The parity of the phase it asks for changes with every lap.
+    amount = step.amount ^ (laps & 1) if step.kind == "wait" and step.amount >= 0 else step.amount
+    return dataclasses.replace(step, barriers=(((one.warp,), mine),), amount=amount)
+
+
+def anyone(site: Barrier, chosen: Sequence[Steady], shape: KernelShape) -> int:
+    """Arrivals that complete a phase of a slot at which roles arrive by turns; 0 where each comes to every phase."""
+    if site.named or not site.resolved:
+        return 0
+    waits = max((sum(s.kind == "wait" and one.site(s) == site for s in one.repeated) for one in chosen), default=0)
+    comes = [sum(s.kind == "arrive" and one.site(s) == site for s in one.repeated) for one in chosen]
+    if sum(map(bool, comes)) < 2 or all(count >= waits for count in comes if count):
+        return 0
+    return next((count for barrier, count in shape.barriers if barrier.places == site.places and count > 0), 1)
+
+
+def at_base(chosen: Sequence[Steady], shape: KernelShape) -> list[Steady]:
+    """The same where a role lost sight of where shared memory begins, and reads places from 0 on: with those that are set up."""
+    known = {place for site, _ in shape.barriers for place in site.places}
+
+    def place(step: Step) -> Step:
+        sites = []
+        for warps, site in step.barriers:
+            moved = tuple(at + _BASE for at in site.places)
+            lost = not site.named and site.resolved and not known & set(site.places) and known >= set(moved)
+            sites.append((warps, dataclasses.replace(site, places=moved) if lost else site))
+        if tuple(sites) == step.barriers:
+            return step
+        return dataclasses.replace(step, barriers=tuple(sites), first=step.first + _BASE if step.first >= 0 else -1)
+
+    return mapped(chosen, place)
+
+
+def mapped(chosen: Sequence[Steady], change: Callable[[Step], Step]) -> list[Steady]:
+    """The same with every step changed."""
+    return [
+        dataclasses.replace(
+            one, ahead=tuple(map(change, one.ahead)), repeated=tuple(map(change, one.repeated)),
+            begin=tuple(map(change, one.begin)), end=tuple(map(change, one.end)),
+        )
+        for one in chosen
+    ]  # fmt: skip
