@@ -208,7 +208,7 @@ def as_dict(found: SteadyForecast) -> dict[str, Any]:
             {
                 "role": role.name,
                 "warp": role.warp,
-                "instructions": len(role.loop),
+                "instructions": len(role.loop) // found.kernel.unrolled,
                 "other_loops": list(found.left_out.get(role.warp, ())),
                 "waits": {barrier: cycles for (name, barrier), cycles in run.waits.items() if name == role.name},
             }
@@ -273,7 +273,7 @@ def as_text(found: SteadyForecast) -> str:
     for role in kernel.roles:
         waits = sorted(((c, b) for (name, b), c in run.waits.items() if name == role.name and c >= _WAIT), reverse=True)
         told = " · ".join(f"{barrier} {cycles:.0f}" for cycles, barrier in waits) or "-"
-        lines.append(f"{role.name:<20} {len(role.loop):>12}   {told}")
+        lines.append(f"{role.name:<20} {len(role.loop) // kernel.unrolled:>12}   {told}")
     return "\n".join(lines + _left_out_lines(found))
 
 

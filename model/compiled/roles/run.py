@@ -8,7 +8,7 @@ and share nothing with it but barriers, tensor core and copies.  The rules:
 - the tensor core takes products of tcgen05 in the order of their issue; a commit completes with the last product before it;
 - products of wgmma are queued and served as `WgmmaQueue` says, and while one runs arithmetic takes longer and shares the
   register ports, as in `model.compiled.sm`; mma.sync occupies its sub-partition's tensor core like any pipe;
-- the port of shared memory is the SM's: loads and stores of warps, and copies out, take from the product in service what it does
+- beside wgmma the port of shared memory is the SM's: loads and stores of warps, and copies out, take from the product in service what it does
   not leave of the port; copies in hardly touch it (a product beside them takes 5 % longer; measured: `tilecast calibrate`,
   smem/beside_mma); beside a product they wait for their turn at it, and loads for the registers they write;
 - copies by lanes come from L2 at the rate of all SMs together, and a group of them is there when its last is;
@@ -380,7 +380,7 @@ class _State:
                 self.busy[one.pipe] += prepared.taken
         if one.kind in ("tensor_load", "tensor_store"):
             result = release = start + prepared.taken + costs.tensor_memory
-        elif one.kind in _SHARED:
+        elif one.kind in _SHARED and self.queue:
             self.port_free = max(self.port_free, start) + prepared.port
             self.busy["port"] += prepared.port
             # Accesses go through the port in order, and the next one waits for it.
@@ -388,8 +388,7 @@ class _State:
             result = self.pipe_free[one.pipe] + prepared.latency
             if one.kind == "shared_store":
                 warp.stored = self.pipe_free[one.pipe]
-            if self.queue:
-                self.queue.take_port(start, prepared.port)
+            self.queue.take_port(start, prepared.port)
         elif one.kind == "wait":
             opens = self.opens(warp, one, now) or 0.0
             result = max(now + costs.poll, opens)
@@ -429,8 +428,8 @@ class _State:
             rate = costs.add_bytes if one.source == "add" else costs.out_bytes
             self.out_free = begin + one.amount / rate
             warp.under_way = self.out_free + costs.out_latency
-            self.busy["port"] += one.amount / costs.port_bytes
             if self.queue:
+                self.busy["port"] += one.amount / costs.port_bytes
                 self.queue.stream(begin, self.out_free, rate / costs.port_bytes)
         elif one.kind == "fence":
             result = max(result, now + costs.fence, warp.stored)
