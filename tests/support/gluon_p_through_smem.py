@@ -32,7 +32,7 @@ def attention(q_desc, k_desc, v_desc, out, lse, scale_log2):
     q = gl.allocate_shared_memory(gl.float16, [1, 1, 64, 64], q_desc.layout)
     k = gl.allocate_shared_memory(gl.float16, [1, 1, 64, 64], k_desc.layout)
     v = gl.allocate_shared_memory(gl.float16, [1, 1, 64, 64], v_desc.layout)
-    p_smem = gl.allocate_shared_memory(gl.float16, [64, 64], q_desc.layout)
+    p_smem = gl.allocate_shared_memory(gl.float16, [64, 64], gl.NVMMASharedLayout(128, 16, 2))
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(full, count=1)
     mbarrier.expect(full, 3 * 8192)
