@@ -39,7 +39,7 @@ from tilecast.emulator.session import Session
 from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Wait, Work
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import legal
-from tilecast.emulator.values.wellformed import wrong_rank, wrong_registers
+from tilecast.emulator.values.wellformed import wrong_rank
 
 #: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
 _SWITCH, _EFFECT = 0.3, 0.4
@@ -132,7 +132,7 @@ class Program:
         """A register layout; LayoutError where it is none, is made for another number of warps than the running role has, or for
         another number of dimensions than a tensor of ``shape``."""
         if layout is not None and self.current is not None:
-            complaint = wrong_registers(layout) or legal.wrong_threads(layout, self.current.warps)
+            complaint = legal.wrong_for_role(layout, self.current.warps)
             if not complaint and shape is not None:
                 complaint = wrong_rank(layout, shape)
             if complaint:

@@ -26,11 +26,18 @@ from tilecast.emulator.values.memory_layouts import (
     SharedLinearLayout,
     TensorMemoryLayout,
 )
+from tilecast.emulator.values.wellformed import wrong_registers
 
 #: Threads of a warp; warps that setmaxnreg sets at once; 32-bit registers of an SM; the fewest that a thread can have.
 _LANES, _WARPGROUP, _REGISTER_FILE, _FEWEST = 32, 4, 65536, 24
 #: Budgets are rounded up to multiples of this for setmaxnreg; the most that it takes.
 _STEP, _MOST = 8, 256
+
+
+@lru_cache(maxsize=4096)
+def wrong_for_role(layout: Any, warps: int) -> str:
+    """Whether a register layout is none, or is made for another number of warps than a role of ``warps`` has."""
+    return wrong_registers(layout) or wrong_threads(layout, warps)
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ Basis = tuple[tuple[int, ...], ...]
 
 def frozen(bases: Any) -> Basis:
     """Bases as tuples."""
-    return tuple(tuple(int(x) for x in basis) for basis in bases or ())
+    return tuple([tuple(map(int, basis)) for basis in bases or ()])
 
 
 class Constant:
