@@ -69,6 +69,18 @@ def registers(variant: Fa3Variant, workload: Workload) -> int:
     return workload.head_dim_v // 2 + score + pending + _SCALAR_REGISTERS
 
 
+def written_registers(variant: Fa3Variant, workload: Workload) -> int:
+    """Registers a consumer thread needs as the Gluon template writes it and Triton compiles it."""
+    need = registers(variant, workload) + _COMPILER_REGISTERS
+    if workload.dtype == "fp8" and variant.rescale == "always":
+        # The product of a block is added to O outside the matrix unit, which keeps too few bits of a long sum.
+        product = workload.head_dim_v // 2
+        # Without overlap it is there before S is, beside O and P; of a mask rows and bounds are kept (read off compilations).
+        kept = _SCALAR_REGISTERS + (8 if workload.mask != "none" else 0)
+        need = need + product if variant.overlap else max(need, 2 * product + variant.tile_n // 8 + kept)
+    return need
+
+
 def _tile_bytes(variant: Fa3Variant, workload: Workload) -> int:
     """Shared memory of Q tiles and the K/V ring."""
     size = workload.dtype_bytes
@@ -102,13 +114,7 @@ def writable(variant: Fa3Variant, workload: Workload, machine: Machine) -> Verdi
     for name, width in (("head_dim_qk", workload.head_dim_qk), ("head_dim_v", workload.head_dim_v)):
         if width % 32 or width > 256:
             return Verdict(f"{name} must be a multiple of 32 up to 256, got {width}", "pad the head")
-    need = registers(variant, workload) + _COMPILER_REGISTERS
-    if workload.dtype == "fp8" and variant.rescale == "always":
-        # The product of a block is added to O outside the matrix unit, which keeps too few bits of a long sum.
-        product = workload.head_dim_v // 2
-        # Without overlap it is there before S is, beside O and P; of a mask rows and bounds are kept (read off compilations).
-        kept = _SCALAR_REGISTERS + (8 if workload.mask != "none" else 0)
-        need = need + product if variant.overlap else max(need, 2 * product + variant.tile_n // 8 + kept)
+    need = written_registers(variant, workload)
     limit = CONSUMER_REGISTERS[variant.warpgroups]
     if need > limit:
         return over_limit("a consumer thread under Triton", need, limit, "registers", "use a smaller tile_n or fewer warpgroups")  # fmt: skip

@@ -8,7 +8,7 @@ with one (86), 15 to 21 with three and 128 keys (13), 3 to 6 with two, 128 keys 
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.variants.fa3 import CONSUMER_REGISTERS, Fa3Variant, registers, written_registers
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
@@ -19,18 +19,26 @@ _WORD = 512
 
 
 def spilled_words(w: Workload, v: Fa3Variant, m: Machine) -> float:
-    """Words a thread spills in a step.
-
-    FlashAttention-3's own kernels, whose tiles are no powers of two, hand consumers the registers of producers and spill none.
-    """
-    if v.tile_n & (v.tile_n - 1):
+    """Words a thread spills in a step."""
+    if _by_hand(w, v):
         return 0.0
     threads = 128 * (v.warpgroups + 1)  # a warpgroup's worth of warps copy
-    registers = min(_MOST, int(m["reg.file_bytes"]) // 4 // threads // 8 * 8)
+    given = min(_MOST, int(m["reg.file_bytes"]) // 4 // threads // 8 * 8)
     # A warpgroup alone packs P only behind the next QK, as compiled; the others before it where registers are short.
     p = v.tile_n / (2 if v.warpgroups == 1 else 4)
     others = _OF_A_KEY * max(0, v.tile_n - _FREE_KEYS)
-    return max(0.0, v.tile_n / 2 + p + w.head_dim_v / 2 + others - registers)
+    return max(0.0, v.tile_n / 2 + p + w.head_dim_v / 2 + others - given)
+
+
+def _by_hand(w: Workload, v: Fa3Variant) -> bool:
+    """Whether it is one of FlashAttention-3's own kernels, which hand consumers the registers of producers and spill none.
+
+    Their tiles are no powers of two, or their e4m3 products, added to O by the matrix unit, fit where Triton's, added to it outside, do not.
+    """
+    if v.tile_n & (v.tile_n - 1):
+        return True
+    limit = CONSUMER_REGISTERS[v.warpgroups]
+    return w.dtype == "fp8" and registers(v, w) <= limit < written_registers(v, w)
 
 
 def spill_demand(w: Workload, v: Fa3Variant, m: Machine) -> tuple[tuple[str, float], ...]:
