@@ -115,12 +115,14 @@ def test_what_cannot_start_is_no_kernels_fault(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     script = f"""
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.plan import Item, Options
 from tilecast.validation.lab.measure.run import measure_in
 from tilecast.validation.lab.worker.process import Worker
+# A shell makes jobs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = Path({str(tmp_path)!r})
 def start():
     worker = Worker(folder / "log", "support.worker_tasks")
