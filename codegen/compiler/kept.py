@@ -1,19 +1,18 @@
 """Variants compiled once for good: what machine code says of a kernel is kept by its source, target and compiler.
 
 What is kept is the profile that the simulators read (`KernelCode` of kernels whose tiles they follow, the steady loops of
-others), registers and stack; never the binary.  A cache that is damaged, or that cannot be written, is no reason to fail.
+others), registers and stack; never the binary.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from typing import Any
 
-from tilecast.base.files import OutputError, cache_folder, write_text_atomically
+from tilecast.base.files import cache_folder
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.profile import Profile, profile_source
+from tilecast.codegen.compiler.records import keep, kept, record_file
 from tilecast.codegen.families import template_of
 from tilecast.codegen.generate import generate
 from tilecast.model.chip.evaluate import PredictError
@@ -75,13 +74,16 @@ def kept_profile(
     """
     source = generate(workload, machine, find_family(family), variant, compiler=None).source
     target = target_of(family, variant, machine)
-    kept = _kept_as(cache, family, variant, workload, source, target, loops)
-    found = _load(kept) if kept is not None and kept.exists() else None
-    if found is not None:
+    if not cache:
+        return profile_source(source, family, variant_text(variant), workload, target, loops)
+    reading = f"{_READING}{'l' if loops else ''}"
+    # The header (machine, lengths) does not count.
+    said = (reading, target, workload.dtype, triton_version(), variant_text(variant), without_header(source))
+    file = record_file(cache, family, *said)
+    if (found := kept(file, _profile)) is not None:
         return found
     made = profile_source(source, family, variant_text(variant), workload, target, loops)
-    if kept is not None:
-        _keep(kept, made)
+    keep(file, _record(made))
     return made
 
 
@@ -93,35 +95,14 @@ def triton_version() -> str:
         return "none"
 
 
-def _kept_as(
-    cache: str, family: str, variant: Variant, workload: Workload, source: str, target: str, loops: bool
-) -> Path | None:
-    """The file a kernel's profile is kept in; the header (machine, lengths) does not count."""
-    if not cache:
-        return None
-    reading = f"{_READING}{'l' if loops else ''}"
-    name = "\n".join((reading, target, workload.dtype, triton_version(), variant_text(variant), without_header(source)))
-    return Path(cache) / f"{family}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
-
-
-def _keep(path: Path, made: Profile) -> None:
-    text = json.dumps({
+def _record(made: Profile) -> dict[str, Any]:
+    return {
         "code": dump_codes([made.code]) if made.code else None, "roles": dump_roles([("", made.roles)]) if made.roles else None,
         "unread": made.unread, "registers": made.registers, "stack_bytes": made.stack_bytes,
-    })  # fmt: skip
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, text)
-    except (OSError, OutputError):
-        return
+    }  # fmt: skip
 
 
-def _load(path: Path) -> Profile | None:
-    """What `_keep` wrote; None for a file that is damaged or from another version."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        code = load_codes(raw["code"])[0] if raw["code"] else None
-        roles = load_roles(raw["roles"])[""] if raw["roles"] else None
-        return Profile(raw["registers"], raw["stack_bytes"], code, raw["unread"], roles)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+def _profile(record: dict[str, Any]) -> Profile:
+    code = load_codes(record["code"])[0] if record["code"] else None
+    roles = load_roles(record["roles"])[""] if record["roles"] else None
+    return Profile(record["registers"], record["stack_bytes"], code, record["unread"], roles)

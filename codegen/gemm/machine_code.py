@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from tilecast.base.files import OutputError, cache_folder, write_text_atomically
+from tilecast.base.files import cache_folder
 from tilecast.codegen.compiler.binary import BinaryError, from_cubin
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.kept import FOLDER, triton_version
 from tilecast.codegen.compiler.opcodes import UnknownOpcodeError
+from tilecast.codegen.compiler.records import keep, kept, record_file
 from tilecast.codegen.compiler.sass import compile_and_read
 from tilecast.codegen.compiler.structure.assemble import ShapeError, kernel_shape
 from tilecast.codegen.compiler.structure.steady import kernel_roles
 from tilecast.codegen.gemm.generate import TARGETS, generate_gemm
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError
-from tilecast.model.compiled.roles.code import KernelRoles
 from tilecast.model.compiled.roles.store import dump_roles, load_roles
 from tilecast.model.gemm.code import GemmCode
 from tilecast.model.gemm.variant import GemmVariant
@@ -42,7 +41,12 @@ def compiled_gemm(gemm: Gemm, machine: Machine, variant: GemmVariant) -> GemmCod
         raise PredictError(f"machine code of {FOLLOWED} kernels for {', '.join(TARGETS[FOLLOWED])} is followed, got {variant.family} for {machine.arch}: use --level fluid")  # fmt: skip
     try:
         source = generate_gemm(gemm, machine, variant).source
-        return _kept(source, machine.arch) or _made(source, machine.arch, gemm.dtype)
+        target = machine.arch
+        file = record_file(cache_folder(FOLDER), FOLLOWED, _READING, target, triton_version(), without_header(source))
+        if (found := kept(file, lambda record: _code(target, record))) is None:
+            found = _made(source, target, gemm.dtype)
+            keep(file, _record(found))
+        return found
     except (CompileError, CodeError, VariantError) as error:
         raise PredictError(f"no machine code of this kernel: {error}: use --level fluid") from None
 
@@ -57,30 +61,16 @@ def _made(source: str, target: str, dtype: str) -> GemmCode:
         roles = kernel_roles(kernel_shape(from_cubin(made.cubin, FOLLOWED, made.target, made.name)))
     except (BinaryError, ShapeError, UnknownOpcodeError) as error:
         raise CodeError(str(error)) from None
-    found = GemmCode(target, f"Triton {triton_version()}", code.resources.registers, code.resources.stack_bytes, roles)
-    _keep(_file(source, target), found)
-    return found
+    return GemmCode(target, f"Triton {triton_version()}", code.resources.registers, code.resources.stack_bytes, roles)
 
 
-def _file(source: str, target: str) -> Path:
-    name = "\n".join((_READING, target, triton_version(), without_header(source)))
-    return Path(cache_folder(FOLDER)) / f"{FOLLOWED}_{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+def _record(made: GemmCode) -> dict[str, Any]:
+    return {
+        "compiler": made.compiler, "registers": made.registers, "stack_bytes": made.stack_bytes,
+        "roles": dump_roles([("", made.roles)]),
+    }  # fmt: skip
 
 
-def _keep(path: Path, made: GemmCode) -> None:
-    text = json.dumps({"compiler": made.compiler, "registers": made.registers, "stack_bytes": made.stack_bytes, "roles": dump_roles([("", made.roles)])})  # fmt: skip
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, text)
-    except (OSError, OutputError):
-        return  # it is compiled again next time
-
-
-def _kept(source: str, target: str) -> GemmCode | None:
-    """What `_keep` wrote; None for nothing, and for a file that is damaged."""
-    try:
-        raw = json.loads(_file(source, target).read_text(encoding="utf-8"))
-        roles: KernelRoles = load_roles(raw["roles"])[""]
-        return GemmCode(target, raw["compiler"], raw["registers"], raw["stack_bytes"], roles)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+def _code(target: str, record: dict[str, Any]) -> GemmCode:
+    roles = load_roles(record["roles"])[""]
+    return GemmCode(target, record["compiler"], record["registers"], record["stack_bytes"], roles)
