@@ -52,9 +52,8 @@ def main() -> None:
     machine = load_machine("h200-sxm")
     kept: dict[str, KernelRoles] = {}
     for work, variant in measured_variants(machine):
-        if family_of(variant) is TRITON_BACKWARD or key_of(work, variant, "gradients") in kept:
-            continue
-        if key_of(work, variant, "key gradients") in kept:
+        loops = build_backward(work, variant, machine).loops
+        if family_of(variant) is TRITON_BACKWARD or key_of(work, variant, loops[0].name) in kept:
             continue
         kept |= dict(loops_of(work, variant, machine))
         print(f"{len(kept)} loops, last of {work.label()}, {variant}", flush=True)

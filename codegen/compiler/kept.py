@@ -74,16 +74,15 @@ def kept_profile(
     """
     source = generate(workload, machine, find_family(family), variant, compiler=None).source
     target = target_of(family, variant, machine)
-    if not cache:
-        return profile_source(source, family, variant_text(variant), workload, target, loops)
     reading = f"{_READING}{'l' if loops else ''}"
     # The header (machine, lengths) does not count.
     said = (reading, target, workload.dtype, triton_version(), variant_text(variant), without_header(source))
     file = record_file(cache, family, *said)
-    if (found := kept(file, _profile)) is not None:
+    if cache and (found := kept(file, _profile)) is not None:
         return found
     made = profile_source(source, family, variant_text(variant), workload, target, loops)
-    keep(file, _record(made))
+    if cache:
+        keep(file, _record(made))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,13 @@ def _backward_kernel(
     tiles, heads = tiles_of(mine, work)
     first, last = (int(end) for end in (tiles.iterations.min(), tiles.iterations.max()))
     own = Grid(tiles.count * heads, str(last) if first == last else f"{max(1, first)}:{last}")
+    follow = partial(forecast_binary, binary, machine, made.warps, before=before, per_sm=ctas, out_bytes=size)
     try:
-        found = forecast_binary(
-            binary, machine, made.warps, before=before, per_sm=ctas, grid=grid or own, out_bytes=size
-        )
+        found = follow(grid=grid or own)
     except CodeError:
         if grid is not None:
             raise
-        found = forecast_binary(binary, machine, made.warps, before=before, per_sm=ctas, out_bytes=size)
+        found = follow()
         said += _NO_LAUNCH
     return replace(found, without=said)
 

@@ -74,7 +74,7 @@ def run_loop(kernel: LoopKernel, workload: Workload, machine: Machine, code: Loo
         loop = tile_cycles(trace, masked_trace, tiles)
     else:
         loop = code.tile_cycles(tiles)
-        pace, extra = code.cycles, max(0.0, code.masked_cycles - code.cycles)
+        pace, extra = code.cycles, code.masked_extra
         # The code's first loads come from L2; what goes before its first instruction is the launch's.
         start, finish = start - p.prologue_cycles + machine["launch.cta_start_cycles"], code.ends
     # Blocks that see nothing still write zeros.

@@ -59,8 +59,9 @@ class RecordedLoops:
         self, workload: Workload, variant: BackwardVariant, loops: tuple[str, ...]
     ) -> tuple[tuple[str, LoopCode], ...]:
         """All ``loops`` of a pass; none where one of them is not recorded."""
-        found = tuple((loop, self.code(key_of(workload, variant, loop))) for loop in loops)
-        return tuple((loop, code) for loop, code in found if code is not None) if all(c for _, c in found) else ()
+        found = {loop: self.code(key_of(workload, variant, loop)) for loop in loops}
+        known = tuple((loop, code) for loop, code in found.items() if code is not None)
+        return known if len(known) == len(found) else ()
 
 
 def recorded_loops(machine: Machine, path: Path = LOOPS) -> RecordedLoops:

@@ -43,15 +43,16 @@ def as_text(report: BackwardReport, published: dict[str, tuple[PublishedBackward
 
 def _code_lines(report: BackwardReport) -> list[str]:
     """The passes whose loops are recorded, by machine code and before compilation; none without."""
-    if not report.coded().rows:
+    coded, before = report.coded(), report.before()
+    if not coded.rows:
         return []
     lines = ["", "Passes of the Hopper classes, from the machine code of their loops and before compilation", _HEAD]
-    for level, found in (("machine code", report.coded()), ("before compilation", report.before())):
+    for level, found in (("machine code", coded), ("before compilation", before)):
         lines += [_line(f"{level}, {name.removeprefix('pass ')}", s) for name, s in found.groups().items()]
         lines.append(_line(f"{level}, all", found.of("pass")))
     lines.append(
-        f"Kendall's tau, mean: from machine code {report.coded().tau('pass'):.2f} ({report.coded().tau('pass', True):.2f} of those timed in turns), "
-        f"before compilation {report.before().tau('pass'):.2f} ({report.before().tau('pass', True):.2f})"
+        f"Kendall's tau, mean: from machine code {coded.tau('pass'):.2f} ({coded.tau('pass', True):.2f} of those timed in turns), "
+        f"before compilation {before.tau('pass'):.2f} ({before.tau('pass', True):.2f})"
     )
     return [*lines, ""]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilecast.codegen.compiler.flow import Loop
 from tilecast.codegen.compiler.opcodes import MMA_SYNC, TCGEN05, WGMMA
 from tilecast.codegen.compiler.sass import Instruction
-from tilecast.codegen.compiler.structure.barriers import Places
+from tilecast.codegen.compiler.structure.barriers import Places, Sites
 from tilecast.codegen.compiler.structure.operands import operands_of
 from tilecast.codegen.compiler.structure.shape import Step
 from tilecast.codegen.compiler.structure.values import Values
@@ -82,8 +82,7 @@ class Actions:
         at = next((one for one in operands if "[" in one), "")
         address = self.values.address(index, at) if at else None
         sites = self.places.barrier(address, around) if at else ()
-        ring = any(barrier.stages > 1 for _, barrier in sites)
-        first = self.places.first(address) if ring else -1
+        first = self._first(sites, address)
         last = self.places.number(self.values.of(index, operands[-1]), self.values.guard(index))
         if "PHASECHK" in forms:
             phase = self.places.at_first(self.values.of(index, operands[-1]))
@@ -105,15 +104,7 @@ class Actions:
     def _shared(self, index: int, code: Instruction) -> Step:
         """A load or store of shared memory by lanes: registers of a lane, wavefronts of a warp."""
         matrices = _MATRICES.search(code.modifiers)
-        registers = (
-            int(matrices.group(1) or 1)
-            if matrices
-            else 4
-            if ".128" in code.modifiers
-            else 2
-            if ".64" in code.modifiers
-            else 1
-        )
+        registers = int(matrices.group(1) or 1) if matrices else _lane_bytes(code.modifiers) // 4
         least = registers
         if not matrices:
             at = next((one for one in operands_of(code.operands) if "[" in one), "")
@@ -156,7 +147,7 @@ class Actions:
     def _copy(self, index: int, code: Instruction, around: Sequence[Loop]) -> Step:
         opcode, forms = code.opcode, code.modifiers
         if opcode == "LDGSTS":
-            return Step(code, "copy_in", amount=16 if ".128" in forms else 8 if ".64" in forms else 4)
+            return Step(code, "copy_in", amount=_lane_bytes(forms))
         pair, multicast = ".2CTA" in forms, "MULTICAST" in forms
         if opcode == "UTCCP":
             return Step(code, "copy_in", pair=pair, multicast=multicast)
@@ -164,9 +155,11 @@ class Actions:
             return Step(code, "copy_out")
         address = self._beside(index, code)
         sites = self.places.barrier(address, around)
-        ring = any(barrier.stages > 1 for _, barrier in sites)
-        first = self.places.first(address) if ring else -1
-        return Step(code, "copy_in", sites, first=first, pair=pair, multicast=multicast)
+        return Step(code, "copy_in", sites, first=self._first(sites, address), pair=pair, multicast=multicast)
+
+    def _first(self, sites: Sites, address: int | None) -> int:
+        """The place in a ring that is asked for first; -1 of a barrier alone."""
+        return self.places.first(address) if any(barrier.stages > 1 for _, barrier in sites) else -1
 
     def _beside(self, index: int, code: Instruction) -> int | None:
         """The barrier of a copy lies in the register after the one with its place in shared memory."""
@@ -207,6 +200,11 @@ def _fullest(words: Sequence[Sequence[int]]) -> int:
     """Different words in the bank that has most of them."""
     banks = Counter(word % _BANKS for word in {word for one in words for word in one})
     return max(banks.values())
+
+
+def _lane_bytes(modifiers: str) -> int:
+    """Bytes of a lane, in whole registers."""
+    return 16 if ".128" in modifiers else 8 if ".64" in modifiers else 4
 
 
 def _last(code: Instruction) -> int:

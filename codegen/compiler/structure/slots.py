@@ -38,6 +38,11 @@ class Steady:
         found = next((barrier for warps, barrier in step.barriers if self.warp in warps), None)
         return dataclasses.replace(found, owner="own") if found is not None else None
 
+    def place(self, step: Step) -> Barrier | None:
+        """The barrier of a step where it is one in shared memory whose places are known."""
+        site = self.site(step)
+        return site if site is not None and not site.named and site.resolved else None
+
     def passes(self, site: Barrier | None) -> int:
         """Phases of a barrier that this warp takes for complete before anybody arrived: the parity it asks for at first."""
         waits = (
@@ -57,18 +62,13 @@ def by_slot(chosen: Sequence[Steady]) -> tuple[list[Steady], int]:
     It does where a role begins elsewhere in a ring than after the slots it used before, or takes what is due in one of several
     iterations.
     """
-    rings = {
-        site
-        for one in chosen
-        for step in one.repeated
-        if (site := one.site(step)) is not None and not site.named and site.resolved
-    }
+    rings = {site for one in chosen for step in one.repeated if (site := one.place(step)) is not None}
     slots = {place for site in rings if site.stages > 1 for place in site.places}
     alone = {
         site.places[0]
         for one in chosen
         for step in (*one.ahead, *one.repeated)
-        if (site := one.site(step)) is not None and not site.named and site.resolved and site.stages == 1
+        if (site := one.place(step)) is not None and site.stages == 1
     }
     apart = bool(alone & slots)
     shifted = any(
@@ -121,8 +121,8 @@ def _several(chosen: Sequence[Steady]) -> bool:
 
 def _at_slot(one: Steady, step: Step, turn: int) -> Step:
     """``step`` of the ``turn``-th iteration, with the slot of its ring in place of the ring."""
-    site = one.site(step)
-    if site is None or site.named or site.stages == 1 or not site.resolved:
+    site = one.place(step)
+    if site is None or site.stages == 1:
         return step
     if step.first in site.places:
         begin = site.places.index(step.first)

@@ -27,10 +27,15 @@ class LoopCode:
     #: Pipe, "tensor", "issue" or "port" -> busy share in an iteration (0..1).
     busy: tuple[tuple[str, float], ...]
 
+    @property
+    def masked_extra(self) -> float:
+        """What an iteration that masks its scores takes more."""
+        return max(0.0, self.masked_cycles - self.cycles)
+
     def tile_cycles(self, tiles: HeadTiles) -> NDArray[np.float64]:
         """Cycles of each listed tile's iterations."""
         masked = np.minimum(tiles.masked, tiles.iterations)
-        return tiles.iterations * self.cycles + masked * max(0.0, self.masked_cycles - self.cycles)
+        return tiles.iterations * self.cycles + masked * self.masked_extra
 
 
 def loop_code(kernel: KernelRoles, masked: KernelRoles, machine: Machine) -> LoopCode:
