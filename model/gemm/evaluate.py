@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from tilecast.model.chip.evaluate import PredictError, check_clock, settled_clock
 from tilecast.model.chip.power import Activity, Clock
+from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.gemm.code import CodeCycles
 from tilecast.model.gemm.families import legality
 from tilecast.model.gemm.pipeline import MOST_STEPS, GemmPipeline, build
@@ -25,8 +26,6 @@ from tilecast.model.sm.simulate import SmTrace, simulate, steady_state
 #: Instructions of a first tile's k-step, of the warp that copies A and B and of a warpgroup up to its epilogue: machine code of the
 #: measured kernels has 103 to 146 and 88 to 126 (gemm_code.txt).
 _COPY_INSTRUCTIONS, _PRODUCT_INSTRUCTIONS = 127, 105
-#: Cycles an instruction from code that no cache of an SM holds, where a machine file does not say (H200, measured).
-_FETCH_FAR = 4.9
 #: k-steps between the two loops whose difference is the pace of a k-step.
 _PACE_STEPS = MOST_STEPS // 4
 
@@ -149,7 +148,7 @@ def _first_time_cycles(loop: Pipeline, machine: Machine, code: CodeCycles | None
     The warp that copies comes to its first copy, and a warpgroup through its epilogue, as fast as code is fetched from far; the maps
     of A and B are waited for before the first copy, that of D before the first store.
     """
-    fetch = machine.get("code.fetch_far_cycles", _FETCH_FAR)
+    fetch = far_cycles(machine)
     halves = {op.role for op in loop.ops if op.kind == "epilogue" and op.tile == 0}
     epilogue = [op for op in loop.ops if op.kind == "epilogue" and op.role == min(halves)]
     counted = _PRODUCT_INSTRUCTIONS + sum(count for op in epilogue for _, count in op.instructions)

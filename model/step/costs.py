@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.model.compiled.units.fetch import far_cycles
 from tilecast.model.kernel.variants.serving import DECODE_ROWS
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 
-#: Cycles an instruction takes that no cache near the SM holds, where the machine file does not say.
-_FETCH_FAR = 4.9
 _REGISTERS_OF_MERGE, _MOST_MERGED = 32, 16
 
 
@@ -93,7 +92,7 @@ class Around:
         m = self.machine
         each = m["alu.latency_cycles"]
         if cold:
-            each = max(each, m.get("code.fetch_far_cycles", _FETCH_FAR))
+            each = max(each, far_cycles(m))
         barrier = (
             m.get("sync.barrier_cycles", 25.0) + m.get("sync.barrier_spread_cycles", 0.0) + m["smem.latency_cycles"]
         )

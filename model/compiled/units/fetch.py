@@ -15,7 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tilecast.model.compiled.costs import WarpCosts
+from tilecast.model.machine.machine import Machine
 
+#: Cycles an instruction from code that no cache of an SM holds, where a machine file does not say (H200, measured).
+_FAR_CYCLES = 4.9
 #: Instructions of 16 bytes in a line of 128.
 LINE = 8
 
@@ -28,6 +31,11 @@ class FetchCosts(NamedTuple):
     fetch_cycles: float
     fetch_full_cycles: float
     fetch_far_cycles: float
+
+
+def far_cycles(machine: Machine) -> float:
+    """Cycles an instruction takes that no cache near the SM holds."""
+    return machine.get("code.fetch_far_cycles", _FAR_CYCLES)
 
 
 def fetch_costs(costs: WarpCosts) -> FetchCosts:
