@@ -124,9 +124,10 @@ def one_kernel(name: str, x: dict[str, Any], causal: bool) -> Callable[[], Any]:
     import torch
 
     module = importlib.import_module(f"tilecast.kernels.generated.{name}")
+    parted = {"tokens": x["q"].shape[0], "least": LEAST_ROWS} if name.startswith("hopper") else {}
     out, sms = torch.empty_like(x["q"]), torch.cuda.get_device_properties(0).multi_processor_count
     batch, heads_kv = x["starts_q"].shape[0] - 1, x["k"].shape[-2]
-    sizes = module.scratch(batch, heads_kv, x["q"].shape[1] // heads_kv, *x["most"], sms)
+    sizes = module.scratch(batch, heads_kv, x["q"].shape[1] // heads_kv, *x["most"], sms, **parted)
     kinds = (torch.float32, torch.int32)
     work = [torch.zeros(n, dtype=kind, device="cuda") for n, kind in zip(sizes, kinds, strict=True)]
     lists = (x["starts_q"], x["starts_k"], x["used"], x["table"], None, None, None, None)

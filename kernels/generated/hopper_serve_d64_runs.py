@@ -111,8 +111,9 @@ Rows = namedtuple(
 )
 Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
 # Blocks on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same memory
-# as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made.
-Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums")
+# as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made; numbers
+# of items that the load warp has taken, and whether they have been read.
+Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums numbers told heard")
 # Splits `split` to `stop` of the keys, for one tile of rows of one key head of sequence `b`: keys from `begin` to `end`, of those
 # between `least` and `most` that its rows see.
 Item = namedtuple(
@@ -199,16 +200,17 @@ def shares(batch, q_len, k_len):
 
 
 @gluon.jit
-def run_of(splits, blocks, fair):
-    """log2 of the splits that a program takes in one after the other: as many as have no more than a `fair` share of blocks."""
-    each = (blocks + splits - 1) // splits
+def run_of(batch, splits, blocks, still):
+    """log2 of the splits that a program takes in one after the other: as many as have no more than a fair share of the blocks that are
+    `still` to be taken in, so the last items are small."""
+    each, fair = (blocks + splits - 1) // splits, gl.maximum(still, 0) * batch.heads_kv * 17 // (16 * batch.sms)
     run = gl.where(gl.minimum(splits, FOLD) * each <= fair, FOLD_LOG2, 0)
     return gl.where(gl.minimum(splits, MERGED) * each <= fair, 2 * FOLD_LOG2, run)
 
 
 @gluon.jit
-def fair_share(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
-    """Blocks of the launch for each SM, and a sixteenth more."""
+def work_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """Blocks of the launch for a key head."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
     total = 0
     for first in range(0, batch.count, PLANNED):
@@ -216,8 +218,7 @@ def fair_share(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
         q_len, k_len = lengths(batch, b, b < batch.count)
         tiles, _, _, blocks = shares(batch, q_len, k_len)
         total += gl.sum(tiles * blocks, 0)
-    total = gl.minimum(total, (1 << 26) // batch.heads_kv)  # whatever it is, below 2^31 in the next line
-    return total * batch.heads_kv * 17 // (16 * batch.sms)
+    return gl.minimum(total, (1 << 26) // batch.heads_kv)  # whatever it is, a fair share is below 2^31
 
 
 @gluon.jit
@@ -226,14 +227,16 @@ def plus(a, b):
 
 
 @gluon.jit
-def ends_of(batch, first, done, fair, PLANNED: gl.constexpr, WARPS: gl.constexpr):
-    """Of each of PLANNED sequences, the number of the item after its last one."""
+def ends_of(batch, first, done, begun, work, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """Of each of PLANNED sequences, the number of the item after its last one, and the blocks of a key head up to its last one, of
+    `work` in all; `done` and `begun` of the sequences before."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
     b = first + gl.arange(0, PLANNED, layout=layout)
     q_len, k_len = lengths(batch, b, b < batch.count)
     tiles, splits, _, blocks = shares(batch, q_len, k_len)
-    run = run_of(splits, blocks, fair)
-    return done + gl.associative_scan(tiles * (splits + (1 << run) - 1 >> run) * batch.heads_kv, 0, plus)
+    after = begun + gl.associative_scan(tiles * blocks, 0, plus)
+    run = run_of(batch, splits, blocks, work - after + tiles * blocks)
+    return done + gl.associative_scan(tiles * (splits + (1 << run) - 1 >> run) * batch.heads_kv, 0, plus), after
 
 
 @gluon.jit
@@ -277,15 +280,15 @@ def keys_of_split(batch, item, split):
 
 
 @gluon.jit
-def item_of(batch, first, ends, done, fair, number, ONE: gl.constexpr):
+def item_of(batch, first, ends, after, done, begun, work, number, ONE: gl.constexpr):
     """The item of a number: heads of a token are neighbours in memory and in the order."""
     b = first + gl.sum((ends <= number).to(gl.int32), 0)
     index = number - gl.max(gl.where(ends <= number, ends, done), 0)
+    still = work - gl.max(gl.where(ends <= number, after, begun), 0)
     q_len, k_len = lengths(batch, b, b >= 0)
     _, splits, _, blocks = shares(batch, q_len, k_len)
-    return item_from(
-        batch, b, index % batch.heads_kv, index // batch.heads_kv, q_len, k_len, run_of(splits, blocks, fair), ONE
-    )
+    run = run_of(batch, splits, blocks, still)
+    return item_from(batch, b, index % batch.heads_kv, index // batch.heads_kv, q_len, k_len, run, ONE)
 
 
 @gluon.jit
@@ -393,8 +396,35 @@ def early_pages(batch, item, PAGE: gl.constexpr, ONE: gl.constexpr):
 
 
 @gluon.jit
+def tell(ring, turn, number):
+    """Say which item a turn is for; -1: there are no more."""
+    wait_empty(ring.heard, turn)
+    ring.numbers.index(turn % SLOTS).store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    meet()  # all threads have stored before one of them says so
+    arrive(ring.told, turn)
+
+
+@gluon.jit
+def told(ring, turn):
+    """The number of the item of a turn."""
+    wait(ring.told, turn)
+    number = gl.sum(ring.numbers.index(turn % SLOTS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    meet()  # all threads have read before one of them says so
+    arrive(ring.heard, turn)
+    return number
+
+
+@gluon.jit
 def load_role(
-    k_desc, v_desc, ring, batch, PAGE: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr, DIRECT: gl.constexpr
+    k_desc,
+    v_desc,
+    ring,
+    batch,
+    taken,
+    PAGE: gl.constexpr,
+    ONE: gl.constexpr,
+    PLANNED: gl.constexpr,
+    DIRECT: gl.constexpr,
 ):
     """Copies K and V of every item of this program into shared memory."""
     batch = Batch(
@@ -424,24 +454,31 @@ def load_role(
         if there:
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
-        done, number = 0, own_copy(gl.program_id(0))
-        fair = fair_share(batch, PLANNED, 1)
+        turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
+        work = work_of(batch, PLANNED, 1)
         for first in range(0, batch.count, PLANNED):
-            ends = ends_of(batch, first, done, fair, PLANNED, 1)
+            ends, after = ends_of(batch, first, done, begun, work, PLANNED, 1)
             total = gl.max(ends, 0)
             if number < total:
-                item = item_of(batch, first, ends, done, fair, number, ONE)
+                item = item_of(batch, first, ends, after, done, begun, work, number, ONE)
                 pages = first_pages(batch, item, PAGE)
                 while number < total:
-                    # The pages of the next item, if there is one, are on their way while the blocks of this one are.
-                    number += gl.num_programs(0)
+                    tell(ring, turn, number)
+                    turn += 1
+                    # Who is done takes the next.  Its pages are on their way while the blocks of this one are.
+                    number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
                     following, ahead = item, pages
                     if number < total:
-                        following = item_of(batch, first, ends, done, fair, number, ONE)
+                        following = item_of(batch, first, ends, after, done, begun, work, number, ONE)
                         ahead = first_pages(batch, following, PAGE)
                     n = load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
                     item, pages = following, ahead
-            done = total
+            done, begun = total, gl.max(after, 0)
+        tell(ring, turn, gl.to_tensor(-1))
+        # The last program sets the counters back for the next launch.
+        if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+            gl.atomic_xchg(taken, 0, sem="relaxed")
+            gl.atomic_xchg(taken + 1, 0, sem="relaxed")
 
 
 # -- softmax role
@@ -942,16 +979,18 @@ def attend_role(
         if there:
             attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
     else:
-        done, number = 0, own_copy(gl.program_id(0))
-        fair = fair_share(batch, PLANNED, 4)
+        turn, done, begun = gl.to_tensor(0), 0, 0
+        work = work_of(batch, PLANNED, 4)
+        number = told(ring, turn)
         for first in range(0, batch.count, PLANNED):
-            ends = ends_of(batch, first, done, fair, PLANNED, 4)
+            ends, after = ends_of(batch, first, done, begun, work, PLANNED, 4)
             total = gl.max(ends, 0)
-            while number < total:
-                item = item_of(batch, first, ends, done, fair, number, ONE)
+            while (number >= 0) & (number < total):
+                item = item_of(batch, first, ends, after, done, begun, work, number, ONE)
                 n = attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
-                number += gl.num_programs(0)
-            done = total
+                turn += 1
+                number = told(ring, turn)
+            done, begun = total, gl.max(after, 0)
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -995,7 +1034,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               sms, scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED:
               gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr, BESIDE: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: of DIRECT launches a program has the item with its number, if there is one,
-    otherwise each num_programs-th item of the batch."""
+    otherwise takes items of the batch until there are none."""
     if BESIDE:
         # The launch after this one, for other rows, may begin where there is room.
         gl.inline_asm_elementwise(
@@ -1056,12 +1095,28 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     sums = gl.allocate_shared_memory(
         gl.float32, [2 * V_PIECES, TILE_M, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
+    numbers = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Copies of K and of V say each of a slot what is to come.
-    ring = Ring(k, k_boxes, v, v_boxes, barriers(SLOTS, 2), barriers(SLOTS), parts, stats, sums)
+    ring = Ring(
+        k,
+        k_boxes,
+        v,
+        v_boxes,
+        barriers(SLOTS, 2),
+        barriers(SLOTS),
+        parts,
+        stats,
+        sums,
+        numbers,
+        barriers(SLOTS),
+        barriers(SLOTS),
+    )
+    # After the counters of tiles: how many items have been taken beside the first ones, and how many programs are done.
+    taken = arrived + count * heads_kv * split_tiles * ((split_bound + MERGED - 1) // MERGED + 1)
     fence_async_shared()
     gl.warp_specialize([
         (attend_role, (ring, batch, rows, scratch, CAPPED, ONE, PLANNED, DIRECT, ROWS)),
-        (load_role, (k_desc, v_desc, ring, batch, PAGE, ONE, PLANNED, DIRECT)),
+        (load_role, (k_desc, v_desc, ring, batch, taken, PAGE, ONE, PLANNED, DIRECT)),
     ], [1], [72])  # fmt: skip
 
 
@@ -1071,11 +1126,11 @@ def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
     The counters must be 0 before the first launch; every launch leaves them so.
     """
     tiles = batch * heads_kv * _split_tiles(seqlen_q, group)
-    # Splits, and groups of them that are merged first; a counter for each group, and one for all.
+    # Splits, and groups of them that are merged first; a counter for each group, and one for all; two for items.
     splits = _split_bound(seqlen_k, heads_kv)
     groups = -(-splits // MERGED.value)
     slots = tiles * (splits + groups) * min(TILE_M.value, seqlen_q * group)
-    return max(1, slots * 66), max(1, tiles * (groups + 1))
+    return max(1, slots * 66), tiles * (groups + 1) + 2
 
 
 def _split_limit(heads_kv):
