@@ -1,11 +1,13 @@
 """Decode steps of `tilecast.attention_kvcache` on the GPU at hand, beside FlashAttention-3.
 
-    python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9] [--fp8]
+    python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9] [--fp8] [--drawn SEED]
 
 40 points: batch 1 to 256, keys 512 to 128k, heads 32/8, 64/8, 32/32 and 8/1, pages of 16, 64 and 128, head_dim 128, bfloat16.
 Each is a CUDA graph of one call, L2 evicted before, the kernels in turns; the table has medians and the range.  LIBRARY is
 FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed queries); without it its columns stay empty.
 --fp8: caches of e4m3; FlashAttention-3 then takes queries of e4m3 as well, here queries stay bfloat16.
+--drawn: 24 batches of sequences of unequal lengths instead, drawn from SEED: 4 to 256 of them, the logarithm of each length even between
+those of 64 and of a most that the batch has; `keys` is the mean, `longest` the most.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import math
 import random
 import statistics
 import subprocess
@@ -28,7 +31,7 @@ BATCHES = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8
 DIM = 128
 #: What evicts L2: more than it holds.
 EVICT_BYTES = 256 << 20
-FIELDS = ("gpu", "date", "driver", "torch", "triton", "batch", "keys", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
+FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "longest", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
           "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
 
@@ -112,29 +115,46 @@ def load_fa3(path: str) -> Callable[..., Any]:
     return call
 
 
+def drawn(seed: int, count: int = 24) -> list[tuple[tuple[int, ...], int, tuple[int, int]]]:
+    """(keys of each sequence, page, heads) of ``count`` batches of at most 2^20 keys."""
+    draw, found = random.Random(seed), []
+    while len(found) < count:
+        most, batch = draw.choice((2048, 8192, 32768, 65536)), draw.randint(4, 256)
+        lengths = tuple(round(2 ** draw.uniform(6, math.log2(most))) for _ in range(batch))
+        page, heads = draw.choice((16, 64, 128)), draw.choice(HEADS)
+        if sum(lengths) * heads[1] <= 8 << 20:
+            found.append((lengths, page, heads))
+    return found
+
+
 def measure(
-    pool: Any, batch: int, keys: int, page: int, heads: tuple[int, int], fa3: Any, rounds: int, evict: Any
+    pool: Any, lengths_of: tuple[int, ...], page: int, heads: tuple[int, int], fa3: Any, rounds: int, evict: Any
 ) -> dict[str, Any]:
     """One row of the table, without what is the same in all."""
     import torch
 
     import tilecast
 
-    pages = batch * keys // page
-    size = pages * page * heads[1] * DIM
-    k, v = (pool[i][:size].view(pages, page, heads[1], DIM) for i in (0, 1))
-    table = torch.randperm(pages, device="cuda").to(torch.int32).view(batch, -1)
-    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    batch, longest = len(lengths_of), max(lengths_of)
+    counts = [-(-keys // page) for keys in lengths_of]
+    size = sum(counts) * page * heads[1] * DIM
+    k, v = (pool[i][:size].view(sum(counts), page, heads[1], DIM) for i in (0, 1))
+    table = torch.zeros(batch, max(counts), dtype=torch.int32)
+    for row, pages in enumerate(torch.randperm(sum(counts)).to(torch.int32).split(counts)):
+        table[row, : len(pages)] = pages
+    table, lengths = table.cuda(), torch.tensor(lengths_of, dtype=torch.int32, device="cuda")
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
     q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(torch.bfloat16)
-    size_bytes = 2 * size * pool[0].element_size()
+    size_bytes = 2 * sum(lengths_of) * heads[1] * DIM * pool[0].element_size()
     calls = {"tilecast": lambda: tilecast.attention_kvcache(q, k, v, lengths, table, causal=True)}
     if fa3 is not None:
         theirs_q = q.to(pool[0].dtype)
         calls["fa3"] = lambda: fa3(theirs_q, k, v, lengths, table, starts)
     found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    row: dict[str, Any] = {"batch": batch, "keys": keys, "heads_q": heads[0], "heads_kv": heads[1], "page": page}
+    row: dict[str, Any] = {
+        "batch": batch, "keys": round(sum(lengths_of) / batch), "longest": longest, "heads_q": heads[0], "heads_kv": heads[1], "page": page,
+    }  # fmt: skip
     row |= {"mbytes": round(size_bytes / 1e6, 1), "tilecast_tbs": round(size_bytes / medians["tilecast"] * 1e-6, 3)}
     row["cache"] = "e4m3" if pool[0].element_size() == 1 else "bf16"
     for name, values in found.items():
@@ -173,24 +193,29 @@ def main() -> None:
     parser.add_argument("--fa3", help="FlashAttention-3's library, as vLLM builds it")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--fp8", action="store_true", help="caches of e4m3")
+    parser.add_argument("--drawn", type=int, metavar="SEED", help="batches of unequal lengths, drawn from SEED")
     given = parser.parse_args()
     import torch
 
     same = measured_on()
     fa3 = load_fa3(given.fa3) if given.fa3 else None
-    longest = max(batch * keys for batch, keys, _ in BATCHES) * max(heads[1] for heads in HEADS) * DIM
+    if given.drawn is None:
+        points = [((keys,) * batch, page, heads) for heads in HEADS for batch, keys, page in BATCHES]
+    else:
+        points = drawn(given.drawn)
+        same["seed"] = str(given.drawn)
+    most = max(sum(-(-n // page) * page for n in lengths) * heads[1] for lengths, page, heads in points) * DIM
     kind = torch.float8_e4m3fn if given.fp8 else torch.bfloat16
-    pool = [torch.randn(longest, device="cuda", dtype=torch.bfloat16).to(kind) for _ in range(2)]
+    pool = [torch.randn(most, device="cuda", dtype=torch.bfloat16).to(kind) for _ in range(2)]
     evict = torch.empty(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     with given.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        for heads in HEADS:
-            for batch, keys, page in BATCHES:
-                row = measure(pool, batch, keys, page, heads, fa3, given.rounds, evict)
-                writer.writerow({**same, **row})
-                file.flush()
-                print(row, flush=True)
+        for lengths, page, heads in points:
+            row = measure(pool, lengths, page, heads, fa3, given.rounds, evict)
+            writer.writerow({**same, **row})
+            file.flush()
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

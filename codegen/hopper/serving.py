@@ -200,6 +200,8 @@ class HopperRunsKernel(HopperServingKernel):
     #: Programs of an SM.
     resident: int
     fold: int
+    #: Blocks in flight of a program that takes items in turn.
+    dealt_stages: int
 
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
@@ -213,8 +215,13 @@ class HopperRunsKernel(HopperServingKernel):
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
-        """Registers of a thread of the load warp."""
+        """Registers of a thread of the load warp where an SM holds several programs."""
         return (72,)
+
+    @property
+    def dealt_registers(self) -> int:
+        """The same where a program takes items in turn."""
+        return 104
 
     @property
     def batch_fields(self) -> str:
@@ -257,6 +264,7 @@ def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKe
         **knobs,
         resident=variant.programs,
         fold=variant.fold,
+        dealt_stages=variant.dealt_stages,
     )
 
 
@@ -302,7 +310,8 @@ def _description_runs(variant: HopperRunsVariant) -> str:
     loading = (
         f"A program copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead, "
         f"{variant.programs} programs to an SM; four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take "
-        "a fourth of a block's keys each.  Where there are splits enough for all SMs, a program takes in some of a sequence's one after the other."
+        f"a fourth of a block's keys each.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
+        "runs of a sequence's splits until there are none."
     )
     return _described(loading, ROWS_E4M3)
 

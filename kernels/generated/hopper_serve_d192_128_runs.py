@@ -2,16 +2,16 @@
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A program copies blocks of
 64 keys into rings in shared memory, 2 of K and of V ahead, 2 programs to an SM; four warps own 16 rows, the query heads
-of one key head for consecutive queries, and take a fourth of a block's keys each.  Where there are splits enough for
-all SMs, a program takes in some of a sequence's one after the other.  Sequences of up to 16 rows are split, whatever
-else is in the batch, and the program that finishes a tile last merges its splits in their order: what a sequence gets
-depends on it alone.  Runs on sm_90a with triton and torch alone.
+of one key head for consecutive queries, and take a fourth of a block's keys each.  Where there are more splits than
+that, an SM has one program, with 3 blocks ahead, which takes runs of a sequence's splits until there are none.
+Sequences of up to 16 rows are split, whatever else is in the batch, and the program that finishes a tile last merges
+its splits in their order: what a sequence gets depends on it alone.  Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2",
+    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 192, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -31,6 +31,8 @@ REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reint
 TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key head, for each query; the M of mma.sync
 TILE_N = gl.constexpr(64)  # keys of a block
 SLOTS = gl.constexpr(2)  # blocks of K and V that are in flight
+DEALT_SLOTS = gl.constexpr(3)  # the same where a program takes items in turn
+TURNS = gl.constexpr(2)  # items that the load warp has named and nobody has read
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(3), gl.constexpr(2)
 SPLIT, SPLIT_OF_MANY = 512, 512  # keys of a split; where key heads are many; more where splits would be too many
@@ -114,6 +116,8 @@ Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows
 # as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made; numbers
 # of items that the load warp has taken, and whether they have been read.
 Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums numbers told heard")
+# Blocks of the launch for a key head, and whether items shrink towards its end.
+Deal = namedtuple("Deal", "blocks shrinks")
 # Splits `split` to `stop` of the keys, for one tile of rows of one key head of sequence `b`: keys from `begin` to `end`, of those
 # between `least` and `most` that its rows see.
 Item = namedtuple(
@@ -165,7 +169,7 @@ def arrive(bars, n):
 
 
 @gluon.jit
-def allocate_blocks(desc, PIECES: gl.constexpr):
+def allocate_blocks(desc, PIECES: gl.constexpr, SLOTS: gl.constexpr):
     """(tiles, boxes) of SLOTS blocks; a block is PIECES tiles, a tile the boxes of its pages, one after the other."""
     box: gl.constexpr = desc.block_type.shape[2]
     boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS * PIECES * (TILE_N // box), 1, 1, box, COLUMNS], desc.layout)
@@ -200,17 +204,28 @@ def shares(batch, q_len, k_len):
 
 
 @gluon.jit
-def run_of(batch, splits, blocks, still):
-    """log2 of the splits that a program takes in one after the other: as many as have no more than a fair share of the blocks that are
-    `still` to be taken in, so the last items are small."""
-    each, fair = (blocks + splits - 1) // splits, gl.maximum(still, 0) * batch.heads_kv * 17 // (16 * batch.sms)
-    run = gl.where(gl.minimum(splits, FOLD) * each <= fair, FOLD_LOG2, 0)
-    return gl.where(gl.minimum(splits, MERGED) * each <= fair, 2 * FOLD_LOG2, run)
+def blocks_of_split(batch, splits, blocks):
+    """Blocks of the largest split of a sequence, without a division, which takes longer than all the rest of finding one's work."""
+    each = gl.minimum(blocks, 1 << batch.split_log2 - 6)
+    each = gl.where(splits >> batch.split_bits == 1, blocks + (1 << batch.split_bits) - 1 >> batch.split_bits, each)
+    return gl.where(splits == 1, blocks, each)
 
 
 @gluon.jit
-def work_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
-    """Blocks of the launch for a key head."""
+def run_of(batch, splits, blocks, still):
+    """(log2 of the splits that a program takes in one after the other, their blocks): as many as have no more than a fair share, and a
+    sixteenth, of the blocks that are `still` to be taken in."""
+    share, each = still * batch.heads_kv * 17, gl.minimum(blocks_of_split(batch, splits, blocks), FAR >> 16)
+    group, groups = gl.minimum(splits, FOLD) * each, gl.minimum(splits, MERGED) * each
+    run = gl.where(group * (16 * batch.sms) <= share, FOLD_LOG2, 0)
+    taken = gl.where(group * (16 * batch.sms) <= share, group, each)
+    fits = groups * (16 * batch.sms) <= share
+    return gl.where(fits, 2 * FOLD_LOG2, run), gl.where(fits, groups, taken)
+
+
+@gluon.jit
+def deal_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """What the launch has to deal out.  Where rounds of its largest item are nearly full, all sequences have runs as large as the first one."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
     total = 0
     for first in range(0, batch.count, PLANNED):
@@ -218,7 +233,18 @@ def work_of(batch, PLANNED: gl.constexpr, WARPS: gl.constexpr):
         q_len, k_len = lengths(batch, b, b < batch.count)
         tiles, _, _, blocks = shares(batch, q_len, k_len)
         total += gl.sum(tiles * blocks, 0)
-    return gl.minimum(total, (1 << 26) // batch.heads_kv)  # whatever it is, a fair share is below 2^31
+    total = gl.minimum(total, (1 << 26) // batch.heads_kv)  # whatever it is, what is compared is below 2^31
+    items, largest = 0, 0
+    for first in range(0, batch.count, PLANNED):
+        b = first + gl.arange(0, PLANNED, layout=layout)
+        q_len, k_len = lengths(batch, b, b < batch.count)
+        tiles, splits, _, blocks = shares(batch, q_len, k_len)
+        run, taken = run_of(batch, splits, blocks, total)
+        items += gl.sum(tiles * (splits + (1 << run) - 1 >> run), 0)
+        largest = gl.maximum(largest, gl.max(gl.where(tiles > 0, taken, 0), 0))
+    rounds = (items * batch.heads_kv + batch.sms - 1) // batch.sms
+    full = 16 * (total * batch.heads_kv // batch.sms) >= 15 * gl.minimum(rounds * largest, 1 << 26)
+    return Deal(total, gl.where(full, 0, 1))
 
 
 @gluon.jit
@@ -227,15 +253,15 @@ def plus(a, b):
 
 
 @gluon.jit
-def ends_of(batch, first, done, begun, work, PLANNED: gl.constexpr, WARPS: gl.constexpr):
-    """Of each of PLANNED sequences, the number of the item after its last one, and the blocks of a key head up to its last one, of
-    `work` in all; `done` and `begun` of the sequences before."""
+def ends_of(batch, first, done, begun, deal, PLANNED: gl.constexpr, WARPS: gl.constexpr):
+    """Of each of PLANNED sequences, the number of the item after its last one, and the blocks of a key head up to its last one; `done`
+    and `begun` of the sequences before."""
     layout: gl.constexpr = gl.BlockedLayout([max(1, PLANNED // (32 * WARPS))], [32], [WARPS], [0])
     b = first + gl.arange(0, PLANNED, layout=layout)
     q_len, k_len = lengths(batch, b, b < batch.count)
     tiles, splits, _, blocks = shares(batch, q_len, k_len)
     after = begun + gl.associative_scan(tiles * blocks, 0, plus)
-    run = run_of(batch, splits, blocks, work - after + tiles * blocks)
+    run, _ = run_of(batch, splits, blocks, deal.blocks - deal.shrinks * (after - tiles * blocks))
     return done + gl.associative_scan(tiles * (splits + (1 << run) - 1 >> run) * batch.heads_kv, 0, plus), after
 
 
@@ -280,14 +306,14 @@ def keys_of_split(batch, item, split):
 
 
 @gluon.jit
-def item_of(batch, first, ends, after, done, begun, work, number, ONE: gl.constexpr):
+def item_of(batch, first, ends, after, done, begun, deal, number, ONE: gl.constexpr):
     """The item of a number: heads of a token are neighbours in memory and in the order."""
     b = first + gl.sum((ends <= number).to(gl.int32), 0)
     index = number - gl.max(gl.where(ends <= number, ends, done), 0)
-    still = work - gl.max(gl.where(ends <= number, after, begun), 0)
+    still = deal.blocks - deal.shrinks * gl.max(gl.where(ends <= number, after, begun), 0)
     q_len, k_len = lengths(batch, b, b >= 0)
     _, splits, _, blocks = shares(batch, q_len, k_len)
-    run = run_of(batch, splits, blocks, still)
+    run, _ = run_of(batch, splits, blocks, still)
     return item_from(batch, b, index % batch.heads_kv, index // batch.heads_kv, q_len, k_len, run, ONE)
 
 
@@ -338,7 +364,7 @@ def load_tile(desc, boxes, slot, full, pages, head, token, PIECES: gl.constexpr)
 def load_block(ring, n, k_desc, v_desc, pages, head, token):
     """Copy a block of keys and values as number n, once its slot is free."""
     wait_empty(ring.empty, n)
-    slot = n % SLOTS
+    slot = n % ring.empty.shape[0]
     load_tile(k_desc, ring.k_boxes, slot, ring.full.index(slot), pages, head, token, QK_PIECES)
     load_tile(v_desc, ring.v_boxes, slot, ring.full.index(slot), pages, head, token, V_PIECES)
 
@@ -397,18 +423,18 @@ def early_pages(batch, item, PAGE: gl.constexpr, ONE: gl.constexpr):
 
 @gluon.jit
 def tell(ring, turn, number):
-    """Say which item a turn is for; -1: there are no more."""
+    """Say which item comes after the one of a turn."""
     wait_empty(ring.heard, turn)
-    ring.numbers.index(turn % SLOTS).store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    ring.numbers.index(turn % TURNS).store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     meet()  # all threads have stored before one of them says so
     arrive(ring.told, turn)
 
 
 @gluon.jit
 def told(ring, turn):
-    """The number of the item of a turn."""
+    """The number of the item after the one of a turn."""
     wait(ring.told, turn)
-    number = gl.sum(ring.numbers.index(turn % SLOTS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    number = gl.sum(ring.numbers.index(turn % TURNS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     meet()  # all threads have read before one of them says so
     arrive(ring.heard, turn)
     return number
@@ -455,26 +481,25 @@ def load_role(
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
         turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
-        work = work_of(batch, PLANNED, 1)
+        deal = deal_of(batch, PLANNED, 1)
         for first in range(0, batch.count, PLANNED):
-            ends, after = ends_of(batch, first, done, begun, work, PLANNED, 1)
+            ends, after = ends_of(batch, first, done, begun, deal, PLANNED, 1)
             total = gl.max(ends, 0)
             if number < total:
-                item = item_of(batch, first, ends, after, done, begun, work, number, ONE)
+                item = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
                 pages = first_pages(batch, item, PAGE)
                 while number < total:
-                    tell(ring, turn, number)
-                    turn += 1
                     # Who is done takes the next.  Its pages are on their way while the blocks of this one are.
                     number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+                    tell(ring, turn, number)
+                    turn += 1
                     following, ahead = item, pages
                     if number < total:
-                        following = item_of(batch, first, ends, after, done, begun, work, number, ONE)
+                        following = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
                         ahead = first_pages(batch, following, PAGE)
                     n = load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
                     item, pages = following, ahead
             done, begun = total, gl.max(after, 0)
-        tell(ring, turn, gl.to_tensor(-1))
         # The last program sets the counters back for the next launch.
         if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
             gl.atomic_xchg(taken, 0, sem="relaxed")
@@ -523,11 +548,11 @@ def values_of_warps(x):
 
 
 @gluon.jit
-def clear_rows(v, n, count):
+def clear_rows(ring, n, count):
     """Zeros for the rows of V from ``count`` on, which hold anything: 0 times NaN is NaN."""
     rows = gl.arange(0, TILE_N, layout=V_READ_ROWS)
     for piece in gl.static_range(V_PIECES):
-        tile = v.index(n % SLOTS * V_PIECES + piece)
+        tile = ring.v.index(n % ring.full.shape[0] * V_PIECES + piece)
         values = tile.load(V_READ)
         tile.store(gl.where((rows < count)[:, None], values, gl.zeros_like(values)))
     fence_async_shared()
@@ -559,15 +584,16 @@ def attend(
 ):
     """Take in the keys of one block, each warp its own: S = Q K^T, online softmax in base 2, O = O * correction + P V."""
     row_max, row_sums, o = state
+    slots: gl.constexpr = ring.full.shape[0]
     wait(ring.full, n)
     if key + TILE_N > item.k_len:
-        clear_rows(ring.v, n, item.k_len - key)
+        clear_rows(ring, n, item.k_len - key)
     s = gl.zeros([WARPS, TILE_M, WARP_KEYS], gl.float32, layout=SCORES)
     for i in gl.static_range(QK_PIECES):
-        s = mma_v2(q[i], keys_of_warps(ring.k.index(n % SLOTS * QK_PIECES + i).load(K_READ)), s)
+        s = mma_v2(q[i], keys_of_warps(ring.k.index(n % slots * QK_PIECES + i).load(K_READ)), s)
     values = ()
     for i in gl.static_range(V_PIECES):
-        values = values + (ring.v.index(n % SLOTS * V_PIECES + i).load(V_READ),)
+        values = values + (ring.v.index(n % slots * V_PIECES + i).load(V_READ),)
     fence_async_shared()
     meet()  # all threads have read before one of them says so
     arrive(ring.empty, n)
@@ -979,17 +1005,16 @@ def attend_role(
         if there:
             attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
     else:
-        turn, done, begun = gl.to_tensor(0), 0, 0
-        work = work_of(batch, PLANNED, 4)
-        number = told(ring, turn)
+        turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
+        deal = deal_of(batch, PLANNED, 4)
         for first in range(0, batch.count, PLANNED):
-            ends, after = ends_of(batch, first, done, begun, work, PLANNED, 4)
+            ends, after = ends_of(batch, first, done, begun, deal, PLANNED, 4)
             total = gl.max(ends, 0)
-            while (number >= 0) & (number < total):
-                item = item_of(batch, first, ends, after, done, begun, work, number, ONE)
+            while number < total:
+                item = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
                 n = attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
-                turn += 1
                 number = told(ring, turn)
+                turn += 1
             done, begun = total, gl.max(after, 0)
 
 
@@ -1084,8 +1109,9 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
         cap_log2,
     )
     scratch = Scratch(partials, arrived, count * heads_kv * split_tiles, split_bound, slot_rows, split_tiles)
-    k, k_boxes = allocate_blocks(k_desc, QK_PIECES)
-    v, v_boxes = allocate_blocks(v_desc, V_PIECES)
+    in_flight: gl.constexpr = SLOTS if DIRECT else DEALT_SLOTS
+    k, k_boxes = allocate_blocks(k_desc, QK_PIECES, in_flight)
+    v, v_boxes = allocate_blocks(v_desc, V_PIECES, in_flight)
     # Rows of 16-byte units that rows of a tile turn, so that threads of a warp write to different banks.
     parts = gl.allocate_shared_memory(
         gl.float32, [V_PIECES, WARPS, TILE_M, COLUMNS], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0])
@@ -1095,29 +1121,30 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     sums = gl.allocate_shared_memory(
         gl.float32, [2 * V_PIECES, TILE_M, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
-    numbers = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    numbers = gl.allocate_shared_memory(gl.int32, [TURNS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Copies of K and of V say each of a slot what is to come.
     ring = Ring(
         k,
         k_boxes,
         v,
         v_boxes,
-        barriers(SLOTS, 2),
-        barriers(SLOTS),
+        barriers(in_flight, 2),
+        barriers(in_flight),
         parts,
         stats,
         sums,
         numbers,
-        barriers(SLOTS),
-        barriers(SLOTS),
+        barriers(TURNS),
+        barriers(TURNS),
     )
     # After the counters of tiles: how many items have been taken beside the first ones, and how many programs are done.
     taken = arrived + count * heads_kv * split_tiles * ((split_bound + MERGED - 1) // MERGED + 1)
     fence_async_shared()
+    registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
         (attend_role, (ring, batch, rows, scratch, CAPPED, ONE, PLANNED, DIRECT, ROWS)),
         (load_role, (k_desc, v_desc, ring, batch, taken, PAGE, ONE, PLANNED, DIRECT)),
-    ], [1], [72])  # fmt: skip
+    ], [1], [registers])  # fmt: skip
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):

@@ -38,6 +38,7 @@ from tilecast.model.step.costs import (
     POINTERS,
     Counts,
 )
+from tilecast.model.step.runs import Runs, Shared, runs_of
 
 #: Variants that a step is forecast with.
 StepVariant = (
@@ -108,9 +109,9 @@ class Dealing:
     #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
     beside: bool = False
     follows: bool = False
-    #: Splits of a group of them, and groups of a group of groups, which one program may take in; blocks that it may take in so.
+    #: Splits of a group of them, and groups of a group of groups, which one program may take in; how a launch deals them out.
     fold: int = 0
-    fair_blocks: int = 0
+    runs: Runs | None = None
     #: Whether each split that a sequence may have has a program of its own.
     direct: bool = False
     #: Most parts of tiles that a launch counts on.
@@ -121,6 +122,23 @@ class Dealing:
     def takes(self, rows: int) -> bool:
         """Whether the launch is for sequences of so many rows."""
         return self.least_rows <= rows <= self.most_rows
+
+    def splits_of(self, rows: int, span: int) -> tuple[int, int]:
+        """(splits, keys of each) of a sequence of so many rows, which see ``span`` keys."""
+        if not self.split_keys or rows > (self.split_rows or self.tile_m) or span <= self.whole_keys:
+            return 1, FAR
+        if self.even:
+            splits = max(1, min(-(-span // self.split_keys), self.most_splits))
+            return splits, max(self.split_keys, -(-span // splits))
+        keys = self.split_keys * max(-(-span // (self.split_keys * self.most_splits)), 1)
+        return max(-(-span // keys), 1), keys
+
+    def shared(self, rows: int, span: int) -> Shared:
+        """What a sequence has, for a key head."""
+        splits, keys = self.splits_of(rows, span)
+        blocks = -(-span // self.tile_n)
+        each = -(-blocks // splits) if splits in (1, self.most_splits) else keys // self.tile_n
+        return Shared(-(-rows // self.tile_m), splits, each, blocks)
 
 
 def keys_seen(seqlen_q: int, seqlen_k: int, left: int, tile_n: int) -> tuple[int, int]:
@@ -142,6 +160,13 @@ def launched(variant: StepVariant, batch: Batch, sms: int) -> Dealing:
 def loop(heads: Workload, variant: StepVariant, machine: Machine, page: int, programs: int | None = None) -> Pipeline:
     """The loop of ``programs`` programs on an SM (default: as many as there are)."""
     return _CLASSES[variant.family].loop(heads, variant, machine, page, programs)
+
+
+def in_turn(variant: StepVariant, dealt: Dealing) -> StepVariant:
+    """The variant whose loop programs of a launch run: one program of an SM that takes runs of splits has rings of its own."""
+    if dealt.runs is None or not isinstance(variant, HopperRunsVariant):
+        return variant
+    return replace(variant, kv_stages=variant.dealt_stages, programs=1)
 
 
 def splitting(variant: StepVariant, keys: int) -> StepVariant:
@@ -199,19 +224,24 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
 
 
 def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
-    """Each split has a program where all that there may be fit on the device at once; otherwise there is a program to an SM, which takes in
-    as many splits of a sequence as have no more than a fair share of the blocks."""
+    """Each split has a program where all that there may be fit on the device at once; otherwise there is a program to an SM, which takes runs
+    of a sequence's splits until there are none."""
     work, group = batch.workload(), batch.heads.group_size
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
     if work.seqlen_q * group <= dealt.tile_m and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
         return replace(dealt, direct=True)
-    left = work.window[0] if work.window is not None else -1
-    blocks = sum(
-        -(-rows * group // dealt.tile_m) * -(-keys_seen(rows, keys, FAR if left < 0 else left, dealt.tile_n)[1] // dealt.tile_n)
-        for rows, keys in batch.lengths if dealt.takes(rows * group)
-    )  # fmt: skip
-    fair = max(1, blocks * work.heads_kv * 17 // (16 * sms))
-    return replace(dealt, fair_blocks=fair, programs=1, counts=COPY_ENGINE_SHARES)
+    left = FAR if work.window is None or work.window[0] < 0 else work.window[0]
+    runs = runs_of(
+        (
+            dealt.shared(rows * group, keys_seen(rows, keys, left, dealt.tile_n)[1])
+            for rows, keys in batch.lengths
+            if dealt.takes(rows * group)
+        ),
+        sms,
+        work.heads_kv,
+        dealt.fold,
+    )
+    return replace(dealt, runs=runs, programs=1, counts=COPY_ENGINE_SHARES)
 
 
 def _mla(v: HopperMlaVariant, heads: Workload) -> Dealing:

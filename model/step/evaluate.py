@@ -17,7 +17,7 @@ from tilecast.model.pipeline.graph import Pipeline
 from tilecast.model.sm.simulate import SmTrace, steady_state
 from tilecast.model.step.batch import Batch
 from tilecast.model.step.costs import Around
-from tilecast.model.step.dealing import Dealing, StepVariant, dealing, launched, loop
+from tilecast.model.step.dealing import Dealing, StepVariant, dealing, in_turn, launched, loop
 from tilecast.model.step.items import Items, batch_items
 from tilecast.model.step.play import Costs, Played, nothing, play
 
@@ -97,7 +97,7 @@ def _launch(batch: Batch, machine: Machine, variant: StepVariant, dealt: Dealing
     items = batch_items(batch, dealt)
     heads = replace(batch.heads, seqlen_q=1, seqlen_k=1, mask="causal", window=None)
     sms = int(machine["chip.sm_count"])
-    pipeline = loop(heads, variant, machine, batch.page)
+    pipeline = loop(heads, in_turn(variant, dealt), machine, batch.page)
     trace = steady_state(pipeline)
     hbm, l2 = _bytes(batch, items)
     activity = _activity(heads, dealt, pipeline, items, hbm, l2)
@@ -190,7 +190,7 @@ def _costs(
 ) -> Costs:  # fmt: skip
     sms = int(machine["chip.sm_count"])
     around = Around(machine, dealt.counts, dealt.tile_m, dealt.warps, dealt.most_splits)
-    periods, fill = _periods(heads, variant, machine, batch.page)
+    periods, fill = _periods(heads, in_turn(variant, dealt), machine, batch.page)
     blocks = float(items.blocks.sum()) if items is not None else 0.0
     bytes_per_cycle = machine["hbm.tbps_achieved"] * 1e6 / mhz
     port = machine["l2.bytes_per_clk_per_sm"] * sms

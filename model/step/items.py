@@ -75,9 +75,9 @@ def limits(heads: Workload) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def sequence_items(
-    seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, dealt: Dealing, heads_kv: int = 1
+    seqlen_q: int, seqlen_k: int, group: int, left: int, right: int, dealt: Dealing, heads_kv: int = 1, run: int = 1
 ) -> SequenceItems:
-    """Items of one sequence and one key head, whose queries see keys from ``left`` before to ``right`` after the diagonal."""
+    """Items of one sequence and one key head, whose queries see keys from ``left`` before to ``right`` after the diagonal, each of ``run`` splits."""
     rows, tile_m, tile_n = seqlen_q * group, dealt.tile_m, dealt.tile_n
     tiles = -(-rows // tile_m)
     diagonal = seqlen_k - seqlen_q
@@ -86,10 +86,8 @@ def sequence_items(
         blocks = max(-(-span // tile_n), 1)
         each = dealt.parting.blocks(tiles * heads_kv, blocks, tile_n)
         splits, keys = -(-blocks // each), each * tile_n
-    elif rows <= (dealt.split_rows or tile_m) and span > dealt.whole_keys:
-        splits, keys = _splits(dealt, span)
     else:
-        splits, keys = 1, FAR
+        splits, keys = dealt.splits_of(rows, span)
     index = np.arange(tiles * splits, dtype=np.int64)
     place, part = (index % tiles, index // tiles) if dealt.tiles_first else (index // splits, index % splits)
     tile = tiles - 1 - place
@@ -113,37 +111,20 @@ def sequence_items(
     elif dealt.parting is not None and some.any():
         # A tile has no item of a part of whose keys it sees none.
         read, place, joins = read[some], place[some], joins[some]
-    elif dealt.fair_blocks:
+    elif run > 1:
         # What a program adds up between splits, its load warp copies through.
-        run = _run(dealt, splits, -(-span // tile_n))
         runs = -(-splits // run)
         read = np.bincount(place * runs + part // run, read, tiles * runs).astype(np.int64)
         place, joins = np.repeat(place[::splits], runs), np.zeros(len(read), dtype=np.int64)
     return SequenceItems(tiles, splits, keys, read, -(-read // tile_n), place, joins, reach)
 
 
-def _run(dealt: Dealing, splits: int, blocks: int) -> int:
-    """Splits that a program takes in one after the other: one, a group or a group of groups, of no more than a fair share of blocks."""
-    each = -(-blocks // splits)
-    fitting = [run for run in (dealt.fold, dealt.fold**2) if min(splits, run) * each <= dealt.fair_blocks]
-    return max(fitting, default=1)
-
-
-def _splits(dealt: Dealing, span: int) -> tuple[int, int]:
-    """(splits, keys of each) of ``span`` keys that may be split."""
-    if not dealt.split_keys:
-        return 1, FAR
-    if dealt.even:
-        splits = max(1, min(-(-span // dealt.split_keys), dealt.most_splits))
-        return splits, max(dealt.split_keys, -(-span // splits))
-    keys = dealt.split_keys * max(-(-span // (dealt.split_keys * dealt.most_splits)), 1)
-    return max(-(-span // keys), 1), keys
-
-
-def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int) -> SequenceItems:
-    """Items of one key head of a sequence, or of one part of the query heads that share it."""
+def of_sequence(dealt: Dealing, heads: Workload, seqlen_q: int, seqlen_k: int, run: int = 1) -> SequenceItems:
+    """Items of one key head of a sequence, or of one part of the query heads that share it, each of ``run`` splits."""
     parts = dealt.head_parts
-    return sequence_items(seqlen_q, seqlen_k, heads.group_size // parts, *limits(heads), dealt, heads.heads_kv * parts)
+    return sequence_items(
+        seqlen_q, seqlen_k, heads.group_size // parts, *limits(heads), dealt, heads.heads_kv * parts, run
+    )
 
 
 def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
@@ -154,9 +135,14 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     if not mine:
         return None
     blocks, keys, tile, counts, tiles, joins = [], [], [], [], [], []
-    next_tile, span, partial_rows, most = 0, 0, 0, 1
+    next_tile, span, partial_rows, most, begun = 0, 0, 0, 1, 0
     for seqlen_q, seqlen_k in mine:
-        one = of_sequence(dealt, heads, seqlen_q, seqlen_k)
+        run = 1
+        if dealt.runs is not None:
+            shared = dealt.shared(seqlen_q * group, keys_seen(seqlen_q, seqlen_k, limits(heads)[0], dealt.tile_n)[1])
+            run = dealt.runs.run(shared, begun)
+            begun += shared.tiles * shared.blocks
+        one = of_sequence(dealt, heads, seqlen_q, seqlen_k, run)
         tiles.append(one.tiles)
         # Heads of a token are neighbours in memory and in the order.
         blocks.append(np.repeat(one.blocks, heads_kv))

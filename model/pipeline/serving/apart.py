@@ -106,7 +106,7 @@ def build(
     shared = (
         shared_bytes_e4m3(variant, w)
         if isinstance(variant, HopperServingE4m3Variant)
-        else shared_bytes_runs(variant, w)
+        else shared_bytes_runs(variant, w, stages)
     )
     return Pipeline(
         name=f"serving {'e4m3' if narrow else 'runs'} on Hopper {ROWS_E4M3}x{variant.tile_n}",

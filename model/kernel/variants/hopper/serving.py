@@ -213,6 +213,8 @@ class HopperRunsVariant(HopperServingVariant):
     family: str = "serving-hopper-runs"
     split_keys_of_many: int = 512
     programs: int = 2
+    #: Blocks in flight of the one program of an SM that takes items in turn.
+    dealt_stages: int = 3
 
     @property
     def fold(self) -> int:
@@ -226,17 +228,21 @@ _KEPT_BACK = 1024
 _IN_FLIGHT_RUNS = 1 << 16
 
 
-def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload) -> int:
-    """Shared memory of a program with one item: the rings of K and V, and what four warps have made of O, its maxima and sums, in float32."""
-    moving = variant.kv_stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
+def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload, stages: int) -> int:
+    """Shared memory of a program with one item: rings of ``stages`` blocks of K and V, and what four warps have made of O, its maxima and
+    sums, in float32."""
+    moving = stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
     return workload.dtype_bytes * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
 
 
 def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machine) -> Verdict:
-    """Whether the machine can run ``variant``: ``programs`` of it with one item on an SM, or one that also keeps O of groups of splits."""
-    one, margin = shared_bytes_runs(variant, workload), _MARGIN // 4
+    """Whether the machine can run ``variant``: ``programs`` of it with one item on an SM, or one that takes items in turn and also keeps O
+    of groups of splits."""
+    one, margin = shared_bytes_runs(variant, workload, variant.kv_stages), _MARGIN // 4
     several = variant.programs * (one + margin) + (variant.programs - 1) * _KEPT_BACK
-    of_groups = one + 2 * 4 * ROWS_E4M3 * workload.head_dim_v + _MARGIN
+    of_groups = (
+        shared_bytes_runs(variant, workload, variant.dealt_stages) + 2 * 4 * ROWS_E4M3 * workload.head_dim_v + _MARGIN
+    )
     return fits(variant.family, max(several, of_groups) - _MARGIN, machine)
 
 
@@ -262,7 +268,12 @@ def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVaria
         ((64, 2, 2), (64, 3, 1), (64, 4, 2), (64, 4, 1), (128, 2, 1)), (512, 256, 1024)
     ):
         found = HopperRunsVariant(
-            tile_n=n, kv_stages=stages, split_keys=split, split_keys_of_many=split, programs=programs
+            tile_n=n,
+            kv_stages=stages,
+            split_keys=split,
+            split_keys_of_many=split,
+            programs=programs,
+            dealt_stages=max(stages, 3 * 64 // n),
         )
         if legality_runs(found, workload, machine).legal and writable_runs(found, workload, machine).legal:
             yield found
@@ -270,18 +281,21 @@ def space_runs(workload: Workload, machine: Machine) -> Iterator[HopperRunsVaria
 
 def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
-    other heads.
+    other heads; one program that takes items in turn has half as much again.
 
-    In an earlier form of the kernel three blocks took from 4 % less to 3 % more time, blocks of 128 keys from 6 % less to 6 % more
-    (data/measured/h100_decode_runs.csv).
+    Two, three and four blocks of the latter were compared on an H200 (docs/serving.md).
     """
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
-    most = -(-_IN_FLIGHT_RUNS // block)
+    most, dealt = -(-_IN_FLIGHT_RUNS // block), -(-_IN_FLIGHT // block)
     return next(
         (
             found
             for stages in range(most, 0, -1)
-            if legality_runs(found := HopperRunsVariant(kv_stages=stages), workload, machine).legal
+            if legality_runs(
+                found := HopperRunsVariant(kv_stages=stages, dealt_stages=max(1, dealt - most + stages)),
+                workload,
+                machine,
+            ).legal
         ),
-        HopperRunsVariant(kv_stages=1),
+        HopperRunsVariant(kv_stages=1, dealt_stages=1),
     )

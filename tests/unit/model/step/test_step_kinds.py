@@ -189,7 +189,7 @@ def test_two_tiles_of_a_split_are_neighbours_and_both_split() -> None:
 def test_programs_take_in_as_many_splits_as_are_a_fair_share(requests: str, items: int, blocks: int) -> None:
     batch = Batch(parse_requests(requests), HEADS, 64)
     dealt = launched(HopperRunsVariant(), batch, 132)
-    found, single = batch_items(batch, dealt), batch_items(batch, replace(dealt, fair_blocks=0))
+    found, single = batch_items(batch, dealt), batch_items(batch, replace(dealt, runs=None))
     assert found is not None and single is not None
     assert found.count == items and found.blocks.max() == blocks
     assert found.blocks.sum() == single.blocks.sum() and found.keys.sum() == single.keys.sum()
