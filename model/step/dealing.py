@@ -16,6 +16,7 @@ from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
 from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+from tilecast.model.kernel.variants.hopper.runs import Runs, Shared, runs_of
 from tilecast.model.kernel.variants.hopper.serving import (
     HopperRunsVariant,
     HopperServingE4m3Variant,
@@ -38,7 +39,6 @@ from tilecast.model.step.costs import (
     POINTERS,
     Counts,
 )
-from tilecast.model.step.runs import Runs, Shared, runs_of
 
 #: Variants that a step is forecast with.
 StepVariant = (

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
@@ -194,6 +196,27 @@ def test_programs_take_in_as_many_splits_as_are_a_fair_share(requests: str, item
     assert found.count == items and found.blocks.max() == blocks
     assert found.blocks.sum() == single.blocks.sum() and found.keys.sum() == single.keys.sum()
     assert dealt.programs == (2 if dealt.direct else 1) and dealt.direct == (single.count <= 264)
+
+
+@given(
+    keys=st.lists(st.integers(1, 30_000), min_size=20, max_size=60), heads=st.sampled_from([(32, 8), (8, 1), (32, 32)])
+)
+def test_runs_of_unequal_sequences_shrink_to_a_fair_share_of_what_is_left(keys, heads) -> None:
+    """A run is a split, or no more than a fair share, and a sixteenth, of the blocks that are still to come; alike lengths are the exception."""
+    batch = Batch(tuple((1, n) for n in keys), replace(HEADS, heads_q=heads[0], heads_kv=heads[1]), 64)
+    dealt = launched(HopperRunsVariant(), batch, 132)
+    assume(dealt.runs is not None)
+    found, single = batch_items(batch, dealt), batch_items(batch, replace(dealt, runs=None))
+    assert found is not None and single is not None and dealt.runs is not None
+    assert found.blocks.sum() == single.blocks.sum() and found.keys.sum() == single.keys.sum()
+    left = found.blocks[::-1].cumsum()[::-1]
+    # Of a sequence's items the last ones come when less is left than when its share was counted: at most that sequence's own blocks.
+    longest = -(-max(keys) // 64) * heads[1]
+    share = left + longest if dealt.runs.shrinks else np.full(len(left), left[0])
+    assert ((found.blocks <= single.blocks.max()) | (found.blocks * 16 * 132 <= share * 17)).all()
+    if not dealt.runs.shrinks:
+        rounds = -(-found.count // 132)
+        assert 16 * (left[0] // 132) >= 15 * rounds * found.blocks.max()
 
 
 def test_rows_between_go_to_the_kernel_between_and_its_launch_comes_first() -> None:
