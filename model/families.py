@@ -102,6 +102,9 @@ _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
 #: Knob values that no other library's kernels have.
 _OURS = (("rescale", "anchored"), ("scheduler", "paired"))
+#: Knobs that the open kernels of a family choose by the head dimension alone: FlashAttention-4 and FROST share a pair's query tile by keys
+#: where O fills tensor memory (head_dim 256), nowhere else.
+_BY_HEAD_DIM = ("split",)
 
 #: Allowed values of knobs with few, of one family where its name goes before; numbers are (low, high) ranges.
 SCHEDULERS = ("grid", "persistent", "longest-first", "longest-grid", "work-stealing", "paired")
@@ -194,7 +197,12 @@ def near_published(workload: Workload, machine: Machine) -> tuple[Variant, ...]:
     family = native_family(machine).name
     shipped = published_variant(family, workload, machine)
     near = one_knob_away(shipped, knob_space(family, workload, machine))
-    others = (v for v in near if not any(getattr(v, knob, "") == value for knob, value in _OURS))
+    others = (
+        v
+        for v in near
+        if not any(getattr(v, knob, "") == value for knob, value in _OURS)
+        and all(getattr(v, knob, "") == getattr(shipped, knob, "") for knob in _BY_HEAD_DIM)
+    )
     return (shipped, *(v for v in others if legality(v, workload, machine).legal))
 
 

@@ -100,11 +100,20 @@ class KernelRoles:
         return next((i for i, role in enumerate(self.roles) if any(one.kind in MATRIX_KINDS for one in role.loop)), 0)
 
     @property
+    def _outside(self) -> float:
+        """Passes' worth of products that stand outside of the loops."""
+        inside = sum(_flop(role.loop) for role in self.roles)
+        return sum(_flop(role.begin) + _flop(role.end) for role in self.roles) / inside if inside else 0.0
+
+    @property
     def peeled(self) -> int:
         """Iterations' worth of products that stand outside of the loops."""
-        inside = sum(_flop(role.loop) for role in self.roles) / self.unrolled
-        outside = sum(_flop(role.begin) + _flop(role.end) for role in self.roles)
-        return round(outside / inside) if inside else 0
+        return round(self._outside * self.unrolled)
+
+    @property
+    def more_passes(self) -> int:
+        """Passes that roles which multiply nothing make more than those that do: they bring what products outside of loops take."""
+        return math.ceil(round(self._outside, 6))
 
     @property
     def pair(self) -> bool:

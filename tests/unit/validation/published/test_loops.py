@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tilecast.model.families import near_published
 from tilecast.model.forecast.answer import BEFORE, COMPILED
+from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.published.loops import loop_for, loop_name, loop_of, read_loops, simulated
 from tilecast.validation.published.points import PublishedPoint, load_cycles, load_points
@@ -57,6 +59,14 @@ def test_rows_of_flash_attention_4_stand_on_its_machine_code() -> None:
         assert (row.level, before.level) == (COMPILED, BEFORE)
         # Its loop waits where the pipeline does not, a quarter of its time: docs/accuracy.md.
         assert 1.1 < row.time_ms / before.time_ms < 1.3
+
+
+def test_a_closed_kernel_has_no_tile_that_open_ones_have_at_other_head_dimensions_only() -> None:
+    """FlashAttention-4 and FROST share one query tile by keys at head_dim 256; a closed kernel of 128 is not taken for such a one."""
+    chip = load_machine("gb200")
+    for dim, split in ((128, "q"), (256, "k")):
+        near = near_published(Workload(1, 40, 40, 2100, 2100, dim, dim), chip)
+        assert {getattr(variant, "split", "") for variant in near} == {split} and len(near) > 8
 
 
 def test_a_row_that_states_its_share_of_emulation_gets_that_code() -> None:

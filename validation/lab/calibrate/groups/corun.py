@@ -20,12 +20,13 @@ SMEM = 131072 + 32768 + FILL_BYTES * FILL_FLIGHT
 #: Expected cycles of a step on one warp a sub-partition, only to choose loop lengths.
 _GUESS = {
     "ex2": 8.2, "ffma_3src": 1.2, "ffma_2src": 1.2, "fadd": 1.2, "fmul": 1.2, "max2": 2.2, "pack_bf16x2": 2.2, "lop3": 2.2,
-    "iadd3": 2.2, "ex2_poly3": 7.5, "shuffle": 2.2, "softmax_online": 10.4, "softmax_anchored": 9.5, "ld_shared": 16.0, "st_shared": 16.0,
+    "iadd3": 2.2, "ex2_poly3": 7.5, "shuffle": 2.2, "softmax_online": 10.4, "softmax_anchored": 9.5,
+    "softmax_anchored_poly8": 9.0, "softmax_anchored_poly4": 8.5, "ld_shared": 16.0, "st_shared": 16.0,
     "ldmatrix": 16.0, "stmatrix": 16.0, "ld_local": 4.0, "st_local": 4.0,
 }  # fmt: skip
 ARITHMETIC = (
     "ex2", "ffma_3src", "ffma_2src", "fadd", "max2", "pack_bf16x2", "lop3", "shuffle", "ex2_poly3", "softmax_online",
-    "softmax_anchored",
+    "softmax_anchored", "softmax_anchored_poly8", "softmax_anchored_poly4",
 )  # fmt: skip
 _QUICK = ("ex2", "softmax_online", "softmax_anchored")
 

@@ -12,7 +12,7 @@ from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import Barrier, KernelRoles, RoleCode, RoleInstruction, together
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.launch import CtaCost, cta_cost, launch, spread
-from tilecast.model.compiled.roles.run import RolesRun
+from tilecast.model.compiled.roles.run import RolesRun, tile_cycles
 from tilecast.model.machine.machine import load_machine
 
 H200 = load_machine("h200-sxm")
@@ -69,6 +69,22 @@ def test_ctas_of_an_sm_have_barriers_of_their_own() -> None:
     found = together(KernelRoles("hand-made", "sm_90a", roles, (barrier,)), 2)
     assert [role.loop[0].barrier for role in found.roles] == [0, 0, 1, 1]
     assert [one.parties for one in found.barriers] == [((1, "arrive", 1),), ((3, "arrive", 1),)]
+
+
+@pytest.mark.parametrize(("outside", "passes"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_copies_go_round_once_more_for_products_outside_of_the_loop(outside: int, passes: int) -> None:
+    """A tile of three iterations and ``outside`` products before them ends: the role that copies brings what those take, too."""
+    full = Barrier("full", 2, False, ((1, "copy", 1),))
+    step = (one("shared", "wait", 0), product())
+    begin = step * passes + (product(),) * (outside - passes)
+    roles = (
+        RoleCode("warp 0", 0, (), (step[0], *(product(),) * 4), begin or (one("other"),), (one("other"),)),
+        RoleCode("copy in", 4, (), (one("other", "copy", 0),), (one("other"),), (one("other"),)),
+    )
+    kernel = KernelRoles("hand-made", "sm_90a", roles, (full,))
+    assert kernel.more_passes == passes
+    # With fewer copies it would wait for ever and be refused.
+    assert tile_cycles(kernel, COSTS, 3) > COSTS.copy_latency
 
 
 def test_products_outside_of_the_loop_count_as_iterations() -> None:

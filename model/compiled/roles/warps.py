@@ -1,0 +1,110 @@
+"""Warps of roles as a run takes them: instructions with their costs looked up, and where each warp stands."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tilecast.model.compiled.roles.code import MATRIX_KINDS, RoleCode, RoleInstruction
+from tilecast.model.compiled.roles.costs import RoleCosts
+
+#: Kinds of instructions that wait for what other roles or engines do.
+_ASKING = frozenset({"wait", "named_wait", "group_wait", "wgmma", "wgmma_wait"})
+#: Accesses to shared memory by a warp's own instructions.
+SHARED = ("shared_load", "shared_store")
+
+
+class Prepared(NamedTuple):
+    """An instruction with its costs looked up."""
+
+    code: RoleInstruction
+    waits: tuple[int, ...]
+    taken: float
+    latency: float
+    product: tuple[float, float]
+    #: Cycles of the shared-memory port.
+    port: float
+    #: Beside wgmma: cycles of its pipe, of the register ports, and of a gap after it.
+    beside: tuple[float, float, float]
+    #: Its kind, where it waits for more than counters and pipes.
+    asks: str
+
+
+class Warp:
+    __slots__ = (
+        "arrivals", "counters", "done", "free", "groups", "index", "issue", "iterates", "laps", "last", "left", "meeting", "multiplies", "name", "passed",
+        "pc", "program", "reached", "skipped", "standing", "stored", "times", "under_way",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, name: str, issue: int, segments: Sequence[tuple[Sequence[RoleInstruction], float]], costs: RoleCosts,
+        table: dict[RoleInstruction, Prepared],
+    ) -> None:  # fmt: skip
+        self.index, self.name, self.issue, self.free = index, name, issue, 0.0
+        for one in {one for code, _ in segments for one in code} - table.keys():
+            table[one] = _prepare(one, costs)
+        #: What is still to run: pieces of code, how often, and whether a pass through one is an iteration.
+        self.left = [
+            ([table[one] for one in code], times, at == 1)
+            for at, (code, times) in enumerate(segments)
+            if code and times
+        ]
+        self.program, self.times, self.iterates = self.left.pop(0)
+        self.pc = self.last = 0
+        self.done = False
+        self.multiplies = any(one.kind in MATRIX_KINDS for code, _ in segments for one in code)
+        self.laps: list[float] = []
+        self.counters = [0.0] * 6
+        self.passed: Counter[int] = Counter()
+        self.arrivals: Counter[tuple[int, str]] = Counter()
+        self.standing: defaultdict[int, float] = defaultdict(float)
+        #: When the groups of its copies are there, and the copies of the next one.
+        self.groups: list[float] = []
+        self.under_way = 0.0
+        #: When its last store into shared memory is through the port.
+        self.stored = 0.0
+        #: When it came to the named barrier where it stands.
+        self.reached = 0.0
+        #: Named barrier where it stands -> which of its meetings.
+        self.meeting: dict[int, int] = {}
+        self.skipped: set[RoleInstruction] = set()
+
+    def advance(self, now: float) -> None:
+        """Go on to the next instruction, of the next pass or piece where this one is at its end."""
+        self.pc += 1
+        if self.pc < len(self.program):
+            return
+        self.pc = 0
+        if self.iterates:
+            self.laps.append(now)
+        self.times -= 1
+        if self.times <= 0:
+            self.done = not self.left
+            if self.left:
+                self.program, self.times, self.iterates = self.left.pop(0)
+
+
+def _prepare(one: RoleInstruction, costs: RoleCosts) -> Prepared:
+    beside = (0.0, 0.0, 0.0)
+    if costs.wgmma and one.kind != "mma_sync" and one.pipe in costs.wgmma.pipe:
+        taken = costs.wgmma.pipe_under_mma[one.pipe]
+        if one.kind == "shared_load":
+            taken = costs.load_register * one.amount
+        beside = (taken, costs.wgmma.ports_under_mma[one.pipe], costs.wgmma.gap_under_mma[one.pipe])
+    product = costs.product(one) if one.kind in MATRIX_KINDS else (0.0, 0.0)
+    taken = product[0] if one.kind == "mma_sync" else costs.occupies(one)
+    port = costs.port(one) if one.kind in ("wgmma", *SHARED) else 0.0
+    waits = tuple(bit for bit in range(6) if one.waits >> bit & 1)
+    return Prepared(
+        one, waits, taken, costs.latency[one.latency], product, port, beside, one.kind if one.kind in _ASKING else ""
+    )
+
+
+def pieces(role: RoleCode, iterations: int | None, more: int) -> list[tuple[Sequence[RoleInstruction], float]]:
+    """(code, how often) of a role; one that multiplies nothing goes round ``more`` often, for what others do outside of loops."""
+    if iterations is None:
+        return [(role.ahead, 1), (role.loop, math.inf)]
+    multiplies = any(one.kind in MATRIX_KINDS for one in role.loop)
+    return [(role.begin, 1), (role.loop, iterations + (0 if multiplies else more)), (role.end, 1)]
