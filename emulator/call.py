@@ -10,6 +10,9 @@ from typing import Any
 
 from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
 
+#: Items of a sequence, and characters of text, that a summary shows.
+_SHOWN, _CHARACTERS = 8, 200
+
 
 @dataclass(frozen=True, slots=True)
 class Called:
@@ -26,8 +29,12 @@ class Called:
     operations: int
 
 
-def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None) -> Called:
+def run_call(
+    file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, whole: bool = False
+) -> Called:
     """Evaluate ``call`` among the names of ``file``, or (None) run it as a script, with launches emulated.
+
+    ``whole``: what the call returned is all of it, not tensors by shape, type and range.
 
     Code that asks torch for a GPU gets the CPU.  An EmulationError or an assertion that fails is an answer; RequestError
     and UnsupportedError are not, and what else the file raises is a RequestError with its place in the file.
@@ -52,7 +59,7 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
             session, module = load_any(file, machine=chip, mode=mode, seed=seed, sms=sms, name=name)
             if call is not None:
                 result = evaluated(call, vars(module), file)
-                returned = "" if result is None else str(result)
+                returned = "" if result is None else str(result) if whole else in_short(result)
         except (RequestError, UnsupportedError):
             raise
         except EmulationError as error:
@@ -76,6 +83,48 @@ def run_call(file: str, call: str | None, machine: str | None, mode: str, seed: 
     if returned:
         lines.append(f"  returned   {returned}")
     return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations)
+
+
+def in_short(value: Any) -> str:
+    """What a call returned, on a line: tensors by type, shape, range and mean, of much text and of long sequences the beginning."""
+    from tilecast.emulator.values.outside import is_tensor, numpy_of
+
+    if is_tensor(value):
+        return _tensor_in_short(numpy_of(value))
+    if isinstance(value, dict):
+        pairs = [f"{key}: {in_short(one)}" for key, one in list(value.items())[:_SHOWN]]
+        return "{" + ", ".join([*pairs, *_more(len(value))]) + "}"
+    if isinstance(value, (tuple, list)):
+        text = ", ".join([*map(in_short, value[:_SHOWN]), *_more(len(value))])
+        return f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
+    text = str(value)
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}... ({len(text)} characters)"
+
+
+def _more(count: int) -> list[str]:
+    return [f"... {count - _SHOWN} more"] if count > _SHOWN else []
+
+
+def _tensor_in_short(array: Any) -> str:
+    import numpy as np
+
+    what = f"{array.dtype} {list(array.shape)}"
+    if not array.size:
+        return f"{what}, empty"
+    if array.dtype == bool:
+        return f"{what}, {int(array.sum())} of {array.size} true"
+    # Types of ml_dtypes and small floats as what holds all their numbers; integers as they are.
+    numbers = array if array.dtype.kind in "iuc" else array.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if array.dtype.kind == "c":
+        finite, what = np.abs(finite), f"{what}, absolute values"
+    found = [f"{what}, no finite number"]
+    if finite.size:
+        found = [f"{what}, {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.4g}"]
+    nans = int(np.isnan(numbers).sum())
+    infinite = numbers.size - finite.size - nans
+    found += [f"{count} {name}" for count, name in ((nans, "NaN"), (infinite, "infinite")) if count]
+    return ", ".join(found)
 
 
 def _raised(file: str, error: Exception) -> str:

@@ -20,6 +20,7 @@ from tilecast.emulator.language.parting import converting, meeting, reducing
 from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
 from tilecast.emulator.values import dtypes, memory_layouts
+from tilecast.emulator.values.layouts import DistributedLinearLayout
 from tilecast.emulator.values.tensors import Int, Tensor, constexpr
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
@@ -46,6 +47,10 @@ class Module(types.ModuleType):
         raise UnsupportedError(
             f"{self.__dict__['_session'].here()}: the emulator does not know {self.__name__}.{name}: docs/emulator.md lists what it knows"
         )
+
+
+#: Arguments by which a function of constants is remembered.
+_PLAIN_NUMBERS = (Int, int)
 
 
 class Placeholder:
@@ -79,6 +84,31 @@ def counted(session: Session, static: bool = False) -> Any:
         return map(Int, found) if far is None else (Int(number).sampled(far) for number in found)
 
     return numbers
+
+
+def remembering(session: Session, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """gluon.constexpr_function: what it makes of numbers is a layout more often than not, and is made once in a launch.
+
+    Only linear layouts are kept, for all else is made as fast as it is found; not one whose lists a kernel has changed since.
+    """
+    if fn.__closure__:
+        return fn
+
+    def called(*args: Any, **named: Any) -> Any:
+        if session.program is None or named or not all(type(arg) in _PLAIN_NUMBERS for arg in args):
+            return fn(*args, **named)
+        place = fn, args
+        known = session.made_layouts.get(place)
+        if known is None:
+            made = fn(*args)
+            if not isinstance(made, DistributedLinearLayout):
+                return made
+            known = session.made_layouts[place] = made, hash(made)
+        elif hash(known[0]) != known[1]:
+            return fn(*args)
+        return known[0]
+
+    return functools.wraps(fn)(called)
 
 
 def _unrolled(session: Session, numbers: range) -> Iterator[Int]:
@@ -165,7 +195,7 @@ def _language(session: Session, gl: Language) -> Module:
         {
             **functions, **types_, **LAYOUTS,
             "thread_barrier": gl.barrier, "constexpr": constexpr, "static_range": counted(session, static=True),
-            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "dtype": dtypes.Dtype, "constexpr_function": lambda fn: fn,
+            "tensor": Tensor, "shared_memory_descriptor": Shared, "tuple": tuple, "dtype": dtypes.Dtype, "constexpr_function": functools.partial(remembering, session),
             **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), gl.hint), **_TYPES,
             **dict.fromkeys(("static_print", "device_print"), gl.no_print),
         },
@@ -302,7 +332,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         session,
         {
             "jit": jit,
-            "constexpr_function": lambda fn: fn,
+            "constexpr_function": functools.partial(remembering, session),
             "must_use_result": lambda fn: fn,
             "aggregate": aggregate,
             "language": language,

@@ -95,6 +95,8 @@ class Session:
     #: Inline PTX that ran on tensors: (text, results, elements at a time) and the line.
     ptx: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
+    #: Of the running launch: function of constants and arguments -> the layout that it made, and its hash.
+    made_layouts: dict[Any, Any] = field(default_factory=dict)
     #: Functions of the language that tensors have as methods too, by name.
     methods: dict[str, Any] = field(default_factory=dict)
     #: Who looks at every copy and product, if anybody.

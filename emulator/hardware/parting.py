@@ -44,7 +44,7 @@ class Unmet:
         order = np.argsort(places, kind="stable")
         places, warps = places[order], warps[order]
         for other, their_places, their_warps, their_line, stored in self._accesses:
-            if other is not memory or not (stores or stored):
+            if other is not memory or not (stores or stored) or not _meet(places, their_places):
                 continue
             both, mine, theirs = np.intersect1d(places, their_places, return_indices=True)
             # Of several that hold an element, one stores it and all load it.
@@ -68,3 +68,11 @@ class Unmet:
                     f"{here}: the warps of {role} meet at a barrier here, under a condition that each of them decides by itself, "
                     f"{quote(condition)}: those that go past it never come"
                 )
+
+
+def _meet(some: Any, others: Any) -> bool:
+    """Whether two sorted arrays have an element in common."""
+    if not (some.size and others.size) or some[-1] < others[0] or others[-1] < some[0]:
+        return False
+    at = np.minimum(np.searchsorted(others, some), others.size - 1)
+    return bool((others[at] == some).any())

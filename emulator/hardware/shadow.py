@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import RaceError, UninitializedError
-from tilecast.emulator.hardware.clocks import STREAM_SHIFT, STREAMS, Knowledge
+from tilecast.emulator.hardware.clocks import STREAM_SHIFT, Knowledge
 from tilecast.emulator.hardware.context import Context
 
 
@@ -52,8 +52,8 @@ class Shadow:
         self._writer = np.zeros(0, np.int64)
         self._writer_line = np.zeros(0, np.int32)
         self._bits = np.zeros(0, np.int16)
-        self._readers = np.zeros((STREAMS, 0), np.int64)
-        self._reader_lines = np.zeros((STREAMS, 0), np.int32)
+        #: Of each stream that has read here: its last read of every cell, and the line.
+        self._readers: dict[int, tuple[Any, Any]] = {}
         self._places: list[tuple[int, int, int, str]] = []
 
     @property
@@ -67,8 +67,10 @@ class Shadow:
         self._writer = np.append(self._writer, np.zeros(cells, np.int64))
         self._writer_line = np.append(self._writer_line, np.zeros(cells, np.int32))
         self._bits = np.append(self._bits, np.zeros(cells, np.int16))
-        self._readers = np.append(self._readers, np.zeros((STREAMS, cells), np.int64), axis=1)
-        self._reader_lines = np.append(self._reader_lines, np.zeros((STREAMS, cells), np.int32), axis=1)
+        self._readers = {
+            stream: (np.append(codes, np.zeros(cells, np.int64)), np.append(lines, np.zeros(cells, np.int32)))
+            for stream, (codes, lines) in self._readers.items()
+        }
         return start
 
     def call(self, start: int, end: int, slot: int, name: str) -> None:
@@ -120,14 +122,17 @@ class Shadow:
                     f"{self._program.coming(self, cell)}"
                 )
             self._known(code, cells, writers, who, "reads", "write")
-        if not any_type and (self._bits[cells] != bits).any():
+        if not any_type and np.count_nonzero(self._bits[cells] != bits):
             cell = int(cells[self._bits[cells] != bits][0])
             raise UninitializedError(
                 f"{self._quote(who.line)}: {who.actor} reads {self.place(cell)} as {bits}-bit elements, but the last write, "
                 f"at {self._quote(int(self._writer_line[cell]))}, left {int(self._bits[cell])}-bit ones{self._beside(cell)}"
             )
-        self._readers[who.stream, cells] = who.code
-        self._reader_lines[who.stream, cells] = who.line
+        if who.stream not in self._readers:
+            self._readers[who.stream] = np.zeros(self.cells, np.int64), np.zeros(self.cells, np.int32)
+        codes, lines = self._readers[who.stream]
+        codes[cells] = who.code
+        lines[cells] = who.line
 
     def write(self, cells: Any, who: Access, bits: int, changes: bool = True) -> None:
         """``who`` writes (``changes``: something else than what is there); RaceError when an access is not ordered before."""
@@ -137,20 +142,24 @@ class Shadow:
             for code in _distinct(writers):
                 if code:
                     self._known(code, cells, writers, who, "writes", "write")
-        readers = self._readers[:, cells]
-        for stream in np.flatnonzero(readers.any(axis=1)):
-            for code in _distinct(readers[stream]):
+        # In the order of the streams, so that the same race is named whoever came to read first.
+        for stream in sorted(self._readers):
+            codes, lines = self._readers[stream]
+            readers = codes[cells]
+            if not np.count_nonzero(readers):
+                continue
+            for code in _distinct(readers):
                 if code not in (0, who.code) and not who.known.has(code):
-                    cell = int(cells[readers[stream] == code][0])
-                    self._race(cell, who, "writes", "read", code, int(self._reader_lines[stream, cell]))
+                    cell = int(cells[readers == code][0])
+                    self._race(cell, who, "writes", "read", code, int(lines[cell]))
                 if code and self._has_proxies and who.needs_fence(code, False):
-                    cell = int(cells[readers[stream] == code][0])
+                    cell = int(cells[readers == code][0])
                     raise RaceError(
                         f"race on {self.place(cell)}: {who.actor} ({self._quote(who.line)}) goes through the asynchronous proxy "
-                        f"and may overwrite what the ordinary load at {self._quote(int(self._reader_lines[stream, cell]))} reads: "
+                        f"and may overwrite what the ordinary load at {self._quote(int(lines[cell]))} reads: "
                         "fence_async_shared() is missing between them"
                     )
-        self._readers[:, cells] = 0
+            codes[cells] = 0
         self._writer[cells] = who.code
         self._writer_line[cells] = who.line
         self._bits[cells] = bits
@@ -186,4 +195,4 @@ def _one_warp(code: int, who: Access) -> str:
 
 def _distinct(codes: Any) -> list[int]:
     first = codes[0]
-    return [int(first)] if (codes == first).all() else [int(c) for c in np.unique(codes)]
+    return [int(first)] if np.count_nonzero(codes == first) == len(codes) else [int(c) for c in np.unique(codes)]

@@ -17,6 +17,7 @@ from tilecast.emulator.hardware.tensor_memory import allocate_tensor
 from tilecast.emulator.language import hostside, launch_control, ptx, ptx_memory
 from tilecast.emulator.language.parting import OneWarps
 from tilecast.emulator.language.products import Products
+from tilecast.emulator.language.ptx_elementwise import elementwise_or_none
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
@@ -167,16 +168,17 @@ class Language(Products):
         numbers = [raw(a) if not isinstance(a, Tensor) else None for a in args]
         given = [a.a if isinstance(a, Tensor) else np.asarray(x, np.float32 if isinstance(x, float) else dtype.numpy)
                  for a, x in zip(args, numbers, strict=True)]  # fmt: skip
-        arrays = np.broadcast_arrays(*given)
-        shape = arrays[0].shape
-        # Registers of a group as rows.
-        registers = [np.ascontiguousarray(a).reshape(-1, size).T for a in arrays]
-        results = ptx.run(text, registers, outputs, number, lasting)
-        columns = [result.view(dtype.numpy) for result in results]
-        made = np.empty((len(columns[0]), outputs), dtype.numpy)
-        for place, column in enumerate(columns):
-            made[:, place] = column
-        made = made.reshape(shape)
+        made = elementwise_or_none(text, outputs, size, given, dtype)
+        if made is None:
+            arrays = np.broadcast_arrays(*given)
+            # Registers of a group as rows.
+            registers = [np.ascontiguousarray(a).reshape(-1, size).T for a in arrays]
+            results = ptx.run(text, registers, outputs, number, lasting)
+            columns = [result.view(dtype.numpy) for result in results]
+            made = np.empty((len(columns[0]), outputs), dtype.numpy)
+            for place, column in enumerate(columns):
+                made[:, place] = column
+            made = made.reshape(arrays[0].shape)
         out_tensor = Tensor(self.session, made, layout)
         for pipe, count in ptx.instructions(text).items():
             out_tensor.charge(pipe, count * made.size / size)

@@ -32,7 +32,8 @@ def _bits(floats: Any) -> Any:
 def _flush(x: Any) -> Any:
     """Subnormals become zero of the same sign (.ftz)."""
     magnitude = x.view(np.uint32) << 1
-    if np.minimum.reduce(magnitude, axis=None, initial=_SMALLEST) >= _SMALLEST:
+    # Zeros wrap around: they are what they should be.
+    if np.minimum.reduce(magnitude - 1, axis=None, initial=_SMALLEST) >= _SMALLEST - 1:
         return x
     return np.where(magnitude < _SMALLEST, np.copysign(np.float32(0), x), x)
 
@@ -52,6 +53,10 @@ def _arithmetic(name: str) -> Callable[..., Any]:
         values = [_floats(r) for r in registers]
         if flush:
             values = [_flush(v) for v in values]
+        if len(steps) == 1 and not down:
+            # One operation in float64, rounded, is the same in float32: twice the digits and two more.
+            once = steps[0](*values)
+            return _bits(_flush(once) if flush else once)
         exact = values[0].astype(np.float64)
         for compute, value in zip(steps, values[1:], strict=True):
             exact = compute(exact, value)
@@ -121,6 +126,11 @@ class Statement:
     targets: tuple[str, ...]
     sources: tuple[tuple[str, ...], ...]
     pipe: str
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether each thread's result depends on its own registers only."""
+        return self.run is not _any
 
 
 def _operands(text: str) -> list[tuple[str, ...]]:

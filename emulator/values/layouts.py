@@ -15,6 +15,9 @@ from tilecast.emulator.values.memory_layouts import Basis, Constant, Divided, Te
 class DistributedLinearLayout(Constant):
     """Which element each register, lane, warp and CTA holds, by the bases of their bits."""
 
+    #: The lists as they were, and what `_key` made of them.
+    _known: Any = None
+
     def __init__(self, reg_bases: Any, lane_bases: Any, warp_bases: Any, block_bases: Any, shape: Any) -> None:
         # Lists, for kernels' own functions change copies of layouts in place.
         self.reg_bases, self.lane_bases, self.warp_bases, self.block_bases = (
@@ -25,22 +28,22 @@ class DistributedLinearLayout(Constant):
     @property
     def reg(self) -> Basis:
         """Bases of a thread's registers."""
-        return frozen(self.reg_bases)
+        return self._key()[0][0]  # type: ignore[no-any-return]
 
     @property
     def lane(self) -> Basis:
         """Bases of the lanes of a warp."""
-        return frozen(self.lane_bases)
+        return self._key()[0][1]  # type: ignore[no-any-return]
 
     @property
     def warp(self) -> Basis:
         """Bases of the warps."""
-        return frozen(self.warp_bases)
+        return self._key()[0][2]  # type: ignore[no-any-return]
 
     @property
     def block(self) -> Basis:
         """Bases of the CTAs."""
-        return frozen(self.block_bases)
+        return self._key()[0][3]  # type: ignore[no-any-return]
 
     @property
     def rank(self) -> int:
@@ -50,17 +53,23 @@ class DistributedLinearLayout(Constant):
     def _lists(self) -> tuple[list[list[int]], ...]:
         return self.reg_bases, self.lane_bases, self.warp_bases, self.block_bases
 
-    def _key(self) -> Any:
-        return (*(tuple(map(tuple, bases)) for bases in self._lists()), self.shape)
+    def _key(self) -> tuple[tuple[Any, ...], int]:
+        """The bases and the extents as tuples, and their hash: made anew where a kernel has changed the lists."""
+        lists = self._lists()
+        if self._known is None or self._known[0] != lists:
+            key = (*(tuple(map(tuple, bases)) for bases in lists), self.shape)
+            self._known = tuple([list(basis) for basis in bases] for bases in lists), (key, hash(key))
+        found: tuple[tuple[Any, ...], int] = self._known[1]
+        return found
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, DistributedLinearLayout):
             return self is other
         # Lists that a kernel has changed may hold tuples.
-        return self.shape == other.shape and (self._lists() == other._lists() or self._key() == other._key())
+        return self.shape == other.shape and (self._lists() == other._lists() or self._key()[0] == other._key()[0])
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._key()[1]
 
     def __repr__(self) -> str:
         return f"linear layout of {list(self.shape)} (lanes {list(self.lane)}, warps {list(self.warp)})"

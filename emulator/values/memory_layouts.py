@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 Basis = tuple[tuple[int, ...], ...]
@@ -12,6 +13,28 @@ Basis = tuple[tuple[int, ...], ...]
 def frozen(bases: Any) -> Basis:
     """Bases as tuples."""
     return tuple([tuple(map(int, basis)) for basis in bases or ()])
+
+
+@lru_cache(maxsize=256)
+def _parts_of(cga: Basis, rank: int) -> tuple[int, ...]:
+    counts = [1] * rank
+    for basis in cga:
+        for place, step in enumerate(basis):
+            if step:
+                counts[rank - len(basis) + place] *= 2
+    return tuple(counts)
+
+
+@lru_cache(maxsize=4096)
+def _part(cga: Basis, cta: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    rank = len(shape)
+    at = [0] * rank
+    for bit, basis in enumerate(cga):
+        if cta >> bit & 1:
+            for place, step in enumerate(basis):
+                at[rank - len(basis) + place] ^= step
+    sizes = [n // count for n, count in zip(shape, _parts_of(cga, rank), strict=True)]
+    return tuple(slice(a * size, (a + 1) * size) for a, size in zip(at, sizes, strict=True))
 
 
 class Constant:
@@ -40,23 +63,11 @@ class Divided(Constant):
 
     def parts_of(self, rank: int) -> list[int]:
         """Parts along each of ``rank`` dimensions; dimensions before those that the bases know are whole."""
-        counts = [1] * rank
-        for basis in self.cga:
-            for place, step in enumerate(basis):
-                if step:
-                    counts[rank - len(basis) + place] *= 2
-        return counts
+        return list(_parts_of(self.cga, rank))
 
     def part(self, cta: int, shape: Sequence[int]) -> tuple[slice, ...]:
         """Index of the part of a CTA in a tensor of ``shape``."""
-        rank = len(shape)
-        at = [0] * rank
-        for bit, basis in enumerate(self.cga):
-            if cta >> bit & 1:
-                for place, step in enumerate(basis):
-                    at[rank - len(basis) + place] ^= step
-        sizes = [int(n) // count for n, count in zip(shape, self.parts_of(rank), strict=True)]
-        return tuple(slice(a * size, (a + 1) * size) for a, size in zip(at, sizes, strict=True))
+        return _part(self.cga, cta, tuple(map(int, shape)))
 
     def leader(self, cta: int) -> int:
         """The first of the CTAs that have the same part."""

@@ -93,18 +93,31 @@ _INTEGER: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
+_OVERFLOW = "a 32-bit integer overflows: {}; convert to int64 before this"
+
+
 def _scalar(wide: bool, number: int) -> Int:
     if wide:
         return Int64(number)
     if not -(2**31) <= number < 2**31:
-        raise IntegerError(f"a 32-bit integer overflows: {number}; convert to int64 before this")
+        raise IntegerError(_OVERFLOW.format(number))
     return Int(number)
 
 
 def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
-    compute = _INTEGER[name]
+    compute, divides = _INTEGER[name], name in ("floordiv", "mod")
 
     def forward(self: Int, other: Any) -> Any:
+        kind = type(other)
+        if (kind is Int or kind is int) and type(self) is Int and (not divides or (self if reflected else other)):
+            # What most are: 32 bits, of this launch only.
+            number = compute(int(other), int(self)) if reflected else compute(int(self), int(other))
+            if not -(2**31) <= number < 2**31:
+                raise IntegerError(_OVERFLOW.format(number))
+            result = Int(number)
+            if self.far is not None or (kind is Int and other.far is not None):
+                result.far = combined(name, other, self, False) if reflected else combined(name, self, other, False)
+            return result
         if type(other) is bool or not isinstance(other, int):
             if isinstance(other, float) and name in ("add", "sub", "mul"):
                 left, right = (other, float(self)) if reflected else (float(self), other)
@@ -115,7 +128,7 @@ def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
             if isinstance(one, Undefined):
                 return one
         left, right = (int(other), int(self)) if reflected else (int(self), int(other))
-        if not right and name in ("floordiv", "mod"):
+        if not right and divides:
             return undefined("integer division by zero", frames())
         wide = self.bits == 64 or isinstance(other, Int64)
         result = _scalar(wide, compute(left, right))

@@ -31,6 +31,9 @@ def emulate(
     main: Annotated[
         bool, typer.Option("--main", help="Run any author's FILE as a script with launches emulated.")
     ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With --call: all of what it returns, not tensors by shape, type and range.")
+    ] = False,
     machine: Annotated[
         str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
     ] = None,
@@ -95,6 +98,8 @@ def emulate(
         raise typer.BadParameter(
             "--case, --keep-going and --superfluous are for the battery: without --quick and without a problem"
         )
+    if whole and call is None:
+        raise typer.BadParameter("--whole is about what --call returns", param_hint="'--whole'")
     if routes:
         if one_problem or call is not None or main or case is not None or keep_going or superfluous:
             raise typer.BadParameter(
@@ -103,7 +108,7 @@ def emulate(
         _routes(file, machine, as_json)
         return
     if call is not None or main:
-        _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, as_json)
+        _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, whole, as_json)
         return
     alone = quick and sum(option is not None for option in (*shape, mode, seed, sms)) == 0
     if not one_problem or (alone and not is_forward(file)):
@@ -177,7 +182,7 @@ def _compiler(file: str) -> list[Complaint]:
 
 def _emulate_any(
     file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, shape: tuple[Any, ...],
-    as_json: bool,
+    whole: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """emulate --call and --main: any author's file."""
     from tilecast.cli.tables import show
@@ -188,7 +193,7 @@ def _emulate_any(
         raise RequestError(
             "--call and --main run the file's own code: shapes, --window, --dtype and --trace are for generated kernels"
         )
-    found = run_call(file, call, machine, mode, seed, sms)
+    found = run_call(file, call, machine, mode, seed, sms, whole)
     show(found.text, {"file": file, "call": call, "mode": mode, "seed": seed, **dataclasses.asdict(found)}, as_json)
     if not found.right:
         raise typer.Exit(1)

@@ -322,6 +322,11 @@ def test(factor, expected):
     assert (out == expected).all(), f"got {out[0, 0]:.0f}"
     return "done"
 
+def result(factor):
+    x, out = np.ones((1, 8), np.float32), np.zeros((1, 8), np.float32)
+    scale[(1, 1)](x, out, 1, 8, factor, 64)
+    return out, [x > 2, "x" * 300]
+
 if __name__ == "__main__":
     test(2.0, 2)
 """
@@ -333,6 +338,11 @@ if __name__ == "__main__":
     [
         (["--call", "test(2.0, 2)"], 0, "every access ordered"),
         (["--call", "test(2.0, 2)"], 0, "returned   done"),
+        (["--call", "result(3.0)"], 0, "returned   (float32 [1, 8], 3 to 3, mean 3, [bool [1, 8], 0 of 8 true, xxx"),
+        (["--call", "result(3.0)"], 0, "x... (300 characters)])"),
+        (["--call", "result(float('nan'))[0]"], 0, "returned   float32 [1, 8], no finite number, 8 NaN"),
+        (["--call", "result(3.0)[0]", "--whole"], 0, "returned   [[3. 3. 3. 3. 3. 3. 3. 3.]]"),
+        (["--main", "--whole"], 2, "--whole is about what --call returns"),
         (["--main"], 0, "in 1 launch"),
         (["--call", "test(2.0, 3)"], 1, "assertion  got 2"),
         (["--call", "__name__"], 0, "nothing was checked"),
