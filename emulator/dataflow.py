@@ -606,7 +606,8 @@ class Dataflow:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, int):
             return not self._counters
         if isinstance(node, ast.AnnAssign) and "constexpr" in ast.unparse(node.annotation):
-            return not says_value(node)
+            # Layouts are constants.
+            return not says_value(node) and not self._layouts
         made = node.value
         if (
             not path

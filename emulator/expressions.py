@@ -48,8 +48,9 @@ def of_language(call: ast.Call, name: str) -> bool:
 def argument_of(value: ast.expr, number: int | str) -> ast.expr:
     """An argument of a call, by its place or keyword; the whole expression where there is none."""
     if isinstance(number, str):
-        named = value.keywords if isinstance(value, ast.Call) else []
-        return next((one.value for one in named if one.arg == number), value)
+        # Of the call itself, or of one inside: the layout of gl.arange in row + gl.arange(0, ROWS, layout=rows).
+        calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
+        return next((one.value for call in calls for one in call.keywords if one.arg == number), value)
     if isinstance(value, ast.Call):
         return value.args[number] if len(value.args) > number else value
     # A product among others: made + (warpgroup_mma(p, v, o),).

@@ -207,6 +207,13 @@ class Steps:
                 self._sources(v.calls[1:2], what="values"),
             )  # fmt: skip
             return
+        if v.column + result.shape[1] > self._v.shape[3]:
+            self._depart(
+                q, "O", f"O of batch {q.batch}, head {q.head}, rows from {q.first} is a product with columns {v.column} to "
+                f"{v.column + result.shape[1] - 1} of V, which has {self._v.shape[3]}", product.calls[:2], v.calls,
+                self._sources(v.calls[1:2], what="values"),
+            )  # fmt: skip
+            return
         near = self._k_of.get(self._scores_of(product, a), [])
         if near and not any(k.first <= v.first < k.first + max(k.count, v.count) for k in near) and by_way_of is None:
             self._depart(

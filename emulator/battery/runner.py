@@ -158,11 +158,11 @@ def _behind(source: Source, error: EmulationError) -> str:
         # Of larger problems it shows at the end of a launch: where the number was made says more.
         said = int(re.findall(r"line (\d+):", str(error) + " line 0:")[0])
         frames = frames[frames.index(said) :] if said in frames else [said]
-    # The address; of what lies outside also a copy's, its second argument, and which elements are asked for.
+    # The address, and which elements are asked for; of what lies outside also a copy's, its second argument.
     behind = by_turns(
         [
             source.values(frames, _BEHIND, argument, only=bool(argument))[1:]
-            for argument in ((0,) if twice else (0, 1, "mask"))
+            for argument in ((0, "mask") if twice else (0, 1, "mask"))
         ]
     )
     # Of a slot that is not there, how many were made.
@@ -213,7 +213,7 @@ def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str
                 number,
                 layouts=isinstance(error, LayoutError),
             )[1:]
-            for number in range(_OPERANDS)
+            for number in (*range(_OPERANDS), *(("layout",) if isinstance(error, LayoutError) else ()))
         ]
         if chain
         else []
