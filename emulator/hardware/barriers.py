@@ -235,6 +235,11 @@ class BarrierArray:
         return [self._count, 1]
 
     @property
+    def type(self) -> BarrierArray:
+        """What kernels ask of a type is here."""
+        return self
+
+    @property
     def layout(self) -> MBarrierLayout:
         """Which CTAs have barriers of their own."""
         return self._at(0).layout
