@@ -11,7 +11,7 @@ goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=64,dk_first=false,adders=2,ahead=true,fragments=true",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
-HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
+HEADS_ABREAST = gl.constexpr(64)  # heads whose blocks of keys programs take by turns
 ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
 LOG2E = gl.constexpr(1.4426950408889634)

@@ -178,20 +178,17 @@ class Actions:
 def wavefronts(places: Sequence[int | None], registers: int) -> int:
     """Wavefronts of an access of ``registers`` words a lane at byte addresses ``places``; 0 where one is not known.
 
-    All lanes go at once where no bank has two words of them; otherwise as many lanes at a time as 128 bytes are of, and each
-    such part as often as its fullest bank has words.
+    As many lanes go at a time as 128 bytes are of, and each such part as often as its fullest bank has words: where lanes read
+    the same words as well (8 bytes a lane, counters of two kernels on an H200: docs/training.md).
 
     >>> wavefronts([4 * lane for lane in range(32)], 1), wavefronts([8 * lane for lane in range(32)], 2)
     (1, 2)
-    >>> wavefronts([256 * lane for lane in range(32)], 1), wavefronts([0] * 32, 4)
-    (32, 1)
+    >>> wavefronts([256 * lane for lane in range(32)], 1), wavefronts([0] * 32, 2)
+    (32, 2)
     """
     words = [[place // 4 + i for i in range(registers)] for place in places if place is not None]
     if len(words) < _LANES:
         return 0
-    together = _fullest(words)
-    if together == 1:
-        return 1
     lanes = _LANES // registers
     return sum(_fullest(words[i : i + lanes]) for i in range(0, _LANES, lanes))
 

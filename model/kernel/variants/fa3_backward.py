@@ -101,7 +101,9 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """Every combination of knobs worth telling apart that can be written and run."""
     switch = (False, True)
-    for knobs in product((64, 128), (1, 2), (1, 2, 4, 8, 16, 32), switch, (1, 2), switch, switch):
+    # At head_dim 128, 64 heads were slower at every length measured: L2 has less to share the more Q and dO there are.
+    abreast = (1, 2, 4, 8, 16, 32, *((64,) if workload.head_dim_qk <= 64 else ()))
+    for knobs in product((64, 128), (1, 2), abreast, switch, (1, 2), switch, switch):
         found = Fa3BackwardVariant(NAMES[0], *knobs)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
@@ -113,6 +115,5 @@ def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    return Fa3BackwardVariant(
-        tile_m=64 if wide else 128, heads_abreast=16 if wide else 32, ahead=not wide, fragments=True
-    )
+    abreast = 16 if wide else 32 if workload.mask == "none" else 64
+    return Fa3BackwardVariant(tile_m=64 if wide else 128, heads_abreast=abreast, ahead=not wide, fragments=True)
