@@ -16,6 +16,8 @@ from tilecast.model.machine.machine import Machine
 
 #: Architectures that the kernels of a family run on.
 TARGETS = {"gemm_hopper": ("sm_90a",), "gemm_blackwell": ("sm_100a", "sm_103a"), "gemm_triton": ("sm_80", "sm_90a", "sm_100a", "sm_103a")}  # fmt: skip
+#: How often a program looks whether the others have come to a meeting, about 0.6 us each.
+LOOKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,13 @@ class GemmKernel:
     c_stages: int
     c_parts: int
     warps: int
+    #: k-steps from one meeting of the programs to the next; 0: they do not meet.
+    in_step: int
     family: str
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
+    #: How often a program looks at most whether the others have come.
+    looks: int = LOOKS
 
     @property
     def turns(self) -> bool:
@@ -129,7 +135,8 @@ def context(variant: GemmVariant, gemm: Gemm) -> GemmKernel:
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
         tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
-        accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, family=variant.family,
+        accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
+        family=variant.family,
     )  # fmt: skip
 
 
@@ -157,7 +164,12 @@ def _description(v: GemmVariant) -> str:
     else:
         how = f"{copies} Two warpgroups multiply halves of a tile, add C and round; copies run ahead meanwhile."
     tail = (
-        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column."
+        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column"
+        + (
+            ", and wait for each other, but not for long, so that they ask L2 for the same lines together."
+            if v.in_step
+            else "."
+        )
         if v.family != "gemm_triton"
         else ""
     )

@@ -68,6 +68,8 @@ def ctas_per_sm(v: GemmVariant, gemm: Gemm, machine: Machine) -> int:
 
 def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
     kind = _KINDS.get(v.family)
+    if v.in_step and v.family != "gemm_hopper":
+        return Verdict(f"programs of family {v.family} do not meet, got in_step {v.in_step}", "use in_step=0")
     if kind is not None and machine.tensor_kind != kind:
         return Verdict(f"family {v.family} needs {kind}, {machine.name} has {machine.tensor_kind}", _ELSEWHERE)
     if not machine.has(f"tensor.{gemm.dtype}_flop_per_clk"):

@@ -171,8 +171,10 @@ class _Parts:
         return [self.copy(f"load{name}", "load", role, t, size, self.step_bytes, rate, self.fill, 2.0, least)]
 
     def step_least(self, s: int) -> float:
-        """Cycles of the code of the warp that copies, for a k-step."""
-        return self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
+        """Cycles of the warp that copies before a k-step: its code, and where programs meet two ways to L2, to count and to look."""
+        code = self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
+        meets = self.v.in_step and s % self.v.in_step == 0
+        return code + (2.0 * self.m["l2.latency_cycles"] if meets else 0.0)
 
     def mma(self, t: int, half: int, s: int) -> Op:
         v, m, dtype = self.v, self.m, self.gemm.dtype

@@ -129,6 +129,30 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
     assert registry.candidates((7, 5), 2, 512) == ()
 
 
+# -- programs that wait for each other ---------------------------------------------------------------------------------
+
+
+def test_all_launches_of_a_device_share_one_counter_and_a_capture_makes_none_that_lasts(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from types import SimpleNamespace
+
+    from tilecast.kernels.gemm import launching
+
+    at, made = {"capturing": True}, []
+    monkeypatch.setattr(launching, "_met", {})
+    monkeypatch.setattr(launching, "capturing", lambda: at["capturing"])
+    monkeypatch.setattr(
+        launching, "lasting_zeros", lambda count, kind, device: made.append((count, kind, device.index)) or len(made)
+    )
+    monkeypatch.setattr(launching.torch, "zeros", lambda *size, dtype, device: ("the graph's", device.index))
+    first, second = (SimpleNamespace(type="cuda", index=i) for i in (0, 1))
+    assert launching.meeting_counter(first) == ("the graph's", 0)
+    at["capturing"] = False
+    assert [launching.meeting_counter(d) for d in (first, first, second)] == [1, 1, 2]
+    at["capturing"] = True
+    assert launching.meeting_counter(first) == 1
+    assert made == [(1, torch.int32, 0), (1, torch.int32, 1)]
+
+
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 

@@ -123,6 +123,8 @@ SPACE = [
         # Halves of a tile whose columns share one slot; turns, each with one slot, which is given back before the next is asked for.
         GemmVariant("gemm_hopper", 128, 256, 64, 2, 1, 1, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2),
         GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 6, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2),
+        # Programs that meet: twice in a tile, at every tile.
+        GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2, in_step=2), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2, in_step=64),
     )
 ] + [
     ("b200", v, c)
@@ -141,6 +143,19 @@ def test_other_knobs_compute_it_too(machine: str, variant: GemmVariant, c_dtype:
     file.write_text(made.source, encoding="utf-8")
     module = tilecast.emulated(str(file), machine=machine, mode="random", seed=5, sms=2)
     check(module.launch, Case(330, 200, 136, d="c", seed=5), "bfloat16" if c_dtype == "bf16" else "float32")
+
+
+@pytest.mark.parametrize("before", [0, 7, -(1 << 20)])
+def test_programs_that_meet_leave_their_counter_as_it_was_whatever_is_in_it(before: int, tmp_path: Path) -> None:
+    """Others may count there too, and more than ever come may be waited for: the product is right, and the wait has an end."""
+    torch = torch_or_skip()
+    variant = GemmVariant("gemm_hopper", 128, 64, 64, 2, 2, 2, in_step=2)
+    file = tmp_path / "kernel.py"
+    file.write_text(generate_gemm(Gemm(1024, 1024, 256), load_machine("h200"), variant).source, encoding="utf-8")
+    module = tilecast.emulated(str(file), machine="h200", mode="random", seed=7, sms=3)
+    met = torch.full((1,), before, dtype=torch.int32)
+    check(lambda *given: module.launch(*given, met), Case(330, 200, 328, d="c", seed=7), "bfloat16")
+    assert met.item() == before
 
 
 BROKEN = [
