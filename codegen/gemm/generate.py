@@ -61,13 +61,51 @@ class GemmKernel:
 
     @property
     def piece_m(self) -> int:
-        """Rows of a tile that one warpgroup has."""
+        """Rows of a tile that one product has: those of a warpgroup, or of a tile that no power of two of rows has 64."""
+        if self.tile_m & self.tile_m - 1:
+            return 64
         return self.tile_m if self.turns else self.tile_m // 2
 
     @property
     def pieces(self) -> int:
-        """Pieces that a tile has: boxes of A, C and D, and warpgroups that give a k-step back."""
+        """Pieces that a tile has: boxes of A, C and D, and products of a k-step."""
         return self.tile_m // self.piece_m
+
+    @property
+    def own_pieces(self) -> int:
+        """Those of one warpgroup."""
+        return self.pieces if self.turns else 1
+
+    @property
+    def sums(self) -> str:
+        """Names of a warpgroup's sums, with commas between."""
+        return ", ".join(f"sums{i}" for i in range(self.own_pieces)) if self.own_pieces > 1 else "sums"
+
+    @property
+    def sums_begun(self) -> str:
+        """The sums while a product adds to them."""
+        return ", ".join(f"warpgroup_mma_init(sums{i})" for i in range(self.own_pieces))
+
+    @property
+    def zeros(self) -> str:
+        """What sums begin with."""
+        return ", ".join(["zero"] * self.own_pieces)
+
+    @property
+    def part_of_piece(self) -> str:
+        """A range of columns of the sums of one of a warpgroup's pieces."""
+        cut = "columns_of({}, part, part_layout)" if self.c_parts > 1 else "{}"
+        found = cut.format(f"sums{self.own_pieces - 1}")
+        for piece in reversed(range(self.own_pieces - 1)):
+            found = f"{cut.format(f'sums{piece}')} if piece == {piece} else {found}"
+        return found
+
+    @property
+    def box_of_turn(self) -> str:
+        """Number of a box of C and D among those of a ring of slots."""
+        if self.own_pieces > 1:
+            return f"({self.own_turn} * C_PARTS + part) * PIECES + piece"
+        return f"{self.own_turn} * C_PARTS + part"
 
     @property
     def slots(self) -> int:

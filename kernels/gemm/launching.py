@@ -11,24 +11,26 @@ from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.starting import Start, on_device, starter
 
+#: Numbers that programs count in, as generated files have it: one to a lane of a warp.
+COUNTERS = 32
 #: device index -> what programs of every launch there count in that wait for each other.
 _met: dict[int, Any] = {}
 
 
-def meeting_counter(device: Any) -> Any:
-    """One int32 of a device, for ``met`` of kernels whose programs wait for each other; all launches there share it.
+def meeting_counters(device: Any) -> Any:
+    """int32 of a device, for ``met`` of kernels whose programs wait for each other; all launches there share them.
 
-    A launch adds to it and takes back what it has added, so that it is zero where none runs.  Launches that overlap see each
+    A launch adds to them and takes back what it has added, so that they are zero where none runs.  Launches that overlap see each
     other's counts too and then wait less, which costs them time and never a result.
     """
     if device.type != "cuda":
-        return torch.zeros(1, dtype=torch.int32, device=device)
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
     found = _met.get(device.index)
     if found is None:
         if capturing():
             # The graph's own, which it zeroes on every replay.
-            return torch.zeros(1, dtype=torch.int32, device=device)
-        found = _met[device.index] = lasting_zeros(1, torch.int32, device)
+            return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        found = _met[device.index] = lasting_zeros(COUNTERS, torch.int32, device)
     return found
 
 
@@ -38,7 +40,7 @@ def _nothing(device: Any) -> tuple[Any, ...]:
 
 
 def _counters(device: Any) -> tuple[Any, ...]:
-    return (meeting_counter(device),)
+    return (meeting_counters(device),)
 
 
 def gemm_launcher(module: Any) -> Callable[..., None]:

@@ -211,7 +211,7 @@ def multiply(
     gl.assume(steps > 0)
     a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * PIECES] + a_desc.block_type.shape, a_desc.layout)
     b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
-    ring = Ring(a, b, barriers(STAGES, 1), barriers(STAGES, PIECES))
+    ring = Ring(a, b, barriers(STAGES, 1), barriers(STAGES, 1))
     tiles = gl.allocate_shared_memory(d_desc.dtype, [2 * SLOTS] + d_desc.block_type.shape, d_desc.layout)
     slots = Slots(tiles, barriers(2 * SLOTS, 1), barriers(2 * SLOTS, 1), barriers(2 * SLOTS, 1))
     turns = barriers(2, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilecast
-from tilecast.kernels.gemm import operator, registry
+from tilecast.kernels.gemm import launching, operator, registry
 from tilecast.kernels.gemm.registry import candidates, preferring, shipped_gemm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -101,6 +101,51 @@ def test_the_same_bits_every_time_and_on_replay(k: int) -> None:
     out.zero_()
     graph.replay()
     assert torch.equal(first, out)
+
+
+def test_kernels_among_which_waves_choose_give_the_same_bits() -> None:
+    """So that a row's result does not go by how many others there are."""
+    known = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), 2, 2048)
+    launches = [launch for _, some, tiles, _ in known if tiles for launch in some]
+    if not launches:
+        pytest.skip("no such kernels of this GPU's own")
+    torch.manual_seed(7)
+    a, b, c = matrix(3000, 2048, BF16), matrix(2048, 2056, BF16), matrix(3000, 2056, BF16)
+    outs = [torch.full_like(c, float("nan")) for _ in launches]
+    for launch, out in zip(launches, outs, strict=True):
+        launch(a, b, c, out, 1.5, 0.5)
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
+    assert right(outs[0], c, a, b, 0.5, 1.5)
+
+
+def test_launches_that_overlap_share_counters_and_leave_them_at_zero() -> None:
+    """Kernels whose programs wait for each other, on three streams and in a graph at once; then with a count that never comes."""
+    torch.manual_seed(6)
+    sets = [(matrix(3000, k, BF16), matrix(k, 2056, BF16), matrix(3000, 2056, BF16)) for k in (1024, 2048, 4096)]
+    want = [tilecast.addmm(c, a, b) for a, b, c in sets]
+    got = [torch.empty_like(x) for x in want]
+    graph, replayed = torch.cuda.CUDAGraph(), torch.empty_like(want[0])
+    with torch.cuda.graph(graph):
+        tilecast.addmm(sets[0][2], *sets[0][:2], out=replayed)
+    streams = [torch.cuda.Stream() for _ in sets]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for stream, (a, b, c), out in zip(streams, sets, got, strict=True):
+            with torch.cuda.stream(stream):
+                tilecast.addmm(c, a, b, out=out)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip([*want, want[0]], [*got, replayed], strict=True))
+    counters = launching.meeting_counters(torch.device("cuda", torch.cuda.current_device()))
+    assert not counters.any()
+    try:
+        for wrong in (-(1 << 20), 1 << 20):
+            counters.fill_(wrong)
+            for (a, b, c), x in zip(sets, want, strict=True):
+                assert torch.equal(tilecast.addmm(c, a, b), x)
+            assert bool((counters == wrong).all())
+    finally:
+        counters.zero_()
 
 
 def test_other_tensors_of_a_shape_go_through_the_remembered_launch() -> None:
