@@ -150,7 +150,9 @@ def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int
 def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
     tiles = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 64))
     slots = ((2, 1), (4, 1), (1, 1), (4, 2), (2, 2), (4, 4), (2, 4))
-    return _legal(_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), gemm, machine)
+    # Of 192 rows a slot has 64.
+    tall = _own_space("gemm_hopper", ((192, 128),), (1,), ((8, 2), (8, 4), (4, 1)), gemm, machine)
+    return _legal([*_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), *tall], gemm, machine)
 
 
 def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:

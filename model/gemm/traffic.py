@@ -116,16 +116,15 @@ def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates
 
     Programs that are neighbours have tiles of the same columns, and ask for the same lines of B at about the same time: those
     come at the rate measured for SMs that read in step.  The same rows of A are asked for by programs a group apart, at times
-    of their own: at the rate of SMs that each read lines of their own, as C is; or, where programs meet at every tile, in step too.
+    of their own: at the rate of SMs that each read lines of their own, as C is.  Programs that meet do the same.
     """
     slower = machine["chip.clock_max_mhz"] / mhz
     alone = machine["l2.bytes_per_clk_per_sm"] * slower
     together = machine.get("l2.bytes_per_clk_per_sm_lockstep", machine["l2.bytes_per_clk_per_sm"]) * slower
     a, b = float(v.tile_m), v.tile_n / v.cta_group
     shared = together if min(v.group_m, rows) > 1 else alone
-    own = together if v.in_step else alone
     writes = machine.get("l2.store_tbps", 0.0) * 1e6 / mhz / machine["chip.sm_count"]
-    return L2Rates((a + b) / (a / own + b / shared), alone, writes)
+    return L2Rates((a + b) / (a / alone + b / shared), alone, writes)
 
 
 def memory_latency_cycles(machine: Machine, busy: float) -> float:
