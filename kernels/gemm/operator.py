@@ -139,7 +139,7 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     by_copy_engine = _boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (beta == 0 or _boxes(c, False))
     for any_strides, launches, tiles, sms in kernels:
         if any_strides or by_copy_engine:
-            launch = launches[least_waves(tiles, *out.shape, sms) if tiles else 0]
+            launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
             arguments = (a, b, c if beta else None, out, alpha, beta)
             launch(*arguments)
             return functools.partial(_known_call, launch, arguments) if hasattr(launch, "started") else None
