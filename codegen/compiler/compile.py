@@ -117,6 +117,9 @@ class _Shape:
         name = self.dtype if dtype is None else _Name(dtype)
         return _Shape(tuple(shape), name, name.itemsize, self.device.index)
 
+    def zero_(self) -> None:
+        """There is nothing to fill."""
+
     def numel(self) -> int:
         total = 1
         for extent in self.shape:

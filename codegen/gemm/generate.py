@@ -16,6 +16,8 @@ from tilecast.model.machine.machine import Machine
 
 #: Architectures that the kernels of a family run on.
 TARGETS = {"gemm_hopper": ("sm_90a",), "gemm_blackwell": ("sm_100a", "sm_103a"), "gemm_triton": ("sm_80", "sm_90a", "sm_100a", "sm_103a")}  # fmt: skip
+#: How often a program looks whether the others have come to a meeting, about 0.6 us each.
+LOOKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,13 @@ class GemmKernel:
     c_stages: int
     c_parts: int
     warps: int
+    #: k-steps from one meeting of the programs to the next; 0: they do not meet.
+    in_step: int
     family: str
     #: Registers of a thread of the second warpgroup (Hopper).
     registers: int = 232
+    #: How often a program looks at most whether the others have come.
+    looks: int = LOOKS
 
     @property
     def turns(self) -> bool:
@@ -55,13 +61,51 @@ class GemmKernel:
 
     @property
     def piece_m(self) -> int:
-        """Rows of a tile that one warpgroup has."""
+        """Rows of a tile that one product has: those of a warpgroup, or of a tile that no power of two of rows has 64."""
+        if self.tile_m & self.tile_m - 1:
+            return 64
         return self.tile_m if self.turns else self.tile_m // 2
 
     @property
     def pieces(self) -> int:
-        """Pieces that a tile has: boxes of A, C and D, and warpgroups that give a k-step back."""
+        """Pieces that a tile has: boxes of A, C and D, and products of a k-step."""
         return self.tile_m // self.piece_m
+
+    @property
+    def own_pieces(self) -> int:
+        """Those of one warpgroup."""
+        return self.pieces if self.turns else 1
+
+    @property
+    def sums(self) -> str:
+        """Names of a warpgroup's sums, with commas between."""
+        return ", ".join(f"sums{i}" for i in range(self.own_pieces)) if self.own_pieces > 1 else "sums"
+
+    @property
+    def sums_begun(self) -> str:
+        """The sums while a product adds to them."""
+        return ", ".join(f"warpgroup_mma_init(sums{i})" for i in range(self.own_pieces))
+
+    @property
+    def zeros(self) -> str:
+        """What sums begin with."""
+        return ", ".join(["zero"] * self.own_pieces)
+
+    @property
+    def part_of_piece(self) -> str:
+        """A range of columns of the sums of one of a warpgroup's pieces."""
+        cut = "columns_of({}, part, part_layout)" if self.c_parts > 1 else "{}"
+        found = cut.format(f"sums{self.own_pieces - 1}")
+        for piece in reversed(range(self.own_pieces - 1)):
+            found = f"{cut.format(f'sums{piece}')} if piece == {piece} else {found}"
+        return found
+
+    @property
+    def box_of_turn(self) -> str:
+        """Number of a box of C and D among those of a ring of slots."""
+        if self.own_pieces > 1:
+            return f"({self.own_turn} * C_PARTS + part) * PIECES + piece"
+        return f"{self.own_turn} * C_PARTS + part"
 
     @property
     def slots(self) -> int:
@@ -129,7 +173,8 @@ def context(variant: GemmVariant, gemm: Gemm) -> GemmKernel:
     return GemmKernel(
         title=_title(variant, gemm), description=_description(variant), tile_m=variant.tile_m, tile_n=variant.tile_n,
         tile_k=variant.tile_k, stages=variant.stages, group_m=variant.group_m, c_bytes=max(gemm.c_bytes, gemm.d_bytes),
-        accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, family=variant.family,
+        accumulators=variant.accumulators, c_stages=variant.c_stages, c_parts=variant.c_parts, warps=variant.warps, in_step=variant.in_step,
+        family=variant.family,
     )  # fmt: skip
 
 
@@ -157,7 +202,12 @@ def _description(v: GemmVariant) -> str:
     else:
         how = f"{copies} Two warpgroups multiply halves of a tile, add C and round; copies run ahead meanwhile."
     tail = (
-        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column."
+        f"Programs stay and take every n-th tile, {v.group_m} rows of tiles column by column"
+        + (
+            ", and wait for each other, but not for long, so that they ask L2 for the same lines together."
+            if v.in_step
+            else "."
+        )
         if v.family != "gemm_triton"
         else ""
     )

@@ -18,7 +18,7 @@ from tilecast.model.machine.machine import load_machine
 LIST = Path(__file__).parents[1] / "shipped.toml"
 #: What forecasts of shipped kernels are for.
 _SIZE = 8192
-_REGISTRY = ("capability", "k_min", "k_max", "preference")
+_REGISTRY = ("capability", "k_min", "k_max", "gpu", "preference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ def read_gemm_list(path: Path = LIST) -> tuple[ShippedGemm, ...]:
         variant = parse_gemm_variant(text, GemmVariant(family))
         work = Gemm(_SIZE, _SIZE, int(row["k"]), c_dtype=str(row["c_dtype"]))
         facts = {key: row[key] for key in _REGISTRY if key in row}
+        if row.get("by_waves"):
+            facts["tile"] = [variant.tile_m, variant.tile_n]
         out.append(ShippedGemm(str(row["module"]), str(row["machine"]), variant, work, facts))
     return tuple(out)
 
@@ -77,6 +79,8 @@ def gemm_rows() -> list[str]:
         else:
             assert isinstance(capability, list)
             devices = ", ".join(".".join(map(str, pair)) for pair in capability)
+        if gpu := kernel.facts.get("gpu"):
+            devices += f", {gpu}"
         found = forecast_gemm(kernel.workload, load_machine(kernel.machine), kernel.variant, clock="short")
         rows.append(
             f"| `{kernel.module}.py` | {ks}, {c} | {devices} | {kernel.workload.k} | {found.run.tflops:.0f} on {kernel.machine} |"

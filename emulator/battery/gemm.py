@@ -109,6 +109,16 @@ class GemmBench(LaunchBench):
         if problem.again:
             self._run(replace(problem, alpha=problem.alpha + 0.5, beta=problem.beta - 3.0), problem.seed + 1)
 
+    def _met(self, before: int) -> tuple[Array, ...]:
+        """What programs that wait for each other count in, which launches leave as they find it; () where they do not."""
+        return (
+            (Array(np.full(self.number("COUNTERS", 1), before, np.int32), "met"),) if self.number("IN_STEP", 0) else ()
+        )
+
+    def _checked(self, *given: Any) -> Any:
+        """A call of which something is wrong."""
+        return self.loaded.module.launch(*given, 1.0, 1.0, *self._met(0))
+
     @property
     def _wide(self) -> str:
         """Type of C and D that the file is for."""
@@ -116,6 +126,7 @@ class GemmBench(LaunchBench):
 
     def _run(self, problem: Product, seed: int) -> None:
         made = _made(problem, self._wide, seed)
+        met = self._met(seed % 2)
 
         def launched(watcher: Watcher | None = None) -> _Tensors:
             tensors = made()
@@ -126,12 +137,14 @@ class GemmBench(LaunchBench):
                 tensors.d,
             )
             self.launch(
-                lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta), problem.mode, problem.seed, problem.sms,
+                lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta, *met), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
             )  # fmt: skip
             return tensors
 
         done = launched()
+        if met and (met[0].data != seed % 2).any():
+            raise WrongResultError(f"met: expected {seed % 2} again, got {met[0].data.tolist()}")
         beyond = done.holder[:, problem.n :]
         if not np.array_equal(beyond, done.beyond, equal_nan=True):
             raise WrongResultError("columns of D beyond its last one were written")
@@ -144,7 +157,7 @@ class GemmBench(LaunchBench):
         allowed = 1.01 * rounded + _SUM * size + _TIE[kind] * np.abs(want) + 2.0**-40
         off = compare(done.d.data, want, allowed, ("row", "column"), "D")
         if off.text:
-            trail = _Steps(problem)
+            trail = _Steps(problem, self.number("TILE_M", 64))
             self.source.dataflow.left_out = self.coverage.left_out(lambda: launched(trail))
             raise self._explained(problem, trail, off.text + stored_at(self.source, done.d, off.at), off.at)
         self.out_error = max(self.out_error, off.share)
@@ -175,7 +188,7 @@ class GemmBench(LaunchBench):
         """Wrong calls."""
         problem = Product("", 16, 24, 32)
         tensors = _made(problem, self._wide, 0)()
-        launch = self.loaded.module.launch
+        launch = self._checked
         right = {name: getattr(tensors, name) for name in "abcd"}
 
         def call(name: str, change: Callable[[Any], Any], kind: type[Array] = Array) -> Callable[[], Any]:
@@ -284,8 +297,10 @@ class _Tile:
 class _Steps(Trail):
     """Which product or sum departs first."""
 
-    def __init__(self, problem: Product) -> None:
+    def __init__(self, problem: Product, rows: int) -> None:
         super().__init__()
+        #: Of a tile.
+        self._rows = rows
         self._turned = {"a": problem.a == "columns", "b": problem.b == "columns"}
         self._cells: dict[tuple[int, int], _Tile] = {}
         self._sums: dict[Any, Any] = {}
@@ -330,7 +345,9 @@ class _Steps(Trail):
                 self.step += [(product.calls[i:3], place) for i in (1,) for place in range(_ASKED)]
                 return
         accumulator = getattr(product.acc, "byte", None)
-        place = (id(product.program), accumulator if accumulator is not None else id(getattr(product, "role", None)))
+        # Where sums are in registers a role has one accumulator, or one for each piece of its rows.
+        role = (id(getattr(product, "role", None)), None if left is None else left.row % self._rows)
+        place = (id(product.program), accumulator if accumulator is not None else role)
         with np.errstate(all="ignore"):
             exact = np.asarray(a.a, np.float64) @ np.asarray(product.b.a, np.float64)
             size = np.abs(np.asarray(a.a, np.float64)) @ np.abs(np.asarray(product.b.a, np.float64))

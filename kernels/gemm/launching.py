@@ -5,8 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.starting import Start, on_device, starter
+
+#: Numbers that programs count in, as generated files have it: one to a lane of a warp.
+COUNTERS = 32
+#: device index -> what programs of every launch there count in that wait for each other.
+_met: dict[int, Any] = {}
+
+
+def meeting_counters(device: Any) -> Any:
+    """int32 of a device, for ``met`` of kernels whose programs wait for each other; all launches there share them.
+
+    A launch adds to them and takes back what it has added, so that they are zero where none runs.  Launches that overlap see each
+    other's counts too and then wait less, which costs them time and never a result.
+    """
+    if device.type != "cuda":
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+    found = _met.get(device.index)
+    if found is None:
+        if capturing():
+            # The graph's own, which it zeroes on every replay.
+            return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        found = _met[device.index] = lasting_zeros(COUNTERS, torch.int32, device)
+    return found
+
+
+def _nothing(device: Any) -> tuple[Any, ...]:
+    del device
+    return ()
+
+
+def _counters(device: Any) -> tuple[Any, ...]:
+    return (meeting_counters(device),)
 
 
 def gemm_launcher(module: Any) -> Callable[..., None]:
@@ -16,6 +50,7 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
     keeps up to `MOST_PLANS` shapes and no tensor.
     """
     plans: dict[Any, Any] = {}
+    more = _counters if hasattr(module, "IN_STEP") else _nothing
 
     def find(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Any:
         """The launch of a shape (`_plan`), made where it is not known."""
@@ -30,20 +65,20 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
         if start is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            start = plans[key] = _plan(module, a, b, c, d, alpha, beta)
+            start = plans[key] = _plan(module, a, b, c, d, alpha, beta, more(a.device))
         return start
 
     def launch(a: Any, b: Any, c: Any, d: Any, alpha: float = 1.0, beta: float = 1.0) -> None:
         start = find(a, b, c, d, alpha, beta)
         if start:
-            start(a, b, d if c is None or beta == 0 else c, d, float(alpha), float(beta))
+            start(a, b, d if c is None or beta == 0 else c, d, float(alpha), float(beta), *more(a.device))
 
     def started(a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Start:
         """The launch of tensors like these, of which D is not empty, as (a, b, c or None, d) -> None; it keeps none."""
         start, alpha, beta = find(a, b, c, d, alpha, beta), float(alpha), float(beta)
 
         def again(a: Any, b: Any, c: Any, d: Any) -> None:
-            start(a, b, d if c is None else c, d, alpha, beta)
+            start(a, b, d if c is None else c, d, alpha, beta, *more(a.device))
 
         return on_device(again, a.get_device())
 
@@ -51,9 +86,9 @@ def gemm_launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
-def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float) -> Any:
-    """The launch of a shape, of (a, b, c or d, d, alpha, beta); False for an empty D."""
-    planned = module.plan(a, b, c, d, alpha, beta)
+def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float, more: tuple[Any, ...]) -> Any:
+    """The launch of a shape, of (a, b, c or d, d, alpha, beta, *more); False for an empty D."""
+    planned = module.plan(a, b, c, d, alpha, beta, *more)
     if not planned:
         return False
     grid, arguments = planned
@@ -63,4 +98,5 @@ def _plan(module: Any, a: Any, b: Any, c: Any, d: Any, alpha: float, beta: float
     flags = 4 if hasattr(arguments[0], "block_shape") else 2
     factors = len(arguments) - flags - 2
     takes = {0: 0, 1: 1, 2: 2, 3: 3, factors: 4, factors + 1: 5}
-    return starter(kernel, grid, arguments, takes, 6)
+    takes.update({4 + i: 6 + i for i in range(len(more))})
+    return starter(kernel, grid, arguments, takes, 6 + len(more))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from tilecast.kernels import registry
 from tilecast.kernels.again import Memory, key_of
 from tilecast.kernels.errors import AttentionError, UnsupportedError
 from tilecast.kernels.gemm.launching import gemm_launcher
-from tilecast.kernels.gemm.registry import GemmEntry, candidates
+from tilecast.kernels.gemm.registry import GemmEntry, candidates, least_waves
 from tilecast.kernels.selection import capability_of
 from tilecast.kernels.starting import on_device
 
@@ -25,8 +26,8 @@ _tensor, _empty_strided = torch.Tensor, torch.empty_strided
 _memory = Memory()
 _INPUTS = (torch.bfloat16, torch.float16)
 _OUTPUTS = (*_INPUTS, torch.float32)
-#: (device index, bytes of an element of C, k) -> ((any strides, launch), ...)
-_known: dict[Any, tuple[tuple[bool, Any], ...]] = {}
+#: (device index, bytes of an element of C, k) -> ((any strides, (launches of which any may run), their tiles, SMs), ...)
+_known: dict[Any, tuple[tuple[bool, tuple[Any, ...], tuple[Any, ...], int], ...]] = {}
 _launchers: dict[str, Any] = {}
 
 
@@ -136,8 +137,9 @@ def _compute(c: Any, a: Any, b: Any, beta: float, alpha: float, out: Any) -> Any
     if kernels is None:
         kernels = _known[key] = _find(capability, *key)
     by_copy_engine = _boxes(a, True) and _boxes(b, True) and _boxes(out, False) and (beta == 0 or _boxes(c, False))
-    for any_strides, launch in kernels:
+    for any_strides, launches, tiles, sms in kernels:
         if any_strides or by_copy_engine:
+            launch = launches[least_waves(tiles, out.shape[0], out.shape[1], sms) if tiles else 0]
             arguments = (a, b, c if beta else None, out, alpha, beta)
             launch(*arguments)
             return functools.partial(_known_call, launch, arguments) if hasattr(launch, "started") else None
@@ -170,12 +172,28 @@ def _boxes(x: Any, columns: bool) -> bool:
     return not (first * x.element_size() & 15 or x.data_ptr() & 15)
 
 
-def _find(capability: tuple[int, int], device: int, c_bytes: int, k: int) -> tuple[tuple[bool, Any], ...]:
+def _find(capability: tuple[int, int], device: int, c_bytes: int, k: int) -> tuple[Any, ...]:
     """The kernels of a problem met for the first time, imported and remembered; AddmmUnsupportedError where there is none."""
-    found = candidates(capability, c_bytes, k)
+    gpu, sms = _device(device)
+    found = candidates(capability, c_bytes, k, gpu=gpu)
     if not found:
         raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
-    return tuple((e.any_strides, on_device(_launcher(e), device)) for e in found)
+    # Those that go by their tiles stand together: the choice among them is by m and n.
+    kernels = []
+    for (preference, by_tile), group in itertools.groupby(found, lambda e: (e.preference, e.tile is not None)):
+        del preference
+        same = tuple(group)
+        alike = [same] if by_tile and len(same) > 1 else [(e,) for e in same]
+        for some in alike:
+            launches = tuple(on_device(_launcher(e), device) for e in some)
+            kernels.append((some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms))
+    return tuple(kernels)
+
+
+def _device(device: int) -> tuple[str, int]:
+    """Name of a CUDA device, and its SMs."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, properties.multi_processor_count
 
 
 def _launcher(entry: GemmEntry) -> Any:

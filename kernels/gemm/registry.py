@@ -8,7 +8,12 @@ The index is a JSON list, one object per kernel module, written by the generator
      "any_strides": false,            whether tensors may lie anyhow; else rows (of A and B also columns) of whole 16 bytes
      "capability": [[9, 0]],          exact (major, minor) pairs, or {"min": [8, 0]} for that and anything newer
      "k_min": 320, "k_max": 767,      optional, inclusive
+     "gpu": "H100",                   optional: for devices whose name has it; "": any
+     "tile": [192, 128],              optional: rows and columns of its tiles of D
      "preference": 10}                higher wins
+
+Among kernels of one preference that tell their tiles the one whose waves of tiles multiply least runs (`least_waves`): which sums an
+element has, and in which order, is the same in all of them.
 
 The environment variable TILECAST_GEMM_FAMILY (read once) names a family to try before the others where it has a kernel, for
 instance gemm_hopper or gemm_blackwell, which are not preferred until they have been measured.
@@ -18,18 +23,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilecast.kernels import registry
-from tilecast.kernels.registry import INDEX, Shipped, capabilities, index_rows, whole_number
+from tilecast.kernels.registry import INDEX, RegistryError, Shipped, capabilities, index_rows, whole_number
 
 GEMM_INDEX = INDEX.with_name("gemm.json")
 FAMILY_VARIABLE = "TILECAST_GEMM_FAMILY"
 _FIELDS = ("module", "family", "c_bytes", "any_strides", "capability", "preference")
-_OPTIONAL = ("k_min", "k_max")
+_OPTIONAL = ("k_min", "k_max", "gpu", "tile")
 _NO_LIMIT = 1 << 62
 
 
@@ -41,12 +46,28 @@ class GemmEntry(Shipped):
     any_strides: bool
     k_min: int
     k_max: int
+    #: Part of the names of the devices that it is for.
+    gpu: str = ""
+    #: Rows and columns of a tile; None where the choice does not go by them.
+    tile: tuple[int, int] | None = None
 
 
-def candidates(capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None) -> tuple[GemmEntry, ...]:  # fmt: skip
-    """Kernels for a problem, best first, down to the first that takes any strides."""
+def least_waves(tiles: Sequence[tuple[int, int]], m: int, n: int, sms: int) -> int:
+    """Number of the (rows, columns) of ``tiles`` whose launch multiplies least for an (m, n) product on ``sms`` SMs, the first among equals:
+    as many waves as it takes to give every SM a tile, each as long as a tile is large."""
+    taken = [-(-(-(-m // rows) * -(-n // columns)) // sms) * rows * columns for rows, columns in tiles]
+    return taken.index(min(taken))
+
+
+def candidates(
+    capability: tuple[int, int], c_bytes: int, k: int, entries: tuple[GemmEntry, ...] | None = None, gpu: str = ""
+) -> tuple[GemmEntry, ...]:
+    """Kernels for a problem on a device named ``gpu``, best first, down to the first that takes any strides."""
     known = shipped_gemm() if entries is None else entries
-    fitting = [e for e in known if e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max]
+    fitting = [
+        e for e in known
+        if e.runs_on(capability) and c_bytes <= e.c_bytes and e.k_min <= k <= e.k_max and e.gpu in gpu
+    ]  # fmt: skip
     fitting.sort(key=lambda e: (-e.preference, e.c_bytes, e.module))
     last = next((i for i, e in enumerate(fitting) if e.any_strides), len(fitting) - 1)
     return tuple(fitting[: last + 1])
@@ -81,4 +102,12 @@ def _entry(row: Mapping[str, Any], where: str) -> GemmEntry:
         any_strides=bool(row["any_strides"]),
         k_min=whole_number(row, "k_min", where) if "k_min" in row else 1,
         k_max=whole_number(row, "k_max", where) if "k_max" in row else _NO_LIMIT,
+        gpu=str(row.get("gpu", "")),
+        tile=_tile(row["tile"], where) if "tile" in row else None,
     )
+
+
+def _tile(value: Any, where: str) -> tuple[int, int]:
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)):
+        raise RegistryError(f"{where}: tile: expected [rows, columns], got {value!r}")
+    return value[0], value[1]

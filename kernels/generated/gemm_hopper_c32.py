@@ -9,7 +9,7 @@ tilecast: regenerate it instead of editing it.
 TILECAST = {
     "tilecast": "0.1.0", "family": "gemm_hopper", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "gemm",
-    "variant": "family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=5,accumulators=1,c_stages=2,c_parts=2,group_m=8,cta_group=1,warps=8",
+    "variant": "family=gemm_hopper,tile_m=128,tile_n=128,tile_k=64,stages=5,accumulators=1,c_stages=2,c_parts=2,group_m=8,cta_group=1,warps=8,in_step=0",
     "workload": {"m": 8192, "n": 8192, "k": 256, "dtype": "bf16", "c_dtype": "fp32", "d_dtype": "fp32", "alpha": 1.0, "beta": 1.0, "in_place": False},
 }  # fmt: skip
 

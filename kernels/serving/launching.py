@@ -7,11 +7,11 @@ device: programs find their work themselves, so that a captured launch is right 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from tilecast.kernels.lasting import capturing, lasting_zeros
 from tilecast.kernels.launching import MOST_PLANS
 from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 
@@ -19,7 +19,6 @@ from tilecast.kernels.starting import on_device, starter, takes_of, told_apart
 _COUNTERS = 1 << 18
 #: Most numbers of partial results that are kept for a stream's next launch: 4 MiB.  Calls that need more take longer than their host.
 _KEPT = 1 << 20
-_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 class Counters:
@@ -40,7 +39,7 @@ class Counters:
         """``floats`` numbers, float32, and ``count`` zeros, int32."""
         if self._device.type != "cuda":
             return self._empty(floats), torch.zeros(count, dtype=torch.int32, device=self._device)
-        if _capturing():
+        if capturing():
             return self._empty(floats), self._own(count)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         found = self._of_stream.get(stream)
@@ -48,7 +47,7 @@ class Counters:
             found = self._of_stream[stream] = self._larger(found, max(count, 4096), torch.int32)
         if self._stock is None or self._taken > _COUNTERS // 2:
             # For captures to come, which cannot make any that are zero for free.
-            self._stock, self._taken = self._lasting(_COUNTERS, torch.int32), 0
+            self._stock, self._taken = lasting_zeros(_COUNTERS, torch.int32, self._device), 0
         if floats > _KEPT:
             return self._empty(floats), found
         partials = self._partials.get(stream)
@@ -63,19 +62,7 @@ class Counters:
         """At least ``count`` zeros in place of those ``before`` (None: there were none), which launches may still use."""
         if before is not None:
             before.record_stream(torch.cuda.current_stream(self._device))
-        return self._lasting(1 << (count - 1).bit_length(), kind)
-
-    def _lasting(self, count: int, kind: Any) -> Any:
-        """Zeros that outlast the call, made in another thread: torch.compile's CUDA graphs claim what theirs allocates, warming up
-        too, and refuse tensors that nobody gives back."""
-
-        def make() -> Any:
-            made = torch.zeros(count, dtype=kind, device=self._device)
-            torch.cuda.current_stream(self._device).synchronize()
-            return made
-
-        with ThreadPoolExecutor(1) as elsewhere:
-            return elsewhere.submit(make).result()
+        return lasting_zeros(1 << (count - 1).bit_length(), kind, self._device)
 
     def _own(self, count: int) -> Any:
         if self._stock is None or self._taken + count > _COUNTERS:

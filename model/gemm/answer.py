@@ -51,11 +51,18 @@ class BufferGain:
     one: GemmVariant
     two_ms: float
     one_ms: float
-    #: The kernel with two and the same but for that knob, in ms; None where that one is not legal.
+    #: By that knob alone, of the fastest kernel with two that is legal with one as well: with one and with two, in ms; None where no
+    #: kernel is.
     same_tile_ms: float | None
+    same_tile_two_ms: float | None
     binding: tuple[str, str]
 
     @property
     def gain(self) -> float:
         """How many times as long the best kernel with one accumulator takes."""
         return self.one_ms / self.two_ms
+
+    @property
+    def knob_gain(self) -> float | None:
+        """The same of one kernel and that knob alone."""
+        return self.same_tile_ms / self.same_tile_two_ms if self.same_tile_ms and self.same_tile_two_ms else None

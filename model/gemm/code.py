@@ -15,8 +15,12 @@ from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.roles.code import MATRIX_KINDS, KernelRoles, RoleCode, RoleInstruction
 from tilecast.model.compiled.roles.costs import role_costs
 from tilecast.model.compiled.roles.run import pass_cycles
+from tilecast.model.gemm.families import boxes
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.machine.machine import Machine
+
+#: Of an instruction whose result nobody waits for.
+_NO_COUNTER = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +75,23 @@ def _cycles(kernel: KernelRoles, v: GemmVariant, machine: Machine) -> CodeCycles
     beside = other.loop if v.accumulators == 2 else ()
     # The ring's warp has a loop of k-steps within its tiles; C's has all boxes of a tile in one.
     ring = next((role for role in copies if role.begin and role is copies[0]), copies[0])
-    boxes = copies[1] if len(copies) > 1 else None
-    per_tile = v.c_parts * (1 if v.accumulators == 2 else 2)
+    boxes_of_c = copies[1] if len(copies) > 1 else None
+    per_tile = boxes(v) * (1 if v.accumulators == 2 else 2)
     return CodeCycles(
         begin=pass_cycles(_until_product(mine.begin), costs),
         epilogue=tuple(pass_cycles(part, costs, beside) for part in parts),
         load_tile=pass_cycles(ring.begin, costs),
-        load_step=pass_cycles(ring.loop, costs),
-        load_box=pass_cycles(boxes.loop, costs) / per_tile if boxes is not None else 0.0,
+        load_step=pass_cycles(_unlooked(ring.loop), costs),
+        load_box=pass_cycles(boxes_of_c.loop, costs) / per_tile if boxes_of_c is not None else 0.0,
         product_instructions=len(mine.begin) + len(mine.loop) + len(mine.end),
         copy_instructions=len(ring.begin) + len(ring.loop),
+    )
+
+
+def _unlooked(code: Sequence[RoleInstruction]) -> tuple[RoleInstruction, ...]:
+    """A k-step of the warp that copies, where programs meet in it: who is not ahead does not wait for what it asks the counters."""
+    return tuple(
+        one._replace(latency="fixed", write_counter=_NO_COUNTER) if one.latency == "l2" else one for one in code
     )
 
 
@@ -93,9 +104,9 @@ def _until_product(code: Sequence[RoleInstruction]) -> tuple[RoleInstruction, ..
 def _parts(role: RoleCode, v: GemmVariant) -> list[tuple[RoleInstruction, ...]]:
     """The epilogue from one wait for C (or for a free slot) to the next; CodeError where they are not as many as the parts."""
     waits = [i for i, one in enumerate(role.end) if one.kind == "wait"]
-    if len(waits) != v.c_parts:
+    if len(waits) != boxes(v):
         raise CodeError(
-            f"{role.name}: expected {v.c_parts} waits in the epilogue of a tile, found {len(waits)}: this is not the code of this variant"
+            f"{role.name}: expected {boxes(v)} waits in the epilogue of a tile, found {len(waits)}: this is not the code of this variant"
         )
     ends = [*waits[1:], len(role.end)]
     begins = [0, *waits[1:]]

@@ -11,8 +11,9 @@ from tilecast.model.gemm.workload import Gemm
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.machine.machine import Machine
 
-#: Registers of a consumer thread of two warpgroups beside a producer warp group, and what a loop needs beside its accumulator.
-_CONSUMER_REGISTERS, _OTHER_REGISTERS = 232, 40
+#: Registers of a consumer thread of two warpgroups beside a producer warp group, and what an epilogue needs beside its accumulator and
+#: C (kernels of 192 x 128 tiles compile without spills).
+_CONSUMER_REGISTERS, _OTHER_REGISTERS = 232, 8
 #: Barriers, alignment.
 _BOOKKEEPING_BYTES = 2048
 _KINDS = {"gemm_hopper": "wgmma", "gemm_blackwell": "tcgen05"}
@@ -40,9 +41,14 @@ def stage_bytes(v: GemmVariant, gemm: Gemm) -> int:
     return (v.tile_m + v.tile_n // v.cta_group) * v.tile_k * gemm.dtype_bytes
 
 
+def boxes(v: GemmVariant) -> int:
+    """Boxes that C and D of a warpgroup's tile move in: ranges of columns, and of 192 rows three times 64."""
+    return v.c_parts * (3 if v.tile_m == 192 else 1)
+
+
 def slot_bytes(v: GemmVariant, gemm: Gemm) -> int:
-    """Shared memory of one slot that columns of C come into and of D leave from; the portable kernel has none."""
-    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n // v.c_parts * max(gemm.c_bytes, gemm.d_bytes)
+    """Shared memory of one slot that a box of C comes into and of D leaves from; the portable kernel has none."""
+    return 0 if v.family == "gemm_triton" else v.tile_m * v.tile_n // boxes(v) * max(gemm.c_bytes, gemm.d_bytes)
 
 
 def shared_bytes(v: GemmVariant, gemm: Gemm) -> int:
@@ -68,6 +74,10 @@ def ctas_per_sm(v: GemmVariant, gemm: Gemm, machine: Machine) -> int:
 
 def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
     kind = _KINDS.get(v.family)
+    if v.tile_m == 192 and v.family != "gemm_hopper":
+        return Verdict(f"family {v.family} has tiles of a power of two of rows, got tile_m 192", "use tile_m=128")
+    if v.in_step and v.family != "gemm_hopper":
+        return Verdict(f"programs of family {v.family} do not meet, got in_step {v.in_step}", "use in_step=0")
     if kind is not None and machine.tensor_kind != kind:
         return Verdict(f"family {v.family} needs {kind}, {machine.name} has {machine.tensor_kind}", _ELSEWHERE)
     if not machine.has(f"tensor.{gemm.dtype}_flop_per_clk"):
@@ -81,15 +91,17 @@ def _common(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
 def _hopper(v: GemmVariant, gemm: Gemm, machine: Machine) -> Verdict:
     if v.cta_group != 1:
         return Verdict(f"wgmma multiplies in one CTA, got cta_group {v.cta_group}", "use cta_group=1")
+    if v.tile_m == 192 and v.accumulators == 1:
+        return Verdict("tiles of 192 rows are for warpgroups that take turns, got accumulators 1", "use accumulators=2 or tile_m=128")  # fmt: skip
     if v.accumulators == 1 and v.tile_m == 64:
         return Verdict("two warpgroups that cooperate need a tile of 128 rows or more, got tile_m 64", "use tile_m=128 or accumulators=2")  # fmt: skip
     if v.c_stages % v.accumulators:
         return Verdict(f"warpgroups that take turns have c_stages of their own: expected a multiple of 2, got {v.c_stages}", "use c_stages=2")  # fmt: skip
     if v.tile_n // v.c_parts < _LEAST_COLUMNS:
         return Verdict(f"C and D move in boxes of {_LEAST_COLUMNS} columns or more, got {v.tile_n} / {v.c_parts}", "use fewer c_parts")  # fmt: skip
-    # A quarter of the accumulator's columns of C are in registers at a time.
+    # A box of C is in registers at a time, or a quarter of the accumulator's columns.
     sums = accumulator_registers(v)
-    need = sums + sums // max(4, v.c_parts) * max(gemm.c_bytes, 2) // 4 + _OTHER_REGISTERS
+    need = sums + sums // max(4, boxes(v)) * max(gemm.c_bytes, 2) // 4 + _OTHER_REGISTERS
     if need > _CONSUMER_REGISTERS:
         return over_limit("a consumer thread", need, _CONSUMER_REGISTERS, "registers", "use a smaller tile or accumulators=1")  # fmt: skip
     return _common(v, gemm, machine)
@@ -138,7 +150,9 @@ def _own_space(family: str, tiles: tuple[tuple[int, int], ...], pairs: tuple[int
 def _hopper_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:
     tiles = ((128, 128), (128, 256), (256, 128), (64, 256), (128, 64))
     slots = ((2, 1), (4, 1), (1, 1), (4, 2), (2, 2), (4, 4), (2, 4))
-    return _legal(_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), gemm, machine)
+    # Of 192 rows a slot has 64.
+    tall = _own_space("gemm_hopper", ((192, 128),), (1,), ((8, 2), (8, 4), (4, 1)), gemm, machine)
+    return _legal([*_own_space("gemm_hopper", tiles, (1,), slots, gemm, machine), *tall], gemm, machine)
 
 
 def _blackwell_space(gemm: Gemm, machine: Machine) -> tuple[GemmVariant, ...]:

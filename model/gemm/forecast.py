@@ -151,10 +151,14 @@ def buffer_gains(gemm: Gemm, machine: Machine, family: str | None = None, clock:
         g = replace(gemm, k=k)
         two, one = (best_gemm(g, machine, name, clock, count)[0] for count in (2, 1))
         run = evaluate_gemm(g, two, machine, clock)
-        alone = replace(two, accumulators=1)
-        same = evaluate_gemm(g, alone, machine, clock).seconds * 1e3 if legality(alone, g, machine).legal else None
+        pairs = [(v, alone) for v in (two, *find_gemm_family(name).space(g, machine)) if v.accumulators == 2 and legality(alone := replace(v, accumulators=1), g, machine).legal]  # fmt: skip
+        # The best kernel's own twin, where it has one.
+        pair = pairs[0] if pairs and pairs[0][0] == two else min(pairs, key=lambda pair: evaluate_gemm(g, pair[0], machine, clock).seconds, default=None)  # fmt: skip
+        same, beside = (
+            (evaluate_gemm(g, v, machine, clock).seconds * 1e3 for v in reversed(pair)) if pair else (None, None)
+        )
         out.append(
-            BufferGain(k, two, one, run.seconds * 1e3, evaluate_gemm(g, one, machine, clock).seconds * 1e3, same, _binding(run))
+            BufferGain(k, two, one, run.seconds * 1e3, evaluate_gemm(g, one, machine, clock).seconds * 1e3, same, beside, _binding(run))
         )  # fmt: skip
     return tuple(out)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecast.model.gemm.code import CodeCycles
-from tilecast.model.gemm.families import ctas_per_sm, slot_bytes, stage_bytes
+from tilecast.model.gemm.families import boxes, ctas_per_sm, slot_bytes, stage_bytes
 from tilecast.model.gemm.traffic import Tiling, l2_rates, memory_bytes, memory_latency_cycles, tiling
 from tilecast.model.gemm.variant import GemmVariant
 from tilecast.model.gemm.workload import Gemm
@@ -76,7 +76,8 @@ class _Parts:
         self.tiles = self.ctas if self.portable else v.accumulators if self.hopper else 1
         self.halves = 2 if self.hopper and v.accumulators == 1 else 1
         #: Boxes of C and D of a tile.
-        self.pieces = self.halves * v.c_parts
+        self.boxes = boxes(v)
+        self.pieces = self.halves * self.boxes
         self.on_chip = tiling(gemm, v, m)
         self.steps = min(self.on_chip.steps, most_steps)
         #: From an order to copy to its bytes being there, on average over the tiles: what an earlier wave brought comes from L2.
@@ -112,8 +113,8 @@ class _Parts:
         return copy.replace("load", "ask") if self.in_turn else copy
 
     def ends(self, half: int) -> list[str]:
-        """What the names of a half's operations on C and D end in, one for every part of its columns."""
-        parts = range(self.v.c_parts)
+        """What the names of a half's operations on C and D end in, one for every box."""
+        parts = range(self.boxes)
         return [self.suffix(half) + (f"p{part}" if len(parts) > 1 else "") for part in parts]
 
     # -- operations --------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class _Parts:
         return [self.copy(f"load{name}", "load", role, t, size, self.step_bytes, rate, self.fill, 2.0, least)]
 
     def step_least(self, s: int) -> float:
-        """Cycles of the code of the warp that copies, for a k-step."""
+        """Cycles of the code of the warp that copies, for a k-step; where programs meet it asks who has come and goes on."""
         return self.code.load_step + (self.code.load_tile if s == 0 else 0.0) if self.code else 0.0
 
     def mma(self, t: int, half: int, s: int) -> Op:
@@ -218,7 +219,7 @@ class _Parts:
         done = common.work(
             m,
             {"fma": cycles, "alu": (unpack + packs) / m["alu.lanes"], "cvt": packs / m["cvt.f32x2_to_bf16x2_per_clk"]},
-            {"fma": count, "alu": (unpack + packs) / 128.0, "other": _EPILOGUE_INSTRUCTIONS / v.c_parts},
+            {"fma": count, "alu": (unpack + packs) / 128.0, "other": _EPILOGUE_INSTRUCTIONS / self.boxes},
         )
         demand = list(done.cycles)
         through = 0.0 if self.portable else elements * (g.c_bytes + g.d_bytes) / m["smem.bytes_per_clk"]
@@ -235,9 +236,7 @@ class _Parts:
         if self.code:
             # Behind the last part a warpgroup that does not take turns goes on to its next tile's first product.
             part = self.ends(half).index(end)
-            alone = self.code.epilogue[part] + (
-                self.code.begin if self.tiles == 1 and part == self.v.c_parts - 1 else 0.0
-            )
+            alone = self.code.epilogue[part] + (self.code.begin if self.tiles == 1 and part == self.boxes - 1 else 0.0)
         role = f"consumer{t + half}" if self.hopper else f"warps{t}" if self.portable else "epilogue"
         name = f"epilogue{t}{end}"
         return Op(name, "epilogue", role, tuple(demand), max([alone, *(c for _, c in demand)]), tile=t, instructions=done.instructions)  # fmt: skip
@@ -351,9 +350,9 @@ class _Parts:
         return edges
 
     def c_latency_of(self, part: int) -> float:
-        """Cycles from the order to copy a range of columns of C to its being there: L2 asks the memory for whole lines, so that
-        the range that a line ends in finds it there."""
-        before = part * self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
+        """Cycles from the order to copy a box of C to its being there: L2 asks the memory for whole lines, so that the range of
+        columns that a line ends in finds it there."""
+        before = part * self.v.c_parts // self.boxes * self.v.tile_n // self.v.c_parts * self.gemm.c_bytes
         return self.m["tma.latency_l2_cycles"] if before % LINE_BYTES else self.c_latency
 
     # -- roles -------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def gain_rows(gains: Sequence[BufferGain]) -> list[list[str]]:
     return [
         [
             f"{g.k}", f"{g.two_ms:.4g}", f"{g.one_ms:.4g}", f"{g.gain:.3f}x",
-            "-" if g.same_tile_ms is None else f"{g.same_tile_ms / g.two_ms:.3f}x", g.binding[1],
+            "-" if g.knob_gain is None else f"{g.knob_gain:.3f}x", g.binding[1],
         ]
         for g in gains
     ]  # fmt: skip
@@ -175,6 +175,7 @@ def gain_dicts(gains: Sequence[BufferGain]) -> list[dict[str, object]]:
     return [
         {
             "k": g.k, "two_ms": g.two_ms, "one_ms": g.one_ms, "gain": g.gain, "same_tile_ms": g.same_tile_ms,
+            "same_tile_two_ms": g.same_tile_two_ms,
             "two": gemm_variant_text(g.two), "one": gemm_variant_text(g.one), "binding": g.binding[1],
         }
         for g in gains

@@ -116,7 +116,7 @@ def l2_rates(v: GemmVariant, machine: Machine, mhz: float, rows: int) -> L2Rates
 
     Programs that are neighbours have tiles of the same columns, and ask for the same lines of B at about the same time: those
     come at the rate measured for SMs that read in step.  The same rows of A are asked for by programs a group apart, at times
-    of their own: at the rate of SMs that each read lines of their own, as C is.
+    of their own: at the rate of SMs that each read lines of their own, as C is.  Programs that meet do the same.
     """
     slower = machine["chip.clock_max_mhz"] / mhz
     alone = machine["l2.bytes_per_clk_per_sm"] * slower

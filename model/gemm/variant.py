@@ -10,10 +10,10 @@ from tilecast.model.kernel.verdict import VariantError
 
 FAMILY_NAMES = ("gemm_hopper", "gemm_blackwell", "gemm_triton")
 _CHOICES: dict[str, tuple[int, ...]] = {
-    "tile_m": (64, 128, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
+    "tile_m": (64, 128, 192, 256), "tile_n": (32, 64, 128, 256), "tile_k": (16, 32, 64, 128), "accumulators": (1, 2),
     "c_parts": (1, 2, 4, 8), "cta_group": (1, 2), "warps": (4, 8),
 }  # fmt: skip
-_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024)}
+_RANGES = {"stages": (1, 16), "c_stages": (1, 16), "group_m": (1, 1024), "in_step": (0, 1024)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class GemmVariant:
     on Hopper two consumer warpgroups take turns with a tile each (ping-pong; with one they work on halves of a tile), on
     Blackwell tensor memory holds two.  ``c_stages`` are slots of shared memory into which C is copied ahead and from which D
     goes out; each holds one of ``c_parts`` ranges of columns of a tile.  ``group_m`` rows of tiles are walked column by
-    column, so that B stays in L2.
+    column, so that B stays in L2.  With ``in_step`` the programs meet every so many k-steps of a tile, its first the first (0:
+    never): each waits for the others, but not for long, so that they ask L2 for the same lines together.
     """
 
     family: str = "gemm_hopper"
@@ -40,6 +41,7 @@ class GemmVariant:
     cta_group: int = 1
     #: Warps of a CTA of the portable kernel.
     warps: int = 8
+    in_step: int = 0
 
 
 def check_family(name: str) -> None:

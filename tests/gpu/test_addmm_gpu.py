@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilecast
-from tilecast.kernels.gemm import operator, registry
+from tilecast.kernels.gemm import launching, operator, registry
 from tilecast.kernels.gemm.registry import candidates, preferring, shipped_gemm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -101,6 +101,69 @@ def test_the_same_bits_every_time_and_on_replay(k: int) -> None:
     out.zero_()
     graph.replay()
     assert torch.equal(first, out)
+
+
+def test_kernels_among_which_waves_choose_give_the_same_bits() -> None:
+    """So that a row's result does not go by how many others there are."""
+    known = operator._find(torch.cuda.get_device_capability(), torch.cuda.current_device(), 2, 2048)
+    launches = [launch for _, some, tiles, _ in known if tiles for launch in some]
+    if not launches:
+        pytest.skip("no such kernels of this GPU's own")
+    torch.manual_seed(7)
+    a, b, c = matrix(3000, 2048, BF16), matrix(2048, 2056, BF16), matrix(3000, 2056, BF16)
+    outs = [torch.full_like(c, float("nan")) for _ in launches]
+    for launch, out in zip(launches, outs, strict=True):
+        launch(a, b, c, out, 1.5, 0.5)
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
+    assert right(outs[0], c, a, b, 0.5, 1.5)
+
+
+def test_launches_that_overlap_share_counters_and_leave_them_at_zero(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A kernel whose programs meet, on three streams and in a graph at once; then with counts that never come or are there before."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("programs of Hopper's kernels meet")
+    from tilecast.base.module_file import module_of
+    from tilecast.codegen.gemm.generate import generate_gemm
+    from tilecast.model.gemm.variant import GemmVariant
+    from tilecast.model.gemm.workload import Gemm
+    from tilecast.model.machine.machine import load_machine
+
+    file = tmp_path / "meets.py"
+    variant = GemmVariant(stages=6, c_stages=4, c_parts=4, in_step=16)
+    file.write_text(generate_gemm(Gemm(4096, 4096, 2048), load_machine("h200"), variant).source, encoding="utf-8")
+    launch = launching.gemm_launcher(module_of(file))
+    torch.manual_seed(6)
+    sets = [(matrix(3000, k, BF16), matrix(k, 2056, BF16), matrix(3000, 2056, BF16)) for k in (1024, 2048, 4096)]
+    outs = [torch.empty_like(c) for _, _, c in sets]
+    replayed = torch.empty_like(outs[0])
+    for (a, b, c), out in zip(sets, outs, strict=True):
+        launch(a, b, c, out)
+    assert all(right(out, c, a, b, 1.0, 1.0) for (a, b, c), out in zip(sets, outs, strict=True))
+    first = [out.clone() for out in outs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(*sets[0], replayed)
+    streams = [torch.cuda.Stream() for _ in sets]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for stream, given, out in zip(streams, sets, outs, strict=True):
+            with torch.cuda.stream(stream):
+                launch(*given, out)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip([*first, first[0]], [*outs, replayed], strict=True))
+    counters = launching.meeting_counters(torch.device("cuda", torch.cuda.current_device()))
+    assert not counters.any()
+    try:
+        for wrong in (-(1 << 20), 1 << 20):
+            counters.fill_(wrong)
+            for given, out, x in zip(sets, outs, first, strict=True):
+                out.fill_(float("nan"))
+                launch(*given, out)
+                assert torch.equal(out, x)
+            assert bool((counters == wrong).all())
+    finally:
+        counters.zero_()
 
 
 def test_other_tensors_of_a_shape_go_through_the_remembered_launch() -> None:

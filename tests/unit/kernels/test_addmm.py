@@ -46,6 +46,7 @@ def launched(monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(operator, "_memory", Memory())
     monkeypatch.setattr(operator, "capability_of", lambda kind, device: (9, 0))
     monkeypatch.setattr(operator, "_known", {})
+    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 132))
     asked = registry.preferring(registry.shipped_gemm(), "gemm_hopper")
     monkeypatch.setattr(registry, "shipped_gemm", lambda: asked)
     return ran
@@ -98,6 +99,29 @@ def test_k_and_the_width_of_c_choose(launched, k, wide, module) -> None:  # type
     assert out.dtype == wide and near(out, c, a, b, 0.5, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "module"),
+    [
+        # 32 waves of 128 x 128 against 21 of 192 x 128; 8 against 6; below its k the taller tile is not asked for.
+        (8192, 8192, 2048, "gemm_hopper_tall"), (4096, 4096, 2048, "gemm_hopper_long"), (16, 8, 2048, "gemm_hopper_long"),
+        (8192, 8192, 1024, "gemm_hopper_long"),
+    ],
+)  # fmt: skip
+def test_waves_of_tiles_choose_where_k_leaves_several(m, n, k, module) -> None:  # type: ignore[no-untyped-def]
+    found = registry.candidates((9, 0), 2, k, gpu="NVIDIA H200")
+    same = [e for e in found if e.tile is not None]
+    assert same[registry.least_waves([e.tile for e in same], m, n, 132)].module == module
+
+
+def test_the_choice_by_waves_is_made_for_every_call(launched, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(operator, "_device", lambda device: ("NVIDIA H200", 2))
+    for m, module in ((384, "gemm_hopper_tall"), (128, "gemm_hopper_long"), (384, "gemm_hopper_tall")):
+        launched.clear()
+        c, a, b = tensors(m, 128, 1536)
+        assert near(tilecast.addmm(c, a, b), c, a, b)
+        assert launched == [module]
+
+
 def test_tensors_that_the_copy_engine_cannot_read_go_to_the_portable_kernel(launched) -> None:  # type: ignore[no-untyped-def]
     c, a, b = tensors()
     bias = torch.randn(40).to(BF16)
@@ -127,6 +151,30 @@ def test_gpus_other_than_hopper_take_the_portable_kernel_until_others_are_measur
     with pytest.raises(RegistryError, match="TILECAST_GEMM_FAMILY: expected gemm_blackwell, gemm_hopper"):
         registry.preferring(registry.shipped_gemm(), "fa3")
     assert registry.candidates((7, 5), 2, 512) == ()
+
+
+# -- programs that wait for each other ---------------------------------------------------------------------------------
+
+
+def test_all_launches_of_a_device_share_counters_and_a_capture_makes_none_that_lasts(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from types import SimpleNamespace
+
+    from tilecast.kernels.gemm import launching
+
+    at, made = {"capturing": True}, []
+    monkeypatch.setattr(launching, "_met", {})
+    monkeypatch.setattr(launching, "capturing", lambda: at["capturing"])
+    monkeypatch.setattr(
+        launching, "lasting_zeros", lambda count, kind, device: made.append((count, kind, device.index)) or len(made)
+    )
+    monkeypatch.setattr(launching.torch, "zeros", lambda *size, dtype, device: ("the graph's", device.index))
+    first, second = (SimpleNamespace(type="cuda", index=i) for i in (0, 1))
+    assert launching.meeting_counters(first) == ("the graph's", 0)
+    at["capturing"] = False
+    assert [launching.meeting_counters(d) for d in (first, first, second)] == [1, 1, 2]
+    at["capturing"] = True
+    assert launching.meeting_counters(first) == 1
+    assert made == [(32, torch.int32, 0), (32, torch.int32, 1)]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

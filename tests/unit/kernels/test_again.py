@@ -189,10 +189,10 @@ def scratch(monkeypatch):
     from tilecast.kernels.serving import launching
 
     at = {"stream": 1, "capturing": False}
-    monkeypatch.setattr(launching, "_capturing", lambda: at["capturing"])
+    monkeypatch.setattr(launching, "capturing", lambda: at["capturing"])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: at["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: at["stream"])
-    monkeypatch.setattr(launching.Counters, "_lasting", lambda self, count, kind: Zeros(count, kind))
+    monkeypatch.setattr(launching, "lasting_zeros", lambda count, kind, device: Zeros(count, kind))
     monkeypatch.setattr(launching.Counters, "_empty", lambda self, floats: ("new", floats))
     return launching.Counters(SimpleNamespace(type="cuda", index=0)), at
 

@@ -123,6 +123,9 @@ SPACE = [
         # Halves of a tile whose columns share one slot; turns, each with one slot, which is given back before the next is asked for.
         GemmVariant("gemm_hopper", 128, 256, 64, 2, 1, 1, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2),
         GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 6, 4), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2),
+        # Programs that meet: at every second k-step, at every tile; three products a k-step.
+        GemmVariant("gemm_hopper", 128, 128, 64, 2, 2, 2, 2, in_step=2), GemmVariant("gemm_hopper", 128, 128, 64, 2, 1, 3, 2, in_step=64),
+        GemmVariant("gemm_hopper", 192, 64, 64, 2, 2, 2, 2), GemmVariant("gemm_hopper", 192, 128, 64, 2, 2, 2, 4, in_step=1),
     )
 ] + [
     ("b200", v, c)
@@ -141,6 +144,21 @@ def test_other_knobs_compute_it_too(machine: str, variant: GemmVariant, c_dtype:
     file.write_text(made.source, encoding="utf-8")
     module = tilecast.emulated(str(file), machine=machine, mode="random", seed=5, sms=2)
     check(module.launch, Case(330, 200, 136, d="c", seed=5), "bfloat16" if c_dtype == "bf16" else "float32")
+
+
+@pytest.mark.parametrize("before", [0, 7, -(1 << 20)])
+def test_programs_that_meet_leave_their_counters_as_they_were_whatever_is_in_them(before: int, tmp_path: Path) -> None:
+    """Others may count there too, and more than ever come may be waited for: the product is right, and the wait has an end."""
+    torch = torch_or_skip()
+    from tilecast.kernels.gemm.launching import COUNTERS
+
+    variant = GemmVariant("gemm_hopper", 128, 64, 64, 2, 2, 2, in_step=2)
+    file = tmp_path / "kernel.py"
+    file.write_text(generate_gemm(Gemm(1024, 1024, 256), load_machine("h200"), variant).source, encoding="utf-8")
+    module = tilecast.emulated(str(file), machine="h200", mode="random", seed=7, sms=3)
+    met = torch.full((COUNTERS,), before, dtype=torch.int32)
+    check(lambda *given: module.launch(*given, met), Case(330, 200, 328, d="c", seed=7), "bfloat16")
+    assert bool((met == before).all())
 
 
 BROKEN = [
@@ -246,9 +264,16 @@ def test_what_ships_says_what_it_is(kernel: ShippedGemm) -> None:
 def test_ranges_of_k_leave_no_gap() -> None:
     rows = json.loads((KERNELS / "generated" / "gemm.json").read_text(encoding="utf-8"))
     for wide in (2, 4):
-        own = sorted((r.get("k_min", 1), r.get("k_max")) for r in rows if r["family"] == "gemm_hopper" and r["c_bytes"] == wide)  # fmt: skip
-        assert own[0][0] == 1 and own[-1][1] is None
-        assert [low for low, _ in own[1:]] == [high + 1 for _, high in own[:-1]]
+        own = [r for r in rows if r["family"] == "gemm_hopper" and r["c_bytes"] == wide]
+        ends = {
+            1,
+            1 << 30,
+            *(r["k_min"] - 1 for r in own if "k_min" in r),
+            *(r["k_max"] + 1 for r in own if "k_max" in r),
+        }
+        for k in ends | {end - 1 for end in ends if end > 1}:
+            here = [r for r in own if "gpu" not in r and r.get("k_min", 1) <= k <= r.get("k_max", k)]
+            assert len(here) == 1 or (len(here) > 1 and all("tile" in r for r in here)), k
 
 
 @pytest.mark.parametrize(
@@ -258,6 +283,8 @@ def test_ranges_of_k_leave_no_gap() -> None:
         (Gemm(512, 512, 512, d_dtype="fp32"), "h200", GemmVariant(stages=3), "C and D of one dtype"),
         (Gemm(512, 512, 512), "b200", GemmVariant("gemm_blackwell", 128, 128, 64, 4, 1, 2, 2, cta_group=2), "forecast but not written"),
         (Gemm(512, 512, 512), "a100", GemmVariant(), "needs wgmma"),
+        (Gemm(512, 512, 512), "h200", GemmVariant(tile_m=192, accumulators=1), "tiles of 192 rows are for warpgroups that take turns"),
+        (Gemm(512, 512, 512), "b200", GemmVariant("gemm_blackwell", stages=2, c_parts=2, in_step=4), "do not meet, got in_step 4"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_says_why(gemm: Gemm, machine: str, variant: GemmVariant | None, words: str) -> None:

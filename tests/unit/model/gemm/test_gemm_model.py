@@ -197,7 +197,7 @@ def test_more_work_takes_longer_and_faster_units_do_not(m, k, kernel) -> None:  
 
 def test_the_second_accumulator_pays_in_the_middle() -> None:
     """Short products hide under memory, long ones hide the epilogue: the gain by the knob alone peaks between."""
-    gains = {g.k: g.same_tile_ms / g.two_ms for g in buffer_gains(Gemm(8192, 8192, 64), B200, ks=(64, 256, 1024, 8192)) if g.same_tile_ms}  # fmt: skip
+    gains = {g.k: g.knob_gain for g in buffer_gains(Gemm(8192, 8192, 64), B200, ks=(64, 256, 1024, 8192)) if g.knob_gain}  # fmt: skip
     assert gains[256] > gains[8192] and gains[1024] > gains[8192]
     assert gains[256] > 1.03 and gains[8192] < 1.02
 
