@@ -1,4 +1,4 @@
-"""How much shared memory a program needs when memory that is not live any more is used again, as Triton's compiler does.
+"""How much shared or tensor memory a program needs when what is not live any more is used again, as Triton's compiler does.
 
 An allocation lives from its statement to its last use (Triton 3.6 and 3.9 alike, seen in what they allocate for small
 kernels); what is alive when partitions start stays so until they end, and what they allocate lives as long.  Uses are
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Span:
-    """One allocation: bytes, when it began and was used last (None: for ever), its name and line, quoted."""
+    """One allocation: bytes or columns, when it began and was used last (None: for ever), its name and line, quoted."""
 
     size: int
     first: int
@@ -37,7 +37,7 @@ class Liveness:
         self._inside: dict[Any, _Span] | None = None
 
     def allocate(self, size: int, name: str, here: str, place: Any, cell: int | None) -> None:
-        """``size`` bytes whose cells start at ``cell`` (None: barriers, which stay); ``place``: role, calls and loops that run."""
+        """``size`` bytes or columns whose cells start at ``cell`` (None: barriers, which stay); ``place``: role, calls and loops that run."""
         span = None if self._inside is None else self._inside.get(place)
         if span is None:
             self._tick()
@@ -66,7 +66,7 @@ class Liveness:
             self._now += 1
 
     def over(self, limit: int) -> tuple[int, str, str] | None:
-        """(bytes, name and quoted line of the allocation that brings it there) of the first that exceeds ``limit``; None without."""
+        """(bytes or columns, name and quoted line of the allocation that brings it there) of the first that exceeds ``limit``; None without."""
         if sum(span.size for span in self._spans) <= limit:
             return None
         for span in self._spans:

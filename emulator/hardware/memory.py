@@ -50,6 +50,7 @@ class Memories(Context, Protocol):
     smem: Shadow
     tmem: Shadow
     tmem_bytes: Any
+    tmem_room: int
     paired: bool
     scales: dict[tuple[int, int, int], Any]
 
@@ -72,10 +73,7 @@ class Memories(Context, Protocol):
         """Account for the next cells of shared memory; ``lasting``: barriers, which have no cells and live to the end."""
 
     def take_columns(self, columns: int, name: str, buffer: int = 0) -> int:
-        """The first of so many columns of tensor memory; AllocationError when they run out."""
-
-    def keep_columns(self, first: int, columns: int, holder: Any) -> None:
-        """Columns belong to an allocation while somebody holds it."""
+        """The first of so many columns of tensor memory; AllocationError where the emulator has no room for them."""
 
     def own_cells(self, owners: Any) -> None:
         """CTA of new cells of shared memory."""

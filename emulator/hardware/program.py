@@ -43,6 +43,8 @@ from tilecast.emulator.values.wellformed import wrong_rank
 
 #: How often, in random mode, an operation lets somebody else go first, and something in flight takes effect.
 _SWITCH, _EFFECT = 0.3, 0.4
+#: How many times the columns of an SM the allocations of a program may come to, live or not.
+_ROOM = 16
 
 
 class Program:
@@ -69,10 +71,14 @@ class Program:
         self.live = Liveness()
         #: Barriers in shared memory that was allocated as integers, by cell.
         self.barriers_at: dict[int, Barrier] = {}
-        self._columns = Columns(session.tmem_columns)
+        #: Columns of tensor memory that a CTA has here: what is not live together may be more than an SM has.
+        self.tmem_room = _ROOM * session.tmem_columns
+        self._columns, self.live_columns = Columns(self.tmem_room), Liveness()
         self.smem = Shadow(self, "shared memory", has_proxies=True, used=self.live.use)
-        self.tmem = Shadow(self, "tensor memory", has_proxies=False)
-        self.tmem.grow(session.tmem_columns * ctas)
+        self.tmem = Shadow(
+            self, "tensor memory", has_proxies=False, used=lambda cell: self.live_columns.use(cell % self.tmem_room)
+        )
+        self.tmem.grow(self.tmem_room * ctas)
         self.tmem_bytes = np.full((128 * ctas, 4 * session.tmem_columns), 0xFF, np.uint8)
         #: Scale factors in tensor memory by first byte, rows and columns.
         self.scales: dict[tuple[int, int, int], Any] = {}
@@ -175,14 +181,14 @@ class Program:
             raise AllocationError(
                 f"{self.here()}: {name} brings tensor memory to {self._columns.with_more(columns)} columns, an SM has {self.session.tmem_columns}"
             )
+        self.live_columns.allocate(columns, name, self.here(), place, first)
+        more = 4 * (first + columns) - self.tmem_bytes.shape[1]
+        if more > 0:
+            self.tmem_bytes = np.pad(self.tmem_bytes, ((0, 0), (0, more)), constant_values=0xFF)
         for cta in range(self.ctas):
-            start = cta * self.session.tmem_columns + first
+            start = cta * self.tmem_room + first
             self.tmem.call(start, start + columns, columns, name + (f" (CTA {cta})" if self.ctas > 1 else ""))
         return first
-
-    def keep_columns(self, first: int, columns: int, holder: Any) -> None:
-        """Columns belong to an allocation while somebody holds it."""
-        self._columns.keep(first, columns, holder)
 
     def own_cells(self, owners: Any) -> None:
         """CTA of new cells of shared memory."""
@@ -361,12 +367,17 @@ class Program:
 
     def _check_end(self) -> None:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError
-        when it needs more shared memory than a CTA has.
+        when it needs more shared or tensor memory than there is.
         """
         over = self.live.over(self.session.smem_limit)
         if over is not None:
             raise AllocationError(
                 f"{over[2]}: {over[1]} brings shared memory to {over[0]} bytes, a CTA has {self.session.smem_limit}"
+            )
+        over = self.live_columns.over(self.session.tmem_columns)
+        if over is not None:
+            raise AllocationError(
+                f"{over[2]}: {over[1]} brings tensor memory to {over[0]} columns, an SM has {self.session.tmem_columns}"
             )
         for agent in self.roles[0].agents:
             known, quote = agent.knowledge, self.session.source.quote

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -70,13 +70,6 @@ class TmemBuffers:
     _reinterpret = reinterpret
 
 
-_View = TypeVar("_View", bound="Tmem")
-
-
-class Held:
-    """An allocation of tensor memory, for whoever asks whether somebody holds it still."""
-
-
 class Tmem:
     """Columns of tensor memory seen as one type; views may overlap."""
 
@@ -91,8 +84,6 @@ class Tmem:
         self.stride = layout.col_stride if isinstance(layout, TensorMemoryLayout) else 1
         self.row_step = row_step
         self._cells: Any = None
-        #: The allocation that this is a view of, which lives as long as its views.
-        self.allocation = Held()
 
     @property
     def shape(self) -> list[int]:
@@ -130,10 +121,6 @@ class Tmem:
                 below, right = number % beside * high, number // beside * self.row_step
                 yield cta, (rows, part[1]), cta * _LANES + below, self.byte + right
 
-    def _as(self, view: _View) -> _View:
-        view.allocation = self.allocation
-        return view
-
     def _in_place(self, row: int, rows: int, byte: int, columns: int) -> Any:
         size = self.dtype.bits // 8
         stride = self.stride * size
@@ -161,7 +148,7 @@ class Tmem:
             columns = {(byte, part[1].stop - part[1].start) for owner, part, _, byte in self._pieces() if owner == 0}
             pieces = [np.arange(byte // 4, (byte + size * count + 3) // 4) for byte, count in sorted(columns)]
             self._cells = pieces[0] if len(pieces) == 1 else np.unique(np.concatenate(pieces))
-        return self._cells + cta * self.program.session.tmem_columns
+        return self._cells + cta * self.program.tmem_room
 
     def slice(self, start: Any, length: Any, dim: int = 1) -> Tmem:
         """Some of the columns; BoundsError outside."""
@@ -173,7 +160,7 @@ class Tmem:
                 f"{self.program.here()}: {self.name} has {self.columns} columns, slice {first}..{first + size}"
             )
         byte = self.byte + first * self.stride * self.dtype.bits // 8
-        return self._as(Tmem(self.program, byte, size, self.dtype, self.name, self.rows, self.layout, self.row_step))
+        return Tmem(self.program, byte, size, self.dtype, self.name, self.rows, self.layout, self.row_step)
 
     def _rows(self, first: int, size: int) -> Tmem:
         layout = self.layout
@@ -190,7 +177,7 @@ class Tmem:
                 "of one CTA are emulated"
             )
         byte = self.byte + first // high * self.row_step
-        return self._as(Tmem(self.program, byte, self.columns, self.dtype, self.name, size, layout, self.row_step))
+        return Tmem(self.program, byte, self.columns, self.dtype, self.name, size, layout, self.row_step)
 
     def reinterpret(self, dtype: Any = None, shape: Any = None, layout: Any = None) -> Tmem:
         """The same columns as another type, with other extents or another layout; BoundsError where that needs more of them."""
@@ -209,18 +196,14 @@ class Tmem:
             )
         wrong = legal.wrong_tensor_memory(layout, self.rows, int(shape[1]), dtype, self.program.ctas)
         refuse(self.program, self.name, wrong)
-        return self._as(
-            Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows, layout, self.row_step)
-        )
+        return Tmem(self.program, self.byte, int(shape[1]), dtype, self.name, self.rows, layout, self.row_step)
 
     _reinterpret = reinterpret
 
     def _part(self, byte: int, dtype: dtypes.Dtype, shape: Any, layout: Any) -> Tmem:
         """Columns from a byte on."""
         left = self.columns - byte * 8 // self.dtype.bits
-        rest = self._as(
-            Tmem(self.program, self.byte + byte, left, self.dtype, self.name, self.rows, self.layout, self.row_step)
-        )
+        rest = Tmem(self.program, self.byte + byte, left, self.dtype, self.name, self.rows, self.layout, self.row_step)
         return rest.reinterpret(dtype, shape, layout)
 
     def _as_scales(self, dtype: dtypes.Dtype, shape: Any, layout: TensorMemoryScalesLayout) -> Scales:
@@ -231,7 +214,7 @@ class Tmem:
             raise BoundsError(
                 f"{self.program.here()}: {self.name}, {self.shape} of {self.dtype}, is too small for {rows} x {columns} scale factors"
             )
-        return self._as(Scales(self.program, self.byte, columns, dtype, self.name, rows, layout, taken))
+        return Scales(self.program, self.byte, columns, dtype, self.name, rows, layout, taken)
 
     def _check(self, layout: Any, what: str) -> None:
         wrong = row_per_lane(layout, self.shape) or legal.wrong_rows(layout, self.layout, self.shape)
@@ -310,7 +293,6 @@ def allocate_tensor(
     one = -(-own_columns * stride * dtype.bits // 32)
     first = program.take_columns(one * max(own_rows // _LANES, 1), name, buffer)
     made = Tmem(program, 4 * first, columns, dtype, name, rows, layout, 4 * one)
-    program.keep_columns(first, one * max(own_rows // _LANES, 1), made.allocation)
     if value is not None:
         made.store(value)
     return made
@@ -369,7 +351,7 @@ class Scales(Tmem):
 
     def cells_of(self, cta: int) -> Any:
         """Cell numbers in one CTA."""
-        return np.arange(self.byte // 4, self.byte // 4 + self._taken) + cta * self.program.session.tmem_columns
+        return np.arange(self.byte // 4, self.byte // 4 + self._taken) + cta * self.program.tmem_room
 
     def slice(self, start: Any, length: Any, dim: int = 1) -> Tmem:
         """Refused: in which columns some of the factors lie is not followed."""
@@ -385,7 +367,7 @@ class Scales(Tmem):
             and wanted == (_LANES, 4 * self._taken)
             and kind.bits == 8
         ):
-            return self._as(Tmem(self.program, self.byte, wanted[1], kind, self.name, _LANES, layout))
+            return Tmem(self.program, self.byte, wanted[1], kind, self.name, _LANES, layout)
         raise UnsupportedError(
             f"{self.program.here()}: scale factors in tensor memory, seen otherwise than as bytes of {_LANES} rows, are not emulated"
         )
@@ -411,6 +393,4 @@ def allocate_scales(
     parts = layout.parts_of(2) if program.ctas > 1 else [1, 1]
     taken = columns_of_scales(rows // parts[0], columns // parts[1])
     first = program.take_columns(taken, name, buffer)
-    made = Scales(program, 4 * first, columns, dtype, name, rows, layout, taken)
-    program.keep_columns(first, taken, made.allocation)
-    return made
+    return Scales(program, 4 * first, columns, dtype, name, rows, layout, taken)

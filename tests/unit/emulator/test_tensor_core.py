@@ -157,7 +157,7 @@ def test_a_variant_of_loading_that_there_is_not_is_named(tmp_path: Path) -> None
         module(tmp_path, COPIED).kernel[(1,)](x, out, 128, 128, "8x8b")
 
 
-def test_columns_that_nobody_holds_are_used_again_and_those_that_are_held_are_not(tmp_path: Path) -> None:
+def test_columns_that_are_not_live_are_used_again_and_those_that_are_read_later_are_not(tmp_path: Path) -> None:
     body = """
 @gluon.jit
 def once(ptr):
@@ -169,13 +169,13 @@ def once(ptr):
 @gluon.jit
 def kernel(ptr, KEPT: gl.constexpr):
     first = once(ptr)
-    if not KEPT:
-        first = 0
     second = once(ptr)
     third = once(ptr)
+    if KEPT:
+        gl.store(ptr + places(128, 256), gl.convert_layout(first.load() + second.load(), WIDE))
 """
     out = np.zeros((128, 256), np.float32)
     module(tmp_path, body).kernel[(1,)](out, False)
     assert (out == 1).all()
-    with pytest.raises(AllocationError, match="brings tensor memory to 768 columns, an SM has 512"):
+    with pytest.raises(AllocationError, match="third brings tensor memory to 768 columns, an SM has 512"):
         module(tmp_path, body).kernel[(1,)](out, True)
