@@ -49,6 +49,12 @@ class Liveness:
             self._starts.append(cell)
             self._owners.append(span)
 
+    def more(self, size: int, cell: int) -> None:
+        """As much again for the allocation before, whose cells start at ``cell``: one lives as long as the other."""
+        self._owners[-1].size += size
+        self._starts.append(cell)
+        self._owners.append(self._owners[-1])
+
     def use(self, cell: int) -> None:
         """Somebody reads or writes a cell."""
         span = self._owners[bisect_right(self._starts, cell) - 1]

@@ -181,7 +181,10 @@ class Program:
             raise AllocationError(
                 f"{self.here()}: {name} brings tensor memory to {self._columns.with_more(columns)} columns, an SM has {self.session.tmem_columns}"
             )
-        self.live_columns.allocate(columns, name, self.here(), place, first)
+        if buffer:
+            self.live_columns.more(columns, first)
+        else:
+            self.live_columns.allocate(columns, name, self.here(), place, first)
         more = 4 * (first + columns) - self.tmem_bytes.shape[1]
         if more > 0:
             self.tmem_bytes = np.pad(self.tmem_bytes, ((0, 0), (0, more)), constant_values=0xFF)

@@ -15,6 +15,7 @@ from tilecast.emulator.errors import (
     BoundsError,
     DeadlockError,
     EmulationError,
+    LayoutError,
     RaceError,
     UninitializedError,
     WrongResultError,
@@ -163,7 +164,11 @@ BUGS = {
     ),
     "too many columns": Bug(
         BLACKWELL, "o = allocate_tensor_memory(gl.float32, [ROWS, 128]", "o = allocate_tensor_memory(gl.float32, [ROWS, 256]",
-        AllocationError, "o = allocate_tensor_memory",
+        LayoutError, "into [128, 256]",
+    ),
+    "more columns than there are": Bug(
+        BLACKWELL, "o = allocate_tensor_memory(gl.float32, [ROWS, 128], accumulator(128))",
+        "o = allocate_tensor_memory(gl.float32, [2, ROWS, 128], accumulator(128)).index(0)", AllocationError, "o = allocate_tensor_memory",
     ),
     "too many stages": Bug(
         BLACKWELL, "KV_STAGES = gl.constexpr(5)", "KV_STAGES = gl.constexpr(6)", AllocationError, "allocate_shared_memory",
