@@ -20,7 +20,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,20 @@ def load_fa3(path: str) -> Callable[..., Any]:
     return call
 
 
+def block_table(lengths: Sequence[int], page: int) -> tuple[Any, int]:
+    """(int32 (sequences, most pages of one) on the GPU, pages in all) for sequences of so many keys: pages in random order, as an engine
+    would have them."""
+    import torch
+
+    counts = [-(-keys // page) for keys in lengths]
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for row, pages in enumerate(torch.randperm(sum(counts)).to(torch.int32).split(counts)):
+        table[row, : len(pages)] = pages
+    return table.cuda(), sum(counts)
+
+
 def drawn(seed: int, count: int = 24) -> list[tuple[tuple[int, ...], int, tuple[int, int]]]:
-    """(keys of each sequence, page, heads) of ``count`` batches of at most 2^20 keys."""
+    """(keys of each sequence, page, heads) of ``count`` batches of at most 2^23 keys of all key heads."""
     draw, found = random.Random(seed), []
     while len(found) < count:
         most, batch = draw.choice((2048, 8192, 32768, 65536)), draw.randint(4, 256)
@@ -136,13 +148,10 @@ def measure(
     import tilecast
 
     batch, longest = len(lengths_of), max(lengths_of)
-    counts = [-(-keys // page) for keys in lengths_of]
-    size = sum(counts) * page * heads[1] * DIM
-    k, v = (pool[i][:size].view(sum(counts), page, heads[1], DIM) for i in (0, 1))
-    table = torch.zeros(batch, max(counts), dtype=torch.int32)
-    for row, pages in enumerate(torch.randperm(sum(counts)).to(torch.int32).split(counts)):
-        table[row, : len(pages)] = pages
-    table, lengths = table.cuda(), torch.tensor(lengths_of, dtype=torch.int32, device="cuda")
+    table, pages = block_table(lengths_of, page)
+    size = pages * page * heads[1] * DIM
+    k, v = (pool[i][:size].view(pages, page, heads[1], DIM) for i in (0, 1))
+    lengths = torch.tensor(lengths_of, dtype=torch.int32, device="cuda")
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
     q = torch.randn(batch, 1, heads[0], DIM, device="cuda").to(torch.bfloat16)
     size_bytes = 2 * sum(lengths_of) * heads[1] * DIM * pool[0].element_size()

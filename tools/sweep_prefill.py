@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep_decode import EVICT_BYTES, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
+from sweep_decode import EVICT_BYTES, block_table, fa3_forward, graph_of, measured_on, nvidia_smi, times_us
 
 #: Chunks beside decodes: (queries of the chunk, its keys, decodes, their keys, page).
 MIXED = ((512, 2048, 8, 8192, 16), (512, 4096, 32, 4096, 64), (512, 8192, 64, 2048, 128), (512, 16384, 128, 2048, 16),
@@ -96,13 +96,9 @@ def inputs(point: Point) -> dict[str, Any]:
     if not point.page:
         shape = (sum(keys), heads_kv, dim)
         return {**made, "k": numbers(*shape), "v": numbers(*shape), "starts_k": whole(starts[1])}
-    counts = [-(-n // point.page) for n in keys]
-    order = torch.randperm(sum(counts)).to(torch.int32)
-    table = torch.zeros(len(keys), max(counts), dtype=torch.int32)
-    for row, part in enumerate(order.split(counts)):
-        table[row, : len(part)] = part
-    shape = (sum(counts), point.page, heads_kv, dim)
-    return {**made, "k": numbers(*shape), "v": numbers(*shape), "used": whole(keys), "table": table.cuda()}
+    table, pages = block_table(keys, point.page)
+    shape = (pages, point.page, heads_kv, dim)
+    return {**made, "k": numbers(*shape), "v": numbers(*shape), "used": whole(keys), "table": table}
 
 
 def ours(x: dict[str, Any], causal: bool) -> Callable[[], Any]:
@@ -124,7 +120,7 @@ def one_kernel(name: str, x: dict[str, Any], causal: bool) -> Callable[[], Any]:
     import torch
 
     module = importlib.import_module(f"tilecast.kernels.generated.{name}")
-    parted = {"tokens": x["q"].shape[0], "least": LEAST_ROWS} if name.startswith("hopper") else {}
+    parted = {"tokens": x["q"].shape[0], "least": LEAST_ROWS} if hasattr(module, "parts") else {}
     out, sms = torch.empty_like(x["q"]), torch.cuda.get_device_properties(0).multi_processor_count
     batch, heads_kv = x["starts_q"].shape[0] - 1, x["k"].shape[-2]
     sizes = module.scratch(batch, heads_kv, x["q"].shape[1] // heads_kv, *x["most"], sms, **parted)

@@ -27,7 +27,7 @@ from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.machine.machine import Machine
 
 #: Goes up when more is read from the same code: what was kept before is then read anew.
-_READING = "1"
+_READING = "2"
 #: The family whose kernels' code is followed.
 FOLLOWED = "gemm_hopper"
 

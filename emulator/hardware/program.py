@@ -372,16 +372,12 @@ class Program:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError
         when it needs more shared or tensor memory than there is.
         """
-        over = self.live.over(self.session.smem_limit)
-        if over is not None:
-            raise AllocationError(
-                f"{over[2]}: {over[1]} brings shared memory to {over[0]} bytes, a CTA has {self.session.smem_limit}"
-            )
-        over = self.live_columns.over(self.session.tmem_columns)
-        if over is not None:
-            raise AllocationError(
-                f"{over[2]}: {over[1]} brings tensor memory to {over[0]} columns, an SM has {self.session.tmem_columns}"
-            )
+        for live, limit, memory, unit, owner in (
+            (self.live, self.session.smem_limit, "shared memory", "bytes", "a CTA"),
+            (self.live_columns, self.session.tmem_columns, "tensor memory", "columns", "an SM"),
+        ):
+            if (over := live.over(limit)) is not None:
+                raise AllocationError(f"{over[2]}: {over[1]} brings {memory} to {over[0]} {unit}, {owner} has {limit}")
         for agent in self.roles[0].agents:
             known, quote = agent.knowledge, self.session.source.quote
             for number, (line, cell) in self.issued_copies[agent.cta].items():

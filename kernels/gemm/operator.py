@@ -180,11 +180,9 @@ def _find(capability: tuple[int, int], device: int, c_bytes: int, k: int) -> tup
         raise AddmmUnsupportedError(f"addmm: no shipped kernel runs on compute capability {capability[0]}.{capability[1]}; use torch.addmm")  # fmt: skip
     # Those that go by their tiles stand together: the choice among them is by m and n.
     kernels = []
-    for (preference, by_tile), group in itertools.groupby(found, lambda e: (e.preference, e.tile is not None)):
-        del preference
+    for (_, by_tile), group in itertools.groupby(found, lambda e: (e.preference, e.tile is not None)):
         same = tuple(group)
-        alike = [same] if by_tile and len(same) > 1 else [(e,) for e in same]
-        for some in alike:
+        for some in [same] if by_tile else [(e,) for e in same]:
             launches = tuple(on_device(_launcher(e), device) for e in some)
             kernels.append((some[0].any_strides, launches, tuple(e.tile for e in some) if len(some) > 1 else (), sms))
     return tuple(kernels)

@@ -133,12 +133,19 @@ class Dealing:
         keys = self.split_keys * max(-(-span // (self.split_keys * self.most_splits)), 1)
         return max(-(-span // keys), 1), keys
 
-    def shared(self, rows: int, span: int) -> Shared:
-        """What a sequence has, for a key head."""
+    def shared(self, seqlen_q: int, seqlen_k: int, heads: Workload) -> Shared:
+        """What a sequence of a model's ``heads`` has, for a key head."""
+        rows, span = seqlen_q * heads.group_size, keys_seen(seqlen_q, seqlen_k, limits(heads)[0], self.tile_n)[1]
         splits, keys = self.splits_of(rows, span)
         blocks = -(-span // self.tile_n)
         each = -(-blocks // splits) if splits in (1, self.most_splits) else keys // self.tile_n
         return Shared(-(-rows // self.tile_m), splits, each, blocks)
+
+
+def limits(heads: Workload) -> tuple[int, int]:
+    """(keys before the diagonal, keys after it) that a query sees."""
+    left, right = (-1, 0) if heads.mask == "causal" else heads.window or (-1, -1)
+    return FAR if left < 0 else left, FAR if right < 0 else right
 
 
 def keys_seen(seqlen_q: int, seqlen_k: int, left: int, tile_n: int) -> tuple[int, int]:
@@ -230,17 +237,8 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     splits = 1 if work.seqlen_k <= dealt.whole_keys else min(dealt.most_splits, -(-work.seqlen_k // dealt.split_keys))
     if work.seqlen_q * group <= dealt.tile_m and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
         return replace(dealt, direct=True)
-    left = FAR if work.window is None or work.window[0] < 0 else work.window[0]
-    runs = runs_of(
-        (
-            dealt.shared(rows * group, keys_seen(rows, keys, left, dealt.tile_n)[1])
-            for rows, keys in batch.lengths
-            if dealt.takes(rows * group)
-        ),
-        sms,
-        work.heads_kv,
-        dealt.fold,
-    )
+    sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
+    runs = runs_of(sequences, sms, work.heads_kv, dealt.fold)
     return replace(dealt, runs=runs, programs=1, counts=COPY_ENGINE_SHARES)
 
 

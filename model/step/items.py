@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.step.batch import Batch
-from tilecast.model.step.dealing import FAR, Dealing, keys_seen
+from tilecast.model.step.dealing import Dealing, keys_seen, limits
 
 _Ints = NDArray[np.int64]
 
@@ -65,12 +65,6 @@ class Items:
     def count(self) -> int:
         """Items in all."""
         return len(self.blocks)
-
-
-def limits(heads: Workload) -> tuple[int, int]:
-    """(keys before the diagonal, keys after it) that a query sees."""
-    left, right = (-1, 0) if heads.mask == "causal" else heads.window or (-1, -1)
-    return FAR if left < 0 else left, FAR if right < 0 else right
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +133,7 @@ def batch_items(batch: Batch, dealt: Dealing) -> Items | None:
     for seqlen_q, seqlen_k in mine:
         run = 1
         if dealt.runs is not None:
-            shared = dealt.shared(seqlen_q * group, keys_seen(seqlen_q, seqlen_k, limits(heads)[0], dealt.tile_n)[1])
+            shared = dealt.shared(seqlen_q, seqlen_k, heads)
             run = dealt.runs.run(shared, begun)
             begun += shared.tiles * shared.blocks
         one = of_sequence(dealt, heads, seqlen_q, seqlen_k, run)
