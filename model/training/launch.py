@@ -6,10 +6,8 @@ query is left of it for a key.  Heads whose blocks programs take by turns are de
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +26,7 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline.backward.kernels import LoopKernel, RowKernel, seen_from_keys
 from tilecast.model.sm.simulate import SmTrace, steady_state
+from tilecast.model.training.turns.play import play
 
 #: Tiles that are played; more are estimated.
 _MOST_PLAYED = 1 << 15
@@ -118,41 +117,12 @@ def _makespan(
         return -(-count // slots) * high, 0.0
     order = per_tile[::-1] if kernel.last_first else per_tile
     abreast = max(1, min(heads, kernel.heads_abreast))
-    group = kernel.query_heads
     if tiles.weight > 1 or count > _MOST_PLAYED:
         queue = turn * (min(tiles.count, -(-slots // abreast)) - 1)
         share = float(per_tile.sum()) * tiles.weight * heads / slots
         return max(high, share + 0.5 * float(order[-1])) + queue, queue
-    free = [0.0] * slots
-    waited = 0.0
-    for first in range(0, heads, abreast):
-        together = min(abreast, heads - first)
-        if not turn:
-            for cycles in order.tolist():
-                for _ in range(together):
-                    heapq.heapreplace(free, free[0] + cycles)
-        elif group == 1:
-            # The same as below, for one query head: most launches, and most of the time of a search.
-            begun_at = [-inf] * together
-            for cycles in order.tolist():
-                for place, begun_before in enumerate(begun_at):
-                    start, own_turn = free[0], begun_before + turn
-                    begin = begun_at[place] = own_turn if own_turn > start else start
-                    waited += begin + cycles - start - cycles
-                    heapq.heapreplace(free, begin + cycles)
-        else:
-            # When the program before began with each query head, of each of the heads that take turns.
-            before = [[-inf] * group for _ in range(together)]
-            for cycles in order.tolist():
-                each = cycles / group
-                for begun in before:
-                    end = free[0]
-                    for query_head in range(group):
-                        begun[query_head] = max(end, begun[query_head] + turn)
-                        end = begun[query_head] + each
-                    waited += end - free[0] - cycles
-                    heapq.heapreplace(free, end)
-    return max(free), waited / slots
+    makespan, waited = play(order.tolist(), heads, abreast, kernel.query_heads, turn, slots)
+    return makespan, waited / slots
 
 
 def _traffic(
