@@ -114,5 +114,10 @@ def nearest_assignments(function: Function) -> Iterator[ast.Assign | ast.AugAssi
     return iter(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
 
 
+def on_chip(function: Function) -> bool:
+    """Whether a function is no host code."""
+    return any("jit" in ast.unparse(one) for one in function.decorator_list)
+
+
 def lines_of(node: Any) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)

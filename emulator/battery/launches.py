@@ -210,6 +210,8 @@ class Trail:
         #: Places that stored elements, one by one, by tensor in global memory.
         self.in_global: dict[str, dict[tuple[int, ...], None]] = {}
         self.products: dict[tuple[int, ...], None] = {}
+        #: Places that loaded what nobody has stored.
+        self.unwritten: dict[tuple[int, ...], None] = {}
         #: Of each tensor in global memory, the place (a number) that stored an element last, and the places by number.
         self._last: dict[str, Any] = {}
         self._chains: list[tuple[int, ...]] = [()]
@@ -238,6 +240,11 @@ class Trail:
             if self._chains[-1] != calls:
                 self._chains.append(calls)
             last[at] = len(self._chains) - 1
+
+    def loaded(self, calls: tuple[int, ...], unwritten: bool) -> None:
+        """Elements were loaded that programs store to."""
+        if unwritten:
+            self.unwritten[calls[:4]] = None
 
     def stored_last(self, name: str, element: int) -> tuple[int, ...]:
         """Where an element of a tensor was stored last; empty where nobody knows."""
