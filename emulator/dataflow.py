@@ -190,6 +190,20 @@ class Dataflow:
                             found[at] = named or found.get(at, False)
         return [at for at, named in found.items() if named] or list(found)
 
+    def waiting(self, name: str) -> list[int]:
+        """Lines that wait for memory ``ring.full``; of a helper that waits for its own ring's, the calls that are given ``ring``."""
+        owner, _, last = name.rpartition(".")
+        found: dict[int, None] = {}
+        for function in self._on_chip():
+            for node, place, one in arguments(function, ()):
+                if last_name(node.func) in WAITS and not place and self._memory_of(function, one) == last:
+                    if self._made_of(function, one) in ("", owner):
+                        found[node.lineno] = None
+                    for _, given, call in self._calls.get(function.name, ()):
+                        if call is not None and owner in [last_name(argument) for argument in given]:
+                            found[call.lineno] = None
+        return list(found)
+
     def beside(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
         """As `given`, of the barriers that belong to what ``ring.full`` belongs to and have other names."""
         owner, _, last = name.rpartition(".")
@@ -384,16 +398,25 @@ class Dataflow:
         return inside is not None and any(other in lines_of(inside) for other in others)
 
     def counts(self, places: Sequence[int]) -> list[int]:
-        """Statements like ``n += 1`` of the chip's functions that the places stand in, and of those that call these."""
+        """Statements like ``n += 1``, and where such a number starts, of the chip's functions that the places stand in, and of those
+        that call these."""
         first = {f.name: f for place in places if (f := self._inside(place)) is not None}
         calling = [f for name in list(first) for f, _, call in self._calls.get(name, ()) if call is not None]
         functions = {f.name: f for f in (*first.values(), *calling) if on_chip(f)}
-        return [
-            node.lineno
-            for function in functions.values()
-            for node in ast.walk(function)
-            if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) and isinstance(node.op, ast.Add)
-        ]
+        found: list[int] = []
+        for function in functions.values():
+            constant = [
+                node
+                for node in nearest_assignments(function)
+                if not isinstance(node, ast.For)
+                and isinstance(node.value, ast.Constant)
+                and type(node.value.value) is int
+            ]
+            steps = [node for node in constant if isinstance(node, ast.AugAssign)]
+            counted = {target.id for node in steps for target in targets_of(node)}
+            starts = [node for node in constant if node not in steps and counted & {t.id for t in targets_of(node)}]
+            found += [node.lineno for node in (*steps, *starts)]
+        return found
 
     def signals_and_waits(self, line: int, count: int = 1, depth: int = 1) -> list[int]:
         """Of the function that ``line`` stands in: the ``count`` waits that come last before it, the nearest first, and the signals

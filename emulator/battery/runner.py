@@ -151,7 +151,8 @@ def _behind(source: Source, error: EmulationError) -> str:
     """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
     ordered = "shared memory" in str(error) or "tensor memory" in str(error)
     if isinstance(error, UninitializedError) and ordered:
-        return _ordered(source, str(error), source.frames_of(error)[:_CALLERS]) + _operands(source, error, _STORED)
+        frames = source.frames_of(error)[:_CALLERS]
+        return _waited(source, str(error)) + _ordered(source, str(error), frames) + _operands(source, error, _STORED)
     if isinstance(error, (UninitializedError, LayoutError)):
         return _operands(source, error) + (tensor_maps(source) if isinstance(error, LayoutError) else "")
     if isinstance(error, BarrierError) and "used before mbarrier.init" in str(error):
@@ -185,9 +186,20 @@ def _behind(source: Source, error: EmulationError) -> str:
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
     if twice:
+        # The address of the other one.
+        others = [int(line) for line in re.findall(r"line (\d+):", str(error)) if int(line) not in frames]
+        found = [source.quote(line)[:100] for other in others[:1] for line in source.values([other], _OPERAND, 0)[1:]]
+        text += "; of the other one" + "".join(f"\n               {line}" for line in found) if found else ""
         return text + handed_on(source, "addresses depend on strides", ("stride", "attention["))
     tensor = re.search(r"outside (\w+): element", str(error))
     return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
+
+
+def _waited(source: Source, said: str) -> str:
+    """Of memory that a copy has not written yet, who waits for the barrier of the copy, as text to append."""
+    barrier = re.search(r"and ([a-z_]\w*(?:\.\w+)*)\[\d+\] counts its bytes", said)
+    waits = [source.quote(line)[:100] for line in source.dataflow.waiting(barrier[1])[:_COUNTS]] if barrier else []
+    return f"; who waits for {barrier[1]}: {'; '.join(waits)}" if barrier and waits else ""
 
 
 def _not_initialised(source: Source) -> str:
@@ -245,6 +257,10 @@ def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str
         if chain
         else []
     )
+    if isinstance(error, LayoutError) and chain:
+        # Where the layout itself is wrong, what it is made of comes first.
+        made = source.values(chain, _LAYOUTS, "layout", layouts=True, only=True)[1:]
+        lines = [*made, *lines] if "basis" in str(error) or "bases" in str(error) else by_turns([lines, made])
     lines = [*source.frames_of(error)[1:_CALLERS], *lines]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:most]]
     return "; its operands come from" + "".join(quoted) if quoted else ""

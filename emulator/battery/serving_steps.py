@@ -222,7 +222,10 @@ class ServingSteps(Trail):
                 for i in range(len(chain) - 1, -1, -1)
             ]
         of_chains: list[Place] = [(chain, argument) for argument in (1, 0) for chain in chains]
-        self.step = [*first[:1], *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
+        # What was merged may have been loaded from elsewhere.
+        loads = list(self.loads)[:: -1 if lse_right else 1]
+        loaded: list[Place] = [(chain, 0) for chain in loads[:_LOADS]]
+        self.step = [*first[:1], *loaded, *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
         return (
             "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
         )
