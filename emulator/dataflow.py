@@ -29,6 +29,7 @@ from tilecast.emulator.expressions import (
     memory_name,
     nearest_assignments,
     of_language,
+    on_chip,
     says_value,
     targets_of,
 )
@@ -46,6 +47,8 @@ _MOVES = {"load", "store", "convert_layout", "split", "join", "to", "index", "sl
 _SEVERAL = 3
 #: Of so many lines one may be one that only passes a value on.
 _PASSED = 6
+#: Calls that say which program runs, and how many there are.
+_NUMBERS = {"program_id", "num_programs"}
 #: Statements of a function that is short.
 _SHORT = 3
 #: Steps that are followed at most.
@@ -187,6 +190,20 @@ class Dataflow:
                             found[at] = named or found.get(at, False)
         return [at for at, named in found.items() if named] or list(found)
 
+    def waiting(self, name: str) -> list[int]:
+        """Lines that wait for memory ``ring.full``; of a helper that waits for its own ring's, the calls that are given ``ring``."""
+        owner, _, last = name.rpartition(".")
+        found: dict[int, None] = {}
+        for function in self._on_chip():
+            for node, place, one in arguments(function, ()):
+                if last_name(node.func) in WAITS and not place and self._memory_of(function, one) == last:
+                    if self._made_of(function, one) in ("", owner):
+                        found[node.lineno] = None
+                    for _, given, call in self._calls.get(function.name, ()):
+                        if call is not None and owner in [last_name(argument) for argument in given]:
+                            found[call.lineno] = None
+        return list(found)
+
     def beside(self, name: str, silent: Container[str] = ()) -> list[tuple[int, int]]:
         """As `given`, of the barriers that belong to what ``ring.full`` belongs to and have other names."""
         owner, _, last = name.rpartition(".")
@@ -205,7 +222,7 @@ class Dataflow:
 
     def _on_chip(self) -> list[Function]:
         """Functions that are no host code."""
-        return [function for function in self._functions.values() if function.decorator_list]
+        return [function for function in self._functions.values() if on_chip(function)]
 
     def unused(self) -> list[str]:
         """Functions for the chip whose names stand nowhere else in the file: what was to call them does not."""
@@ -252,6 +269,44 @@ class Dataflow:
         """Lines of kernels that assign to a name."""
         nodes = (n for f in self._on_chip() for n in nearest_assignments(f) if not isinstance(n, ast.For))
         return [line for n in nodes if name in [t.id for t in targets_of(n)] for line in lines_of(n)]
+
+    def not_initialised(self) -> list[tuple[str, int]]:
+        """Memory for barriers that no ``init`` is about: its name where it is made, and that line."""
+        initialised = {
+            name
+            for function in self._on_chip()
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and last_name(node.func) == "init" and node.args
+            for name in self._known_as(function, node.args[0])
+        }
+        made = (
+            (function, node)
+            for function in self._on_chip()
+            for node in nearest_assignments(function)
+            if not isinstance(node, ast.For) and node.value is not None and "MBarrierLayout" in ast.unparse(node.value)
+        )
+        return [
+            (target.id, node.lineno)
+            for function, node in made
+            for target in targets_of(node)
+            if not self._known_as(function, target) & initialised
+        ]
+
+    def numbered(self) -> list[int]:
+        """Lines of kernels that ask which program runs, or how many there are: who does what begins there."""
+        return [
+            statement.lineno
+            for function in self._on_chip()
+            for statement in ast.walk(function)
+            if isinstance(statement, (ast.Assign, ast.AugAssign, ast.Return))
+            and any(last_name(n.func) in _NUMBERS for n in ast.walk(statement) if isinstance(n, ast.Call))
+            and statement.lineno not in self.left_out
+        ]
+
+    def tensor_maps(self) -> list[int]:
+        """Lines of functions that make tensor maps."""
+        names = (n for f in self._functions.values() for n in ast.walk(f) if isinstance(n, ast.Name))
+        return list(dict.fromkeys(name.lineno for name in names if name.id == "TensorDescriptor"))
 
     def one_sided(self) -> list[tuple[str, list[int], str]]:
         """Barriers that somebody signals and nobody waits for, or the other way round: (name, lines of the side there is, what is missing)."""
@@ -319,7 +374,7 @@ class Dataflow:
 
     def callers(self, line: int) -> list[int]:
         """Lines that call the function which a line stands in."""
-        inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
+        inside = self._inside(line)
         calls = self._calls.get(inside.name, ()) if inside is not None else ()
         return [call.lineno for _, _, call in calls if call is not None]
 
@@ -333,11 +388,41 @@ class Dataflow:
                     if fields.index(field) < len(args) and not any(isinstance(one, ast.Starred) for one in args)
                 ]
 
+    def _inside(self, line: int) -> Function | None:
+        """The function that a line stands in."""
+        return next((f for f in self._functions.values() if line in lines_of(f)), None)
+
+    def beside_each_other(self, line: int, others: Sequence[int]) -> bool:
+        """Whether a line stands in a function that one of the others stands in."""
+        inside = self._inside(line)
+        return inside is not None and any(other in lines_of(inside) for other in others)
+
+    def counts(self, places: Sequence[int]) -> list[int]:
+        """Statements like ``n += 1``, and where such a number starts, of the chip's functions that the places stand in, and of those
+        that call these."""
+        first = {f.name: f for place in places if (f := self._inside(place)) is not None}
+        calling = [f for name in list(first) for f, _, call in self._calls.get(name, ()) if call is not None]
+        functions = {f.name: f for f in (*first.values(), *calling) if on_chip(f)}
+        found: list[int] = []
+        for function in functions.values():
+            constant = [
+                node
+                for node in nearest_assignments(function)
+                if not isinstance(node, ast.For)
+                and isinstance(node.value, ast.Constant)
+                and type(node.value.value) is int
+            ]
+            steps = [node for node in constant if isinstance(node, ast.AugAssign)]
+            counted = {target.id for node in steps for target in targets_of(node)}
+            starts = [node for node in constant if node not in steps and counted & {t.id for t in targets_of(node)}]
+            found += [node.lineno for node in (*steps, *starts)]
+        return found
+
     def signals_and_waits(self, line: int, count: int = 1, depth: int = 1) -> list[int]:
         """Of the function that ``line`` stands in: the ``count`` waits that come last before it, the nearest first, and the signals
         that come first after it; of those by functions of the file the lines in there, too.  Of a helper that does neither, those about its
         calls."""
-        inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
+        inside = self._inside(line)
         calls = [n for n in ast.walk(inside) if isinstance(n, ast.Call)] if inside is not None else []
         if not any(self._does(n, WAITS) or self._does(n, SIGNALS) for n in calls) and depth:
             # A helper: its callers do.
@@ -447,7 +532,7 @@ class Dataflow:
     def _frame(self, chain: Sequence[int]) -> _Frame | None:
         frame, at = None, 0
         for line in reversed(chain):
-            inside = next((f for f in self._functions.values() if line in lines_of(f)), None)
+            inside = self._inside(line)
             if inside is not None:
                 calls = [call for f, _, call in self._calls.get(inside.name, []) if frame and f is frame.function]
                 call = next((call for call in calls if call is not None and at in lines_of(call)), None)

@@ -14,6 +14,9 @@ SIGNALS = {"arrive", "expect", "tcgen05_commit", "mbarrier_arrive", "commit_grou
 #: Calls that do not signal a barrier that they are given.
 SILENT = {"wait", "init", "invalidate"}
 
+#: Where functions of the language take a layout without its name.
+_LAYOUT_PLACES = {"arange": 2, "zeros": 2, "full": 3, "convert_layout": 1, "load": 0}
+
 #: Names that the language's modules have, as a rule.
 _LANGUAGE = {"gl", "tl", "ttgl"}
 
@@ -50,7 +53,10 @@ def argument_of(value: ast.expr, number: int | str) -> ast.expr:
     if isinstance(number, str):
         # Of the call itself, or of one inside: the layout of gl.arange in row + gl.arange(0, ROWS, layout=rows).
         calls = [one for one in ast.walk(value) if isinstance(one, ast.Call)]
-        return next((one.value for call in calls for one in call.keywords if one.arg == number), value)
+        named = [one.value for call in calls for one in call.keywords if one.arg == number]
+        places = {"layout": _LAYOUT_PLACES}.get(number, {})
+        named += [call.args[at] for call in calls if 0 <= (at := places.get(last_name(call.func), -1)) < len(call.args)]
+        return named[0] if named else value
     if isinstance(value, ast.Call):
         return value.args[number] if len(value.args) > number else value
     # A product among others: made + (warpgroup_mma(p, v, o),).
@@ -112,6 +118,11 @@ def nearest_assignments(function: Function) -> Iterator[ast.Assign | ast.AugAssi
     """Assignments, the last first."""
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
     return iter(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
+
+
+def on_chip(function: Function) -> bool:
+    """Whether a function is no host code."""
+    return any("jit" in ast.unparse(one) for one in function.decorator_list)
 
 
 def lines_of(node: Any) -> range:

@@ -45,6 +45,9 @@ class Watcher(Protocol):
         """Something is stored to a tensor in global or shared memory, at the innermost of these places; ``at``: of global memory
         the elements, where they are known."""
 
+    def loaded(self, calls: tuple[int, ...], unwritten: bool) -> None:
+        """Elements of a tensor in global memory that programs store to are loaded; ``unwritten``: some that nobody has stored."""
+
 
 @dataclass
 class Session:

@@ -125,6 +125,9 @@ class Steps:
         """Remember where results are stored."""
         self._stores.setdefault(name, {})[calls[:3]] = None
 
+    def loaded(self, calls: tuple[int, ...], unwritten: bool) -> None:
+        """No step is about that."""
+
     def _tile(self, product: Product | Wgmma, operand: Shared) -> _Tile | None:
         """The rows that an operand is made of; None where they are not of one tile."""
         cells = operand.cells.reshape(-1)
@@ -316,6 +319,20 @@ class Steps:
             wanted = np.exp2(np.where(seen, s, -np.inf) - reference[:, None])
             off = np.where(np.isnan(reference)[:, None], 0, np.abs(p - wanted) / np.maximum(wanted, max(_SMALL, least)))
             off = np.where((wanted > _SMALL * largest[:, None]) | (p > _SMALL), off, 0)
+        # Where a row's largest score of all is, there is a weight, whatever is subtracted.
+        every = np.where(
+            self._seen[q.first : q.first + count], self._s[q.batch, q.head, q.first : q.first + count], -np.inf
+        )
+        best = (
+            sound & np.isfinite(every.max(1)) & (np.where(seen, s, -np.inf).max(1) == every.max(1)) & (largest < least)
+        )
+        if best.any():
+            row = int(best.argmax())
+            self._depart(
+                q, "P", f"P of {self._row(q, row)} is at most {largest[row]:.2g} for the keys from {v.first}, among which its largest "
+                "score is", (*product.calls[:1], *self._of_p(product, a)), q.calls,
+            )  # fmt: skip
+            return None
         if float(np.nan_to_num(off).max(initial=0)) > (6 if self._coarse else 3) * _P_TOLERANCE:
             row, key = (int(n) for n in np.unravel_index(int(np.nan_to_num(off).argmax()), off.shape))
             times = scaled_by(logarithm[row], s[row])

@@ -134,7 +134,7 @@ def judge(
     wrong = (
         f"{int(rows.sum())} of {rows.size} rows are wrong, first batch {b}, head {h}, row {row}: output off by "
         f"{_largest(off[b, h, row]):.3g} (tolerance {tolerance:.2g}), log-sum-exp by {_largest(off_lse[b, h, row]):.3g}; "
-        + (f"stored at {emulation.quote(line)}" if line else "nothing was stored there")
+        + (f"stored at {emulation.quote(line)}" if line else "nothing was stored there, a row of out")
         + ("; nothing was stored to that row of lse" if unsaid and line else "")
     )
     # Sums that are right mostly say nothing about masks, and neither do infinite ones of rows whose output is right.

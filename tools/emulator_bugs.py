@@ -72,9 +72,11 @@ def compiled(planted: Planted) -> str:
 
 
 def points(message: str, planted: Planted, lines: set[int]) -> str:
-    """How a message points at a bug: "line", "name" or ""."""
+    """How a message points at a bug: "line", "name", "fence" (that one is missing, between which lines) or ""."""
     if {int(found) for found in re.findall(r"line (\d+):", message)} & lines:
         return "line"
+    if planted.old.strip().startswith("fence_async_shared(") and "fence_async_shared() is missing" in message:
+        return "fence"
     names = [re.escape(name) for name in planted.names]
     named = any(re.search(rf"\b{name}\d?[.\[]|\.{name}\b|(memory|of) {name}\b", message) for name in names)
     return "name" if named else ""
@@ -83,7 +85,7 @@ def points(message: str, planted: Planted, lines: set[int]) -> str:
 def early(message: str, how: str, lines: set[int]) -> bool:
     """Whether a message that points at a bug does so by a name, or in the first lines that it quotes."""
     quoted = list(dict.fromkeys(int(found) for found in re.findall(r"line (\d+):", message)))[:_EARLY]
-    return how == "name" or (how == "line" and bool(lines & set(quoted)))
+    return how in ("name", "fence") or (how == "line" and bool(lines & set(quoted)))
 
 
 def main() -> None:

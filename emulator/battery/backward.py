@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.backward_steps import BackwardSteps
-from tilecast.emulator.battery.host import WITHOUT_KEYS, handed_on, unstored
+from tilecast.emulator.battery.host import WITHOUT_KEYS, handed_on, tensor_maps, unstored
 from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
@@ -172,6 +172,8 @@ class BackwardBench(LaunchBench):
                 "how many blocks there are, and by what they are multiplied",
                 ("key_blocks", "row_blocks", "scale", "[grid]"),
             )
+        elif "not with those of" in said:
+            host = tensor_maps(self.source)
         error = explain(self.source, steps, text + stored_at(self.source, done[wrong[0]], first.at), [], said)
         raise WrongResultError(str(error) + (host or unstored(self.source, str(error))))
 

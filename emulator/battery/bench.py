@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilecast.emulator.battery.coverage import Coverage
 from tilecast.emulator.battery.exponential import check_exponentials
-from tilecast.emulator.battery.host import NO_STEP, about, handed_on, unstored
+from tilecast.emulator.battery.host import NO_STEP, about, handed_on, tensor_maps, unstored
 from tilecast.emulator.battery.problems import Problem, Shape, inputs, problems
 from tilecast.emulator.battery.refusals import check_refusals
 from tilecast.emulator.departure import explained
@@ -119,13 +119,15 @@ class Bench:
         verdict = judge(done, q, k, v, scale, problem.window, with_lse=problem.with_lse)
         if verdict.wrong:
             steps = Steps(q, k, v, scale, problem.window, self.kernel.source)
-            self.kernel.source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
+            # What steps come from is followed while the launch runs.
+            self.kernel.source.dataflow.left_out = self.coverage.left_out(launched)
+            launched(steps)
             found = steps.finish(verdict, done.mask_lines, self.kernel.session.mask_calls)
             said = explained(verdict.wrong, found, self.kernel.source)
             masked, only_sums = "does not see key" in said or "but the row sees it" in said, verdict.out_right
             reason = about(problem, bool(seed), planned, masked, only_sums)
             reason = reason or (None if found else NO_STEP)
             host = handed_on(self.kernel.source, *reason) if reason else unstored(self.kernel.source, said)
-            raise WrongResultError(said + host)
+            raise WrongResultError(said + host + ("" if found else tensor_maps(self.kernel.source)))
         self.out_error = max(self.out_error, verdict.out_error / verdict.out_tolerance)
         self.lse_error = max(self.lse_error, verdict.lse_error / verdict.lse_tolerance)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.emulator.expressions import on_chip
+
 #: What rewritten files call: with the line of a statement; with the number of a test and its value.
 RAN, TOOK = "__ran__", "__took__"
 
@@ -45,6 +47,7 @@ class Coverage:
         self._took: set[tuple[int, bool]] = set()
         self._tests: list[_Test] = []
         self._functions: list[tuple[int, list[int]]] = []
+        self._on_chip: set[int] = set()
         self._constants: set[str] = set()
 
     @property
@@ -73,7 +76,7 @@ class Coverage:
 
     def _function(self, function: ast.FunctionDef) -> None:
         # Host code decides when it runs.
-        compiled = any("jit" in ast.unparse(one) for one in function.decorator_list)
+        compiled = on_chip(function)
         constants = self._constants | _declared_constants(function)
         for node in list(ast.walk(function)):
             if isinstance(node, (ast.If, ast.While, ast.IfExp)):
@@ -96,16 +99,17 @@ class Coverage:
                 )
             ]  # fmt: skip
         self._functions.append((function.lineno, sorted(lines)))
+        if compiled:
+            self._on_chip.update(lines)
 
     def left_out(self, attempt: Callable[[], Any]) -> frozenset[int]:
-        """Lines of statements that ``attempt`` does not execute."""
+        """Lines of the kernels' statements that ``attempt`` does not execute; what host code has worked out it remembers."""
         before = set(self._ran)
         # What the file calls adds to this very set.
         self._ran.clear()
         try:
             attempt()
-            every = {line for _, lines in self._functions for line in lines}
-            return frozenset(every - self._ran)
+            return frozenset(self._on_chip - self._ran)
         finally:
             self._ran.update(before)
 

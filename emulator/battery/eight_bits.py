@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.bench import Bench
-from tilecast.emulator.battery.host import NO_STEP, WITHOUT_KEYS, handed_on, unstored
+from tilecast.emulator.battery.host import NO_STEP, WITHOUT_KEYS, handed_on, tensor_maps, unstored
 from tilecast.emulator.battery.launches import always, compare, must_refuse, run_host, stored_at
 from tilecast.emulator.battery.problems import Problem, inputs
 from tilecast.emulator.departure import explained
@@ -90,12 +90,13 @@ class NarrowBench(Bench):
         # On Hopper V is turned before, and its keys shuffled.
         shuffled = self.kernel.header["family"] == "hopper_ws"
         steps = Steps(wide[0], wide[1], v, scale, problem.window, source, coarse=True, shuffled=shuffled)
-        source.dataflow.left_out = self.coverage.left_out(lambda: launched(steps))
+        source.dataflow.left_out = self.coverage.left_out(launched)
+        launched(steps)
         found = steps.finish(wrong, self.kernel.mask_lines(), self.kernel.session.mask_calls)
         said = explained(wrong.wrong, found, source)
         reason = WITHOUT_KEYS if not problem.keys else None if found else NO_STEP
         host = handed_on(source, *reason) if reason else unstored(source, said)
-        raise WrongResultError(said + host)
+        raise WrongResultError(said + host + ("" if found else tensor_maps(source)))
 
     def _count(self) -> None:
         traces = self.kernel.session.traces

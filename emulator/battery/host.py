@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from tilecast.emulator.battery.problems import Problem
+from tilecast.emulator.expressions import on_chip
 from tilecast.emulator.origins import by_turns
 from tilecast.emulator.source import Source
 
@@ -20,6 +21,8 @@ _HEADS, _AROUND = 4, 6
 _PROGRAMS = ("query_blocks", "programs", "turns", "tiles", "[grid]")
 #: Lines of what the functions return that those call.
 _ENDS = 6
+#: Lines about tensor maps, and about which program takes what.
+_MAPS, _TAKES = 6, 6
 
 
 def handed_on(source: Source, why: str, words: tuple[str, ...]) -> str:
@@ -67,12 +70,32 @@ def unstored(source: Source, said: str) -> str:
             f"\n               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(heads))[:_QUOTED]
         )
         unused += f"\n             loops and conditions that let nobody in{quoted}"
-    return unused + handed_on(source, "how many programs there are, and what for", _PROGRAMS)
+    return unused + handed_on(source, "how many programs there are, and what for", _PROGRAMS) + taken(source)
+
+
+def taken(source: Source) -> str:
+    """Where kernels ask which program runs, and what the host's number of programs is computed from, as text to append."""
+    tree = ast.parse(source.text)
+    plans = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "plan"]
+    ends = [n.lineno for plan in plans for n in ast.walk(plan) if isinstance(n, ast.Return)]
+    # What the host works out for that has functions of its own.
+    ends += _returned(tree, [line for end in ends for line in source.values([end], _TAKES, 0)])
+    host = by_turns([source.values([end], _TAKES, 0)[1:] for end in reversed(ends)])
+    lines = list(dict.fromkeys([*source.dataflow.numbered()[:_TAKES], *host[: 2 * _TAKES]]))
+    quoted = "".join(f"\n               {source.quote(line)[:_WIDTH]}" for line in lines)
+    return f"\n             which program takes what{quoted}" if quoted else ""
+
+
+def tensor_maps(source: Source) -> str:
+    """What the host makes tensor maps of, as text to append."""
+    lines = by_turns([source.values([line], _MAPS, 0) for line in source.dataflow.tensor_maps()])
+    quoted = "".join(f"\n               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(lines))[:_MAPS])
+    return f"\n             what the host makes tensor maps of{quoted}" if quoted else ""
 
 
 def _returned(tree: ast.Module, lines: list[int]) -> list[int]:
     """What functions of the host return that lines of it call: those that are no kernels."""
-    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not n.decorator_list}
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and not on_chip(n)}
     calls = [
         n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.lineno in lines
     ]

@@ -198,7 +198,7 @@ def stored_at(source: Source, array: Array, at: Sequence[int]) -> str:
     """Where an element was stored last, as text to append."""
     strides = array.stride()
     line = int(array.line[sum(n * s for n, s in zip(at, strides, strict=True))])
-    return f"; stored at {source.quote(line)}" if line else "; nothing was stored there"
+    return f"; stored at {source.quote(line)}" if line else f"; nothing was stored there, an element of {array.name}"
 
 
 class Trail:
@@ -210,6 +210,9 @@ class Trail:
         #: Places that stored elements, one by one, by tensor in global memory.
         self.in_global: dict[str, dict[tuple[int, ...], None]] = {}
         self.products: dict[tuple[int, ...], None] = {}
+        #: Places that loaded from memory that programs store to, and those where nobody had stored.
+        self.loads: dict[tuple[int, ...], None] = {}
+        self.unwritten: dict[tuple[int, ...], None] = {}
         #: Of each tensor in global memory, the place (a number) that stored an element last, and the places by number.
         self._last: dict[str, Any] = {}
         self._chains: list[tuple[int, ...]] = [()]
@@ -238,6 +241,12 @@ class Trail:
             if self._chains[-1] != calls:
                 self._chains.append(calls)
             last[at] = len(self._chains) - 1
+
+    def loaded(self, calls: tuple[int, ...], unwritten: bool) -> None:
+        """Elements were loaded that programs store to."""
+        self.loads[calls[:4]] = None
+        if unwritten:
+            self.unwritten[calls[:4]] = None
 
     def stored_last(self, name: str, element: int) -> tuple[int, ...]:
         """Where an element of a tensor was stored last; empty where nobody knows."""

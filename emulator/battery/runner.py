@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.base.progress import Progress, silent
 from tilecast.emulator.battery.benches import bench_for
 from tilecast.emulator.battery.coverage import Unreached
-from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.host import handed_on, tensor_maps
 from tilecast.emulator.battery.launches import Labelled
 from tilecast.emulator.errors import (
     BarrierError,
@@ -33,7 +33,9 @@ _BEHIND = 16
 #: Lines that an operand is followed back to, what decides about layouts or is of the host; operands.
 _OPERAND, _LAYOUTS, _OPERANDS = 8, 12, 4
 #: Waits and signals about an access, lines about them; lines that memory which nobody has written is followed back to.
-_AROUND, _ORDERED, _STORED = 2, 16, 10
+_AROUND, _ORDERED, _STORED, _SLOTS = 2, 16, 10, 4
+#: Statements that count slots and phases.
+_COUNTS = 8
 #: Barriers and names of which there is one side only, and lines about each.
 _SIDES, _SIDE = 4, 3
 #: Frames of an error up to the last caller that is quoted.
@@ -95,8 +97,12 @@ def run_battery(
     def held(name: str, attempt: Callable[[], Any]) -> Any:
         try:
             return attempt()
-        except RequestError:
-            raise
+        except RequestError as error:
+            # What the file's own host code asks of its kernels is the file's.
+            if not source.frames_of(error):
+                raise
+            message = f"{source.quote_of(error)}: {error}{_through(source, error)}"
+            failures.append(Failure(name, "crash", message))
         except UnsupportedError as error:
             if error.__cause__ is None:
                 raise UnsupportedError(str(error) + _called(source, error) + _alone(source)) from None
@@ -145,9 +151,12 @@ def _behind(source: Source, error: EmulationError) -> str:
     """Of a place outside a tensor, or one that two stores reach: what it is computed from, as text to append."""
     ordered = "shared memory" in str(error) or "tensor memory" in str(error)
     if isinstance(error, UninitializedError) and ordered:
-        return _ordered(source, str(error), source.frames_of(error)[:_CALLERS]) + _operands(source, error, _STORED)
+        frames = source.frames_of(error)[:_CALLERS]
+        return _waited(source, str(error)) + _ordered(source, str(error), frames) + _operands(source, error, _STORED)
     if isinstance(error, (UninitializedError, LayoutError)):
-        return _operands(source, error)
+        return _operands(source, error) + (tensor_maps(source) if isinstance(error, LayoutError) else "")
+    if isinstance(error, BarrierError) and "used before mbarrier.init" in str(error):
+        return _not_initialised(source) + _ordered(source, str(error), source.frames_of(error)[:_CALLERS])
     if isinstance(error, BarrierError) or (isinstance(error, RaceError) and ordered):
         return _ordered(source, str(error), source.frames_of(error)[:_CALLERS])
     twice = str(error).startswith("race on element")
@@ -158,13 +167,17 @@ def _behind(source: Source, error: EmulationError) -> str:
         # Of larger problems it shows at the end of a launch: where the number was made says more.
         said = int(re.findall(r"line (\d+):", str(error) + " line 0:")[0])
         frames = frames[frames.index(said) :] if said in frames else [said]
-    # The address, and which elements are asked for; of what lies outside also a copy's, its second argument.
+    # The address, and which elements are asked for; of a copy's its corner, which is the second argument.
+    stores = twice or (bool(frames) and re.search(r"\w+\.store\(", source.quote(frames[0])) is not None)
     behind = by_turns(
         [
             source.values(frames, _BEHIND, argument, only=bool(argument))[1:]
-            for argument in ((0, "mask") if twice else (0, 1, "mask"))
+            for argument in ((0, "mask") if stores else (0, 1, "mask"))
         ]
     )
+    # What decides that it is asked for at all.
+    asked = by_turns([source.values(frames[i:], _OPERAND, "conditions") for i in range(len(frames[:_CALLERS]))])
+    behind = by_turns([behind, asked])
     # Of a slot that is not there, how many were made.
     slots = re.search(r"(\w+) has \d+ slots", str(error))
     made = source.dataflow.assigned(slots[1]) if slots else []
@@ -173,9 +186,28 @@ def _behind(source: Source, error: EmulationError) -> str:
         "; it comes from" + "".join(f"\n               {source.quote(line)[:100]}" for line in lines) if lines else ""
     )
     if twice:
+        # The address of the other one.
+        others = [int(line) for line in re.findall(r"line (\d+):", str(error)) if int(line) not in frames]
+        found = [source.quote(line)[:100] for other in others[:1] for line in source.values([other], _OPERAND, 0)[1:]]
+        text += "; of the other one" + "".join(f"\n               {line}" for line in found) if found else ""
         return text + handed_on(source, "addresses depend on strides", ("stride", "attention["))
     tensor = re.search(r"outside (\w+): element", str(error))
     return text + (handed_on(source, f"what launch makes of {tensor[1]}", (tensor[1],)) if tensor else "")
+
+
+def _waited(source: Source, said: str) -> str:
+    """Of memory that a copy has not written yet, who waits for the barrier of the copy, as text to append."""
+    barrier = re.search(r"and ([a-z_]\w*(?:\.\w+)*)\[\d+\] counts its bytes", said)
+    waits = [source.quote(line)[:100] for line in source.dataflow.waiting(barrier[1])[:_COUNTS]] if barrier else []
+    return f"; who waits for {barrier[1]}: {'; '.join(waits)}" if barrier and waits else ""
+
+
+def _not_initialised(source: Source) -> str:
+    """Memory for barriers that nobody initialises, and where it is made, as text to append."""
+    return "".join(
+        f"; nobody initialises the barriers of {name}, {source.quote(line)[:100]}"
+        for name, line in source.dataflow.not_initialised()
+    )
 
 
 def _ordered(source: Source, said: str, frames: Sequence[int]) -> str:
@@ -194,11 +226,18 @@ def _ordered(source: Source, said: str, frames: Sequence[int]) -> str:
     back = [line for line, _ in flow.beside(name[1], SILENT)] if name else []
     # What decides whether those signals are given.
     decided = by_turns([source.values([line], _OPERAND, "around")[1:] for line in dict.fromkeys([*around, *back])])
-    lines = [line for line in dict.fromkeys(by_turns([[*frames[1:2], *around], back, decided])) if line not in places][
-        :_ORDERED
-    ]
+    # Of the other side, what decides whether it gives its slots back.
+    sites = dict.fromkeys(site for line in back for site in (line, *flow.callers(line)))
+    other = [site for site in sites if not flow.beside_each_other(site, frames)]
+    guarded = by_turns([source.values([line], _OPERAND, "conditions") for line in other])
+    # Which slot and phase it is.
+    counted = by_turns([source.values([line], _SLOTS, 1, counters=True)[1:] for line in dict.fromkeys(around)])
+    groups = [[*frames[1:2], *around], back, guarded, counted, decided]
+    lines = [line for line in dict.fromkeys(by_turns(groups)) if line not in places][:_ORDERED]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in lines]
-    return "; who calls, waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
+    said = "; who calls, waits before, signals after, other barriers of theirs" + "".join(quoted) if quoted else ""
+    counts = [source.quote(line) for line in flow.counts([*frames, *places])[:_COUNTS]]
+    return said + (f"\n             what counts: {'; '.join(counts)}" if counts else "")
 
 
 def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str:
@@ -218,6 +257,10 @@ def _operands(source: Source, error: EmulationError, most: int = _BEHIND) -> str
         if chain
         else []
     )
+    if isinstance(error, LayoutError) and chain:
+        # Where the layout itself is wrong, what it is made of comes first.
+        made = source.values(chain, _LAYOUTS, "layout", layouts=True, only=True)[1:]
+        lines = [*made, *lines] if "basis" in str(error) or "bases" in str(error) else by_turns([lines, made])
     lines = [*source.frames_of(error)[1:_CALLERS], *lines]
     quoted = [f"\n               {source.quote(line)[:100]}" for line in list(dict.fromkeys(lines))[:most]]
     return "; its operands come from" + "".join(quoted) if quoted else ""

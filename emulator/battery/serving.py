@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilecast.emulator.battery.host import handed_on
+from tilecast.emulator.battery.host import handed_on, taken
 from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
 from tilecast.emulator.errors import WrongResultError
@@ -225,7 +225,10 @@ class ServingBench(LaunchBench):
                 array = made.out if name == "out" else made.lse
                 stored = steps.stored_last(name, sum(n * step for n, step in zip(place, array.stride(), strict=True)))
                 said = steps.finish(where.at, sorted(self.loaded.session.mask_calls), where.lse_right, stored)
-                host = handed_on(self.source, *about) if (about := _host(problem)) else ""
+                # Weights that are right need no mask, cap or factor.
+                late = said.startswith(("after", "merge"))
+                host = handed_on(self.source, *about) if (about := _host(problem)) and not late else ""
+                host += taken(self.source) if "nothing was stored there" in where.text else ""
                 raise WrongResultError(str(explain(self.source, steps, again + where.text, [], said)) + host)
             counters = work[1].data
             if counters.any():

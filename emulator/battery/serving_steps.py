@@ -17,6 +17,8 @@ _WEIGHED = 2.0**-9
 _LOG2E = 1.4426950408889634
 #: Difference of the logarithms of weights and scores, in octaves, that rounding P explains.
 _OFF = 0.1
+#: Loads of what nobody has stored that are followed back.
+_LOADS = 3
 
 #: A chain of calls, with the argument that is followed (None: only quoted).
 Place = tuple[tuple[int, ...], int | str | None]
@@ -203,6 +205,11 @@ class ServingSteps(Trail):
             loops = [(chain[i:], "around") for chain in list(self._p_products)[:2] for i in (1, 0, 2) if i < len(chain)]
             self.step = [*loops, *copied]
             return said
+        if self.unwritten:
+            loads = list(self.unwritten)[:_LOADS]
+            kept = [(chain, 0) for chain in self.in_global.get("partials", {})]
+            self.step = [*((chain, argument) for argument in (0, "mask") for chain in loads), *kept]
+            return "merge. Elements of partial results are loaded that nobody has stored"
         names = ("lse", "partials", "out") if not lse_right else ("out", "partials")
         chains = [chain for name in names for chain in self.stores.get(name, {}) if not stored or name == "partials"]
         first: list[Place] = [(stored[:4], argument) for argument in (1, 0)] if stored else []
@@ -215,7 +222,10 @@ class ServingSteps(Trail):
                 for i in range(len(chain) - 1, -1, -1)
             ]
         of_chains: list[Place] = [(chain, argument) for argument in (1, 0) for chain in chains]
-        self.step = [*first[:1], *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
+        # What was merged may have been loaded from elsewhere.
+        loads = list(self.loads)[:: -1 if lse_right else 1]
+        loaded: list[Place] = [(chain, 0) for chain in loads[:_LOADS]]
+        self.step = [*first[:1], *loaded, *of_chains[: len(chains)], *first[1:], *of_chains[len(chains) :]]
         return (
             "after. Keys, masks and weights of every block are right: sums, factors, the merge of splits, or the stores"
         )

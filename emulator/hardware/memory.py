@@ -31,7 +31,7 @@ from tilecast.emulator.values.memory_layouts import (
     same_places,
 )
 from tilecast.emulator.values.tensors import Int, Tensor, raw
-from tilecast.emulator.values.wellformed import wrong_shared
+from tilecast.emulator.values.wellformed import has_slots, wrong_shared
 
 #: Read-modify-write operations by name (None: exchange).
 ATOMICS = {
@@ -103,6 +103,8 @@ class Shared:
         self._division, self._copy_cells = division, copy_cells
         #: Whether it is seen as another type than it was allocated as: loads take the bits of any.
         self._any_type = False
+        #: Whether its first dimension is one that the layout leaves out.
+        self.has_slots = False
 
     @property
     def shape(self) -> list[int]:
@@ -306,6 +308,7 @@ class Shared:
     def load(self, layout: Any = None) -> Tensor:
         """Into registers."""
         program = self.program
+        self._one_slot()
         program.step()
         program.fits(layout, self.a.shape)
         program.meet(certain=False)
@@ -317,6 +320,7 @@ class Shared:
     def store(self, value: Tensor) -> None:
         """From registers; a store of what is there already is no race."""
         program = self.program
+        self._one_slot()
         if list(value.shape) != self.shape or value.dtype is not self.dtype:
             raise LayoutError(
                 f"{program.here()}: a store of {value.dtype} {list(value.shape)} to {self.name}, {self.dtype} {self.shape}"
@@ -330,6 +334,12 @@ class Shared:
         for access, cells in self._reached(writes=True):
             program.smem.write(cells, access, self.dtype.bits, changes)
         self.a[...] = value.a
+
+    def _one_slot(self) -> None:
+        """LayoutError where it is all slots of a ring: the compiler loads and stores what has the dimensions of its layout."""
+        if self.has_slots:
+            said = f"{self.shape}, its layout {len(self.shape) - 1} dimensions: one slot of it can be loaded or stored"
+            raise LayoutError(f"{self.program.here()}: {self.name} is {said}")
 
     def _reached(self, writes: bool) -> list[tuple[Access, Any]]:
         """Accesses of the running role, one a CTA, and their cells: of a view that lies in some CTAs only, all that there are.
@@ -418,7 +428,9 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         first = start + copy * count
         program.smem.call(first, first + count, count // extents[0] if len(extents) > 1 else count, name)
     program.own_cells(owners.reshape(-1))
-    return Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout, division, count)
+    made = Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout, division, count)
+    made.has_slots = has_slots(layout, extents)
+    return made
 
 
 def _homes(layout: Any, shared: bool, ctas: int) -> list[int]:

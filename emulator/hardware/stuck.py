@@ -16,6 +16,8 @@ _QUOTED, _WIDTH, _AROUND = 6, 100, 6
 _SIGNALS, _SLOTS = 10, 6
 #: Lines that signal one barrier.
 _EACH = 3
+#: Calls of functions that signal, and statements that count.
+_ASKED = 8
 #: Lines about how barriers are made.
 _MADE = 4
 
@@ -90,7 +92,15 @@ def _signalled(names: Sequence[str], chains: Sequence[Sequence[int]], source: So
     waits = {chain[0] for chain in chains}
     found = [place for place in (*first, *by_turns(sides)) if place not in waits]
     quoted = [f"               {source.quote(line)[:_WIDTH]}" for line in list(dict.fromkeys(found))[:_SIGNALS]]
-    return ["  slots and phases of the waits, and who signals these barriers", *quoted] if quoted else []
+    asked = [line for place in first for line in source.dataflow.callers(place)]
+    who = (
+        [f"  who asks for these signals: {'; '.join(map(source.quote, dict.fromkeys(asked[:_ASKED])))}"]
+        if asked
+        else []
+    )
+    counts = source.dataflow.counts([place for chain in chains for place in chain[:2]])[:_ASKED]
+    who += [f"  what counts: {'; '.join(map(source.quote, counts))}"] if counts else []
+    return ["  slots and phases of the waits, and who signals these barriers", *quoted, *who] if quoted else who
 
 
 def _decided(chains: Sequence[Sequence[int]], source: Source) -> list[str]:

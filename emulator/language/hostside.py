@@ -92,6 +92,10 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
         program.touch_global(memory, places, None if owners is None else owners[asked & half], stores=False)
         known = program.role().agents[cta].knowledge
         ordered(program, memory, places, known, program.line(), "a load", np.ones(places.shape, bool))
+    if session.watcher is not None and memory.flat.dtype.kind == "f" and memory.program.any():
+        # Of memory that some are stored to: what nobody has stored, and is no number.
+        places = offsets[asked]
+        session.watcher.loaded(session.calls(), bool(np.isnan(memory.flat[places[memory.program[places] == 0]]).any()))
     out = np.empty(offsets.shape, memory.flat.dtype)
     out[...] = other.a if isinstance(other, Tensor) else 0 if other is None else other
     out[asked] = memory.flat[offsets[asked]]

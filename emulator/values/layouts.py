@@ -141,6 +141,18 @@ class TmemRegisterLayout(Constant):
     variant: str = "32x32b"
 
 
+def rank_of(layout: Any) -> int | None:
+    """Dimensions of a register layout; None where that is not known."""
+    if isinstance(layout, SliceLayout):
+        parent = rank_of(layout.parent)
+        return None if parent is None else parent - 1
+    if isinstance(layout, (BlockedLayout, DistributedLinearLayout)):
+        return int(layout.rank)
+    if isinstance(layout, TmemRegisterLayout):
+        return len(layout.shape)
+    return len(layout.warps_per_cta) if isinstance(layout, NvmmaDistributedLayout) else None
+
+
 def tmem_registers(shape: Sequence[int], layout: Any, num_warps: int, variant: str) -> Any:
     """How an access of tensor memory hands rows and columns to threads: linear bases where blocks have 128 rows (32x32b)."""
     extents = tuple(int(n) for n in shape)

@@ -16,6 +16,7 @@ from tilecast.emulator.values.layouts import (
     NvmmaDistributedLayout,
     SliceLayout,
     TmemRegisterLayout,
+    rank_of,
 )
 
 #: Several warps hold the element.
@@ -34,7 +35,7 @@ def _warps_of(layout: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(layout, SliceLayout):
         # A slice lies where any element of the dimension that is gone lies: one period of it stands for all.
         period = _period(layout.parent, layout.dim)
-        if period is None or len(shape) + 1 != _rank(layout.parent):
+        if period is None or len(shape) + 1 != rank_of(layout.parent):
             return None
         whole = _warps_of(layout.parent, (*shape[: layout.dim], period, *shape[layout.dim :]))
         if whole is None:
@@ -44,7 +45,7 @@ def _warps_of(layout: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(layout, BlockedLayout):
         per_warp = tuple(s * t for s, t in zip(layout.size_per_thread, layout.threads_per_warp, strict=True))
         return _tiled(shape, per_warp, layout.warps_per_cta, layout.order)
-    if isinstance(layout, NvmmaDistributedLayout) and len(shape) == _rank(layout):
+    if isinstance(layout, NvmmaDistributedLayout) and len(shape) == rank_of(layout):
         order = range(len(shape))
         return _tiled(shape, _warp_tile(layout), layout.warps_per_cta, order if layout.version[0] == 3 else order[::-1])
     if isinstance(layout, DotOperandLayout) and _mma_sync(layout.parent, shape):
@@ -56,16 +57,6 @@ def _warps_of(layout: Any, shape: tuple[int, ...]) -> Any:
     return None
 
 
-def _rank(layout: Any) -> int:
-    if isinstance(layout, BlockedLayout):
-        return len(layout.order)
-    if isinstance(layout, SliceLayout):
-        return _rank(layout.parent) - 1
-    if isinstance(layout, NvmmaDistributedLayout):
-        return len(layout.warps_per_cta)
-    return len(layout.shape) if isinstance(layout, (DistributedLinearLayout, TmemRegisterLayout)) else 2
-
-
 def _warp_tile(layout: NvmmaDistributedLayout) -> tuple[int, ...]:
     """What one instruction makes of a warp's accumulator: of wgmma a quarter of its rows, of mma.sync all."""
     return (_WGMMA_ROWS, layout.instr_shape[1]) if layout.version[0] == 3 else layout.instr_shape
@@ -73,7 +64,7 @@ def _warp_tile(layout: NvmmaDistributedLayout) -> tuple[int, ...]:
 
 def _mma_sync(layout: Any, shape: tuple[int, ...]) -> bool:
     """Whether accumulators of this layout and rank are those of mma.sync."""
-    return isinstance(layout, NvmmaDistributedLayout) and layout.version[0] == 2 and _rank(layout) == len(shape)
+    return isinstance(layout, NvmmaDistributedLayout) and layout.version[0] == 2 and rank_of(layout) == len(shape)
 
 
 def _operand(layout: DotOperandLayout, shape: tuple[int, ...]) -> Any:

@@ -16,8 +16,8 @@ from tilecast.emulator.values.layouts import (
     BlockedLayout,
     DistributedLinearLayout,
     DotOperandLayout,
-    NvmmaDistributedLayout,
     SliceLayout,
+    rank_of,
 )
 from tilecast.emulator.values.memory_layouts import (
     NvmmaSharedLayout,
@@ -55,12 +55,15 @@ def wrong_registers(layout: Any) -> str:
                 return f"{layout!r}: the {name} basis {list(basis)} leads out of {list(layout.shape)}"
     if not _reaches((*layout.reg, *layout.lane, *layout.warp, *layout.block), layout.shape):
         return f"{layout!r}: the bases do not reach every element of {list(layout.shape)}"
+    twice = next((basis for n, basis in enumerate(layout.reg) if any(basis) and basis in layout.reg[:n]), None)
+    if twice is not None:
+        return f"{layout!r}: the register basis {list(twice)} is there twice"
     return ""
 
 
 def wrong_rank(layout: Any, shape: Sequence[int]) -> str:
     """Whether a register layout has another number of dimensions than a tensor of ``shape``."""
-    rank = _rank(layout)
+    rank = rank_of(layout)
     if rank is None or rank == len(shape):
         return ""
     return f"{layout!r} has {rank} dimension{'s' * (rank != 1)}, the tensor {[int(n) for n in shape]}"
@@ -79,6 +82,17 @@ def wrong_shared(layout: Any, shape: Sequence[int]) -> str:
     if isinstance(layout, NvmmaSharedLayout):
         return _wrong_slots(layout.rank, shape)
     return ""
+
+
+def has_slots(layout: Any, shape: Sequence[int]) -> bool:
+    """Whether the first dimension of shared memory is one that its layout leaves out: only its slots can be loaded and stored."""
+    if isinstance(layout, SwizzledSharedLayout):
+        rank = len(layout.order) or len(shape)
+    elif isinstance(layout, (SharedLinearLayout, NvmmaSharedLayout)):
+        rank = layout.rank
+    else:
+        rank = len(layout.offset_bases[0]) if isinstance(layout, PaddedSharedLayout) else len(shape)
+    return rank == len(shape) - 1
 
 
 def _wrong_padding(layout: PaddedSharedLayout, shape: Sequence[int]) -> str:
@@ -133,13 +147,3 @@ def _reaches(bases: Iterable[Sequence[int]], shape: Sequence[int]) -> bool:
         if rest:
             pivots[rest.bit_length()] = rest
     return 1 << len(pivots) == math.prod(shape)
-
-
-def _rank(layout: Any) -> int | None:
-    """Dimensions of a register layout; None where that is not known."""
-    if isinstance(layout, SliceLayout):
-        parent = _rank(layout.parent)
-        return None if parent is None else parent - 1
-    if isinstance(layout, (BlockedLayout, DistributedLinearLayout)):
-        return int(layout.rank)
-    return len(layout.warps_per_cta) if isinstance(layout, NvmmaDistributedLayout) else None

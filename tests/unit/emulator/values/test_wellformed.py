@@ -82,6 +82,8 @@ def test_shared_memory_that_the_compiler_refuses(layout: Any, said: str) -> None
         linear(lanes=changed(LANES, 0, [0, 9])),
         linear(warps=changed(WARPS, 0, [4, 8])),
         linear(registers=[*REGISTERS, [0, 0]]),
+        linear(registers=[*REGISTERS, [0, 0], [0, 0]]),
+        linear(registers=[*REGISTERS, LANES[0]]),
     ],
 )
 def test_registers_that_the_compiler_takes(layout: Any) -> None:
@@ -101,6 +103,7 @@ def test_registers_that_the_compiler_takes(layout: Any) -> None:
         (linear(registers=changed(REGISTERS, 3, [16, 1])), r"register basis \[16, 1\] moves in more than one"),
         (linear(registers=changed(REGISTERS, 4, [64, 0])), r"register basis \[64, 0\] leads out of \[64, 64\]"),
         (linear(registers=changed(REGISTERS, 4, [16, 0])), "do not reach every element"),
+        (linear(registers=[*REGISTERS, REGISTERS[0]]), r"register basis \[0, 1\] is there twice"),
         (linear(lanes=changed(LANES, 1, [0, 0])), "do not reach every element"),
         (linear(shape=(64, 128)), r"do not reach every element of \[64, 128\]"),
     ],
@@ -152,3 +155,43 @@ def test_a_kernel_with_such_a_layout(tmp_path: Path, step: int, columns: int, sa
     else:
         launch(x)
         assert (x == 1).all()
+
+
+RING = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+BLOCKED = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 4, 8], [1, 4, 1], [2, 1, 0]))
+PLANE = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+SHARED = gl.constexpr({layout})
+
+
+@gluon.jit
+def kernel(p):
+    ring = gl.allocate_shared_memory(gl.float16, [2, 64, 64], SHARED)
+    x = gl.full([2, 64, 64], 1.0, gl.float16, layout=BLOCKED)
+    if {whole}:
+        ring.store(x)
+    else:
+        ring.index(0).store(gl.full([64, 64], 1.0, gl.float16, layout=PLANE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "whole", "right"),
+    [
+        ("gl.SwizzledSharedLayout(1, 1, 1, [1, 0])", True, False),
+        ("gl.NVMMASharedLayout(128, 16, 2)", True, False),
+        ("gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])", True, True),
+        ("gl.SwizzledSharedLayout(1, 1, 1, [1, 0])", False, True),
+    ],
+)
+def test_all_slots_of_a_ring_are_not_stored_at_once(tmp_path: Path, layout: str, whole: bool, right: bool) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text(RING.format(layout=layout, whole=whole), encoding="utf-8")
+    launch = tilecast.emulated(path, machine="h200").kernel[(1,)]
+    if right:
+        launch(np.zeros(1, np.float16))
+    else:
+        with pytest.raises(LayoutError, match=r"line 15: ring\.store.*one slot of it can be loaded or stored"):
+            launch(np.zeros(1, np.float16))
