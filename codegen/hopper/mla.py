@@ -25,6 +25,7 @@ class HopperMlaKernel(HopperServingKernel):
 
     latent: ClassVar[bool] = True
     beside: ClassVar[bool] = False
+    last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED")
 
     @property
     def half(self) -> int:
@@ -45,6 +46,16 @@ class HopperMlaKernel(HopperServingKernel):
     def worker_registers(self) -> tuple[int, ...]:
         """Registers of a thread of the warpgroups of O's right half and of the merge, and of the load warp; the first has the rest."""
         return 160, 104, 40
+
+    @property
+    def chained_registers(self) -> int:
+        """Registers of a thread at launch where programs take in splits one after the other: of three warpgroups."""
+        return 168
+
+    @property
+    def chained_worker_registers(self) -> tuple[int, ...]:
+        """Registers of a thread of O's right half and of the load warp then."""
+        return 224, 40
 
 
 def context(variant: HopperMlaVariant, workload: Workload) -> HopperMlaKernel:

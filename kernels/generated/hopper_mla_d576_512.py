@@ -57,6 +57,8 @@ LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
 KINDS = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 128}
+#: The same where programs take in splits one after the other, and a warpgroup less runs, for nothing is merged: a thread then has more registers.
+CHAINED_OPTIONS = {**OPTIONS, "maxnreg": 168}
 #: Programs that an SM holds at once: as many as are launched where there is work for more.
 PROGRAMS = 1
 
@@ -80,6 +82,16 @@ PARKED = gl.constexpr(
         [[128], [256]],
         [],
         [TILE_M * HALF],
+    )
+)
+# The first half of it: as much as there are registers for beside O.
+UNPARKED = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [512], [1024], [2048], [4096]],
+        [[4], [8], [16], [32], [64]],
+        [[128], [256]],
+        [],
+        [TILE_M * HALF // 2],
     )
 )
 
@@ -461,12 +473,12 @@ def told(link, m):
 # -- chunks
 @gluon.jit
 def chunks_of(batch, item):
-    """(chunks, first key, blocks): where nothing is dealt out in splits, an item takes in what would be its splits, one after the
+    """(chunks, first key, blocks) where nothing is dealt out in splits: an item takes in what would be its splits, one after the
     other, and merges them as they would be: a sequence gets the same bits either way."""
     first = gl.maximum(item.k_len - item.q_len - batch.left, 0) & -TILE_N
     span = gl.maximum(item.k_len - first, 0)
     chunks = gl.minimum(span + (1 << batch.split_log2) - 1 >> batch.split_log2, MOST_SPLITS)
-    several = (batch.split_bits == 0) & (item.q_len <= SPLIT_QUERIES) & (span > WHOLE)
+    several = (item.q_len <= SPLIT_QUERIES) & (span > WHOLE)
     return gl.where(several, chunks, 1), first, span + TILE_N - 1 >> 6
 
 
@@ -523,9 +535,9 @@ def parked(scratch, level, SIDE: gl.constexpr):
 
 
 @gluon.jit
-def parking(count):
-    """(places of half of O, whether a warp with some of the first ``count`` rows has them)."""
-    places = gl.arange(0, TILE_M * HALF, layout=PARKED)
+def parking(count, COUNT: gl.constexpr, PLACES: gl.constexpr):
+    """(the first ``COUNT`` places of half of O, whether a warp with some of the first ``count`` rows has them)."""
+    places = gl.arange(0, COUNT, layout=PLACES)
     return places, places // 128 % 4 * 16 < count
 
 
@@ -533,19 +545,30 @@ def parking(count):
 def park(o, at, count):
     """Half of O to memory, of the warps that have some of ``count`` rows, from the threads that will want it back."""
     o = gl.permute(gl.reshape(o, [4, 2, 8, HALF // 8, 4, 2]), [3, 0, 2, 4, 1, 5])
-    places, there = parking(count)
+    places, there = parking(count, TILE_M * HALF, PARKED)
     gl.store(
         at + places, gl.convert_layout(gl.reshape(o, [TILE_M * HALF]), PARKED), mask=there, eviction_policy="evict_last"
     )
 
 
 @gluon.jit
-def unpark(at, count):
-    """Half of O back from where the same threads left it."""
-    places, there = parking(count)
-    o = gl.load(at + places, mask=there, other=0.0, eviction_policy="evict_last")
-    o = gl.permute(gl.reshape(o, [HALF // 8, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
-    return gl.convert_layout(gl.reshape(o, [TILE_M, HALF]), ACCUMULATOR)
+def unpark(at, count, COLUMN: gl.constexpr):
+    """Half the columns, from ``COLUMN`` on, of half of O back from where the same threads left it."""
+    places, there = parking(count, TILE_M * HALF // 2, UNPARKED)
+    o = gl.load(at + (COLUMN * TILE_M + places), mask=there, other=0.0, eviction_policy="evict_last")
+    o = gl.permute(gl.reshape(o, [HALF // 16, 4, 8, 4, 2, 2]), [1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(gl.reshape(o, [TILE_M, HALF // 2]), ACCUMULATOR)
+
+
+@gluon.jit
+def joined(known, at, count, o, before, after):
+    """Half of O, of which half the columns are ``known``, with what a chunk has."""
+    low, high = gl.split(gl.permute(gl.reshape(o, [TILE_M, 2, HALF // 2]), [0, 2, 1]))
+    before, after = before[:, None], after[:, None]
+    low = blend(known, before, gl.convert_layout(low, ACCUMULATOR), after)
+    high = blend(unpark(at, count, HALF // 2), before, gl.convert_layout(high, ACCUMULATOR), after)
+    o = gl.reshape(gl.permute(gl.join(low, high), [0, 2, 1]), [TILE_M, HALF])
+    return gl.convert_layout(o, ACCUMULATOR)
 
 
 @gluon.jit
@@ -874,7 +897,21 @@ def merge(scratch, item, batch, rows, ONE: gl.constexpr):
 
 # -- softmax role
 @gluon.jit
-def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr):
+def attend_item(
+    item,
+    turn,
+    n,
+    m,
+    ring,
+    link,
+    items,
+    batch,
+    rows,
+    scratch,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+    CHAINED: gl.constexpr,
+):
     """One item from its Q to the left half of its results, or of its part of them."""
     scale_log2 = rows.scale_log2
     if rows.k_scales is not None:
@@ -895,7 +932,9 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
     row_sum = gl.zeros([TILE_M], gl.float32, layout=SCORE_ROWS)
     group_max, group_sum, total_max, total_sum = row_max, row_sum, row_max, row_sum
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    chunks, first, blocks = chunks_of(batch, item)
+    chunks, first, blocks = gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(0)
+    if CHAINED:
+        chunks, first, blocks = chunks_of(batch, item)
     count = item.q_len * batch.group - item.tile * TILE_M
     wait(items.q_full, turn)
     fence_async_shared()  # the load warp's copies are not the copy engine's
@@ -930,47 +969,60 @@ def attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPE
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), SCORE_ROWS)
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
-        for level in range(2):
-            if joins(number, chunks, level):
-                known_max, known_sum = (
-                    gl.where(level == 0, group_max, total_max),
-                    gl.where(level == 0, group_sum, total_sum),
-                )
-                row_max, before, after = weights(known_max, row_max)
-                tell(link, m, before)
-                tell(link, m + 1, after)
-                m += 2
-                row_sum = blend(known_sum, before, row_sum, after)
-                before, after = (
-                    gl.convert_layout(before, ROWS_OF_O)[:, None],
-                    gl.convert_layout(after, ROWS_OF_O)[:, None],
-                )
-                o = blend(unpark(parked(scratch, level, 0), count), before, o, after)
+        if CHAINED:
+            for level in range(2):
+                if joins(number, chunks, level):
+                    known_max, known_sum = (
+                        gl.where(level == 0, group_max, total_max),
+                        gl.where(level == 0, group_sum, total_sum),
+                    )
+                    row_max, before, after = weights(known_max, row_max)
+                    at = parked(scratch, level, 0)
+                    known = unpark(at, count, 0)
+                    tell(link, m, before)
+                    tell(link, m + 1, after)
+                    m += 2
+                    row_sum = blend(known_sum, before, row_sum, after)
+                    o = joined(
+                        known, at, count, o, gl.convert_layout(before, ROWS_OF_O), gl.convert_layout(after, ROWS_OF_O)
+                    )
+            if level_of(number) == 0:
+                group_max, group_sum = row_max, row_sum
+            else:
+                total_max, total_sum = row_max, row_sum
+            if number + 1 < chunks:
+                park(o, parked(scratch, level_of(number), 0), count)
         total = o
-        if level_of(number) == 0:
-            group_max, group_sum = row_max, row_sum
-        else:
-            total_max, total_sum = row_max, row_sum
-        if number + 1 < chunks:
-            park(o, parked(scratch, level_of(number), 0), count)
     if item.begin >= item.end:
         arrive(items.q_empty, turn)
     factor, _ = normal(row_max, row_sum, head, there, rows)
     tell(link, m, factor)
     state = (row_max, row_sum, (total,))
-    if item.splits == 1:
+    if CHAINED:
         finish(state, row, there, item, batch, rows, ONE)
     else:
-        keep(scratch, first_slot(scratch, item, batch) + item.split, state, row, there)
-    wait_empty(items.left_empty, turn)
-    meet()  # all threads have stored before one of them says so
-    arrive(items.left, turn)
+        if item.splits == 1:
+            finish(state, row, there, item, batch, rows, ONE)
+        else:
+            keep(scratch, first_slot(scratch, item, batch) + item.split, state, row, there)
+        wait_empty(items.left_empty, turn)
+        meet()  # all threads have stored before one of them says so
+        arrive(items.left, turn)
     return n, m + 1
 
 
 @gluon.jit
 def attend_role(
-    ring, link, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr
+    ring,
+    link,
+    items,
+    batch,
+    rows,
+    scratch,
+    CAPPED: gl.constexpr,
+    ONE: gl.constexpr,
+    PLANNED: gl.constexpr,
+    CHAINED: gl.constexpr,
 ):
     """Scores, softmax and the left half of O of every item of this program."""
     n, m, turn, done, number = 0, 0, 0, 0, own_copy(gl.program_id(0))
@@ -979,7 +1031,7 @@ def attend_role(
         total = gl.max(ends, 0)
         while number < total:
             item = item_of(batch, first, ends, done, number, ONE)
-            n, m = attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE)
+            n, m = attend_item(item, turn, n, m, ring, link, items, batch, rows, scratch, CAPPED, ONE, CHAINED)
             turn += 1
             number += gl.num_programs(0)
         done = total
@@ -987,10 +1039,12 @@ def attend_role(
 
 # -- right role
 @gluon.jit
-def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr):
+def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: gl.constexpr, CHAINED: gl.constexpr):
     """The right half of one item's O: rescaled, multiplied and merged as the left warpgroup tells."""
     total = gl.zeros([TILE_M, HALF], gl.float32, layout=ACCUMULATOR)
-    chunks, first, blocks = chunks_of(batch, item)
+    chunks, first, blocks = gl.to_tensor(1), gl.to_tensor(0), gl.to_tensor(0)
+    if CHAINED:
+        chunks, first, blocks = chunks_of(batch, item)
     count = item.q_len * batch.group - item.tile * TILE_M
     for number in range(chunks):
         begin, end = chunk_of(batch, item, chunks, first, blocks, number)
@@ -1009,26 +1063,32 @@ def right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE: g
             m += 1
         if rows.v_scales is not None:
             o = o * gl.load(rows.v_scales + item.b * rows.stride_vb)
-        for level in range(2):
-            if joins(number, chunks, level):
-                before, after = told(link, m)[:, None], told(link, m + 1)[:, None]
-                m += 2
-                o = blend(unpark(parked(scratch, level, 1), count), before, o, after)
+        if CHAINED:
+            for level in range(2):
+                if joins(number, chunks, level):
+                    at = parked(scratch, level, 1)
+                    known = unpark(at, count, 0)
+                    before, after = told(link, m), told(link, m + 1)
+                    m += 2
+                    o = joined(known, at, count, o, before, after)
+            if number + 1 < chunks:
+                park(o, parked(scratch, level_of(number), 1), count)
         total = o
-        if number + 1 < chunks:
-            park(o, parked(scratch, level_of(number), 1), count)
     factor = told(link, m)
     row = gl.arange(0, TILE_M, layout=ROWS_OF_O)
     there = item.tile * TILE_M + row < item.q_len * batch.group
-    if item.splits == 1:
+    if CHAINED:
         finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
     else:
-        slot = first_slot(scratch, item, batch) + item.split
-        at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
-        store_rows(at, HALF_PIECES, total, row * (V_PIECES * COLUMNS), there)
-    wait_empty(items.left_empty, turn)
-    meet()
-    arrive(items.left, turn)
+        if item.splits == 1:
+            finish_half(total * factor[:, None], row, there, item, batch, rows, ONE)
+        else:
+            slot = first_slot(scratch, item, batch) + item.split
+            at = scratch.partials + slot * scratch.slot_rows * (V_PIECES * COLUMNS)
+            store_rows(at, HALF_PIECES, total, row * (V_PIECES * COLUMNS), there)
+        wait_empty(items.left_empty, turn)
+        meet()
+        arrive(items.left, turn)
     return n, m + 1
 
 
@@ -1044,7 +1104,9 @@ def finish_half(o, row, there, item, batch, rows, ONE: gl.constexpr):
 
 
 @gluon.jit
-def right_role(ring, link, items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.constexpr):
+def right_role(
+    ring, link, items, batch, rows, scratch, ONE: gl.constexpr, PLANNED: gl.constexpr, CHAINED: gl.constexpr
+):
     """The right half of O of every item of this program."""
     batch = Batch(
         batch.cu_q,
@@ -1102,7 +1164,7 @@ def right_role(ring, link, items, batch, rows, scratch, ONE: gl.constexpr, PLANN
         total = gl.max(ends, 0)
         while number < total:
             item = item_of(batch, first, ends, done, number, ONE)
-            n, m = right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE)
+            n, m = right_item(item, turn, n, m, ring, link, items, batch, rows, scratch, ONE, CHAINED)
             turn += 1
             number += gl.num_programs(0)
         done = total
@@ -1162,7 +1224,7 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
               stride_lh, stride_table, stride_kb, stride_kg, stride_vb, stride_vg, count, heads_kv, group, seqlen_q,
               seqlen_k, split_bits, split_log2, left, right, rows_min, rows_max, split_bound, slot_rows, split_tiles,
               scale_log2, cap_log2, PAGE: gl.constexpr, CAPPED: gl.constexpr, ONE: gl.constexpr, PLANNED: gl.constexpr,
-              Q_ROWS: gl.constexpr):  # fmt: skip
+              Q_ROWS: gl.constexpr, CHAINED: gl.constexpr):  # fmt: skip
     """Allocate, set up the barriers, and start the roles; every program takes each num_programs-th item of the batch."""
     batch = Batch(
         cu_q,
@@ -1221,12 +1283,19 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     p = gl.allocate_shared_memory(k_desc.dtype, [TILE_M, TILE_N], SWIZZLED)
     link = Link(factors, p, barriers(1), barriers(1))
     fence_async_shared()
-    gl.warp_specialize([
-        (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED)),
-        (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED)),
-        (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
-        (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
-    ], [4, 4, 1], [160, 104, 40])  # fmt: skip
+    if CHAINED:
+        gl.warp_specialize([
+            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
+            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
+            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+        ], [4, 1], [224, 40])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (attend_role, (ring, link, items, batch, rows, scratch, CAPPED, ONE, PLANNED, CHAINED)),
+            (right_role, (ring, link, items, batch, rows, scratch, ONE, PLANNED, CHAINED)),
+            (merge_role, (items, batch, rows, scratch, ONE, PLANNED)),
+            (load_role, (k_desc, ring, items, rows, batch, PAGE, ONE, PLANNED, Q_ROWS)),
+        ], [4, 4, 1], [160, 104, 40])  # fmt: skip
 
 
 def scratch(batch, heads_kv, group, seqlen_q, seqlen_k, sms):
@@ -1341,8 +1410,14 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
         seqlen_q == 1 and group <= tile_m,
         planned,
         FEW_ROWS if seqlen_q * group <= FEW_ROWS else tile_m,
+        _chained(batch, heads_kv, group, seqlen_q, seqlen_k, sms),
     )
     return (max(1, min(items, PROGRAMS * sms)), 1, 1), arguments, flags
+
+
+def options_of(flags):
+    """Options of a launch with these flags."""
+    return CHAINED_OPTIONS if flags[5] else OPTIONS
 
 
 def refusal(k, v):
@@ -1408,4 +1483,4 @@ def launch(
     grid, arguments, flags = plan(
         q, k, v, out, lse, lists, max_seqlen_q, max_seqlen_k, window, softcap != 0.0, rows, work, sms
     )
-    attention[grid](*arguments, *scales(scale, softcap), *flags, **OPTIONS)
+    attention[grid](*arguments, *scales(scale, softcap), *flags, **options_of(flags))
