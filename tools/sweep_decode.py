@@ -3,7 +3,8 @@
     python tools/sweep_decode.py OUT.csv [--fa3 LIBRARY] [--rounds 9] [--fp8] [--drawn SEED]
 
 40 points: batch 1 to 256, keys 512 to 128k, heads 32/8, 64/8, 32/32 and 8/1, pages of 16, 64 and 128, head_dim 128, bfloat16.
-Each is a CUDA graph of one call, L2 evicted before, the kernels in turns; the table has medians and the range.  LIBRARY is
+Each is a CUDA graph of one call, L2 evicted before by writing, the kernels in turns; the table has medians and the range, and in
+columns "read" medians after an eviction by reading: an engine's projections leave weights in L2 that nothing has to write back.  LIBRARY is
 FlashAttention-3 as vLLM builds it (_vllm_fa3_C.abi3.so, which takes packed queries); without it its columns stay empty.
 --fp8: caches of e4m3; FlashAttention-3 then takes queries of e4m3 as well, here queries stay bfloat16.
 --drawn: 24 batches of sequences of unequal lengths instead, drawn from SEED: 4 to 256 of them, the logarithm of each length even between
@@ -33,7 +34,7 @@ DIM = 128
 EVICT_BYTES = 256 << 20
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "longest", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
-          "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
+          "read_tilecast_us", "read_fa3_us", "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
 
 
 def graph_of(call: Callable[[], Any]) -> Any:
@@ -49,9 +50,9 @@ def graph_of(call: Callable[[], Any]) -> Any:
     return graph
 
 
-def times_us(graphs: dict[str, Any], rounds: int, evict: Any) -> dict[str, list[float]]:
+def times_us(graphs: dict[str, Any], rounds: int, evict: Any, reading: bool = False) -> dict[str, list[float]]:
     """Microseconds of each graph, in turns whose order is drawn anew each round: one that always follows another runs at the clock
-    that the other left, 3 % apart where power limits it."""
+    that the other left, 3 % apart where power limits it.  ``evict`` is written before each, or with ``reading`` read."""
     import torch
 
     draw, names = random.Random(0), list(graphs)
@@ -60,7 +61,7 @@ def times_us(graphs: dict[str, Any], rounds: int, evict: Any) -> dict[str, list[
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name in draw.sample(names, len(names)):
-            evict.zero_()
+            evict.amax() if reading else evict.zero_()
             torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
             begin.record()
             graphs[name].replay()
@@ -159,7 +160,8 @@ def measure(
     if fa3 is not None:
         theirs_q = q.to(pool[0].dtype)
         calls["fa3"] = lambda: fa3(theirs_q, k, v, lengths, table, starts)
-    found = times_us({name: graph_of(call) for name, call in calls.items()}, rounds, evict)
+    graphs = {name: graph_of(call) for name, call in calls.items()}
+    found, after_reading = (times_us(graphs, rounds, evict, reading) for reading in (False, True))
     medians = {name: statistics.median(values) for name, values in found.items()}
     row: dict[str, Any] = {
         "batch": batch, "keys": round(sum(lengths_of) / batch), "longest": longest, "heads_q": heads[0], "heads_kv": heads[1], "page": page,
@@ -171,6 +173,7 @@ def measure(
             f"{name}_us": round(medians[name], 2),
             f"{name}_low_us": round(min(values), 2),
             f"{name}_high_us": round(max(values), 2),
+            f"read_{name}_us": round(statistics.median(after_reading[name]), 2),
         }
     if fa3 is not None:
         row["speedup"] = round(medians["fa3"] / medians["tilecast"], 3)
