@@ -81,7 +81,14 @@ class Vast(Array):
         return Vast(tuple(shape), strides, kind, "new_empty")
 
 
-def _tensor(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
+def sums(problem: Large, name: str) -> Vast:
+    """A float32 number for each row, contiguous."""
+    rows = (problem.batch, problem.heads, problem.seqlen)
+    return Vast(rows, (problem.heads * problem.seqlen, problem.seqlen, 1), dtypes.FP32, name)
+
+
+def vast(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
+    """Rows of so many elements of a problem, without data."""
     extents = {"b": problem.batch, "h": problem.heads, "s": problem.seqlen}
     strides, step = {}, width
     for dim in reversed(problem.order):
@@ -99,15 +106,22 @@ def far_launches(
 
     ``widths``: head dimensions of Q and K, and of V; ``window``: as ``launch`` takes it; ``kinds``: types of Q, K, V, and of the output.
     """
+
+    def call(problem: Large) -> None:
+        q, k = (vast(problem, widths[0], kinds[0], name) for name in "qk")
+        v, out = (vast(problem, widths[1], kind, name) for kind, name in zip(kinds, ("v", "out"), strict=True))
+        launch(q, k, v, out, sums(problem, "lse"), widths[0] ** -0.5, *window)
+
+    return far_calls(session, call)
+
+
+def far_calls(session: Session, call: Callable[[Large], None]) -> Mapping[str, Sampled]:
+    """Samples for every kernel that ``call`` starts for the large problems, by its name; empty where it takes none of them."""
     planned: list[tuple[Large, list[Planned]]] = []
     for problem in LARGE:
-        q, k = (_tensor(problem, widths[0], kinds[0], name) for name in "qk")
-        v, out = (_tensor(problem, widths[1], kind, name) for kind, name in zip(kinds, ("v", "out"), strict=True))
-        rows = (problem.batch, problem.heads, problem.seqlen)
-        lse = Vast(rows, (problem.heads * problem.seqlen, problem.seqlen, 1), dtypes.FP32, "lse")
         session.planned = []
         try:
-            launch(q, k, v, out, lse, widths[0] ** -0.5, *window)
+            call(problem)
             planned.append((problem, session.planned))
         except (ValueError, EmulationError):
             # A launch may refuse what is too large for it.

@@ -87,8 +87,10 @@ class Session:
     names: dict[int, str] = field(default_factory=dict)
     #: (place, iteration) of the static loops that are running: each of their iterations is code of its own.
     unrolled: list[int] = field(default_factory=list)
-    #: What far larger launches give the kernels, by name; of those, the running program's; launches that are only planned.
+    #: What far larger launches give the kernels, by name, and whether these are followed now; of those, the running program's;
+    #: launches that are only planned.
     far_launches: Mapping[str, Sampled] | None = None
+    follows_far: bool = True
     sampled: Sampled | None = None
     planned: list[Planned] | None = None
     program: Charged | None = None

@@ -52,16 +52,24 @@ def scores(q: Any, k: Any, scale: float) -> Any:
         return (q @ np.repeat(k, q.shape[1] // k.shape[1], 1).transpose(0, 1, 3, 2)) * scale
 
 
-def reference(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int]) -> tuple[Any, Any]:
-    """Attention in float64: (output, logarithm of the row sums); rows without a key give 0 and -inf."""
+def weights(q: Any, k: Any, scale: float, window: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """(exponentials of scores less their row's maximum, their sums, the maxima) in float64, the last two with one column."""
     s = scores(q, k, scale)
     s = np.where(visible(s.shape[2], s.shape[3], window), s, -np.inf)
-    values = as_numpy(v, "v").astype(np.float64)
-    values = np.repeat(values, s.shape[1] // values.shape[1], 1)
     with np.errstate(all="ignore"):
         most = s.max(-1, keepdims=True, initial=-np.inf)
         p = np.exp(s - np.where(np.isneginf(most), 0, most))
-        total = p.sum(-1, keepdims=True)
+        return p, p.sum(-1, keepdims=True), most
+
+
+def reference(
+    q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], weighed: tuple[Any, Any, Any] | None = None
+) -> tuple[Any, Any]:
+    """Attention in float64: (output, logarithm of the row sums); rows without a key give 0 and -inf.  ``weighed``: the `weights`."""
+    p, total, most = weighed or weights(q, k, scale, window)
+    values = as_numpy(v, "v").astype(np.float64)
+    values = np.repeat(values, p.shape[1] // values.shape[1], 1)
+    with np.errstate(all="ignore"):
         out = np.where(total == 0, 0, (p @ values) / total)
         return out, np.where(total == 0, -np.inf, np.log(total) + most)[..., 0]
 

@@ -14,8 +14,10 @@ from tilecast.emulator.battery.backward_steps import BackwardSteps
 from tilecast.emulator.battery.host import WITHOUT_KEYS, handed_on, tensor_maps, unstored
 from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
+from tilecast.emulator.extremes import Large, far_calls, sums, vast
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
+from tilecast.emulator.values import dtypes
 from tilecast.emulator.verify import visible
 
 _TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
@@ -133,6 +135,9 @@ class BackwardBench(LaunchBench):
             order = ("q", "k", "v", "out", "lse", "dout", *_GRADIENTS)
             more = {"dlse": tensors["dlse"]} if problem.with_dlse else {}
             launch = self.loaded.module.launch
+            session = self.loaded.session
+            if session.far_launches is None:
+                session.far_launches = far_calls(session, self._large)
             self.launch(
                 lambda: launch(*(tensors[name] for name in order), scale, *self._window, **more), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
@@ -176,6 +181,15 @@ class BackwardBench(LaunchBench):
             host = tensor_maps(self.source)
         error = explain(self.source, steps, text + stored_at(self.source, done[wrong[0]], first.at), [], said)
         raise WrongResultError(str(error) + (host or unstored(self.source, str(error))))
+
+    def _large(self, problem: Large) -> None:
+        """The launch of a problem that outgrows 32 bits."""
+        wide, narrow = self._dims
+        named = {name: vast(problem, wide, dtypes.FP16, name) for name in ("q", "k", "dq", "dk")}
+        named |= {name: vast(problem, narrow, dtypes.FP16, name) for name in ("v", "out", "dout", "dv")}
+        order = ("q", "k", "v", "out", "lse", "dout", *_GRADIENTS)
+        given = (sums(problem, "lse") if name == "lse" else named[name] for name in order)
+        self.loaded.module.launch(*given, wide**-0.5, *self._window)
 
     def refused(self) -> int:
         """Wrong calls."""

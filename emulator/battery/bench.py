@@ -96,7 +96,7 @@ class Bench:
 
     def solve(self, problem: Problem) -> None:
         """Run one problem; EmulationError when the kernel is wrong."""
-        work = self.workload
+        work, self.kernel.session.follows_far = self.workload, problem.followed
         bytes_of_head = 2 * problem.keys * (work.head_dim_qk + work.head_dim_v)
         self._cache_bytes = (problem.heads_in_l2 or 0) * bytes_of_head
         scale = work.head_dim_qk**-0.5 if problem.scale is None else problem.scale

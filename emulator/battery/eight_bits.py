@@ -21,7 +21,7 @@ from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.steps import Steps
 from tilecast.emulator.values import dtypes
-from tilecast.emulator.verify import LSE_RELATIVE, LSE_TOLERANCE, Verdict, polynomial_error, reference, scores, visible
+from tilecast.emulator.verify import LSE_RELATIVE, LSE_TOLERANCE, Verdict, polynomial_error, reference, weights
 
 #: Rounding P to e4m3: relative, and absolute below its smallest normal number, of exponentials that start at 2^4.
 _RELATIVE, _ABSOLUTE = 2.0**-4, 2.0**-14
@@ -106,8 +106,9 @@ class NarrowBench(Bench):
     def _judged(self, problem: Problem, wide: Sequence[Any], scale: float, out: Array, lse: Array) -> Verdict:
         """The results against float64."""
         q, k, v = wide
-        want, want_lse = reference(q, k, v, scale, problem.window)
-        allowed, floor = _explained(q, k, v, scale, problem.window, want)
+        weighed = weights(q, k, scale, problem.window)
+        want, want_lse = reference(q, k, v, scale, problem.window, weighed)
+        allowed, floor = _explained(*weighed[:2], v, want)
         got, sums_got = out.data.astype(np.float64), lse.data if problem.with_lse else want_lse
         off = compare(got, want, allowed, ("batch", "head", "row", "column"), "out, the output,")
         finite = np.abs(want_lse[np.isfinite(want_lse)]).max(initial=0.0)
@@ -196,15 +197,10 @@ def _descaled(x: Any, factor: Array | None) -> Any:
     return x.astype(np.float64) * numbers
 
 
-def _explained(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], want: Any) -> tuple[Any, float]:
-    """(error of each element, size of the error of all) that rounding P to e4m3 explains."""
-    group = q.shape[1] // k.shape[1]
-    values = np.repeat(v, group, 1)
-    s = np.where(visible(q.shape[2], k.shape[2], window), scores(q, k, scale), -np.inf)
-    most = s.max(-1, keepdims=True, initial=-np.inf)
+def _explained(p: Any, total: Any, v: Any, want: Any) -> tuple[Any, float]:
+    """(error of each element, size of the error of all) that rounding P, exponentials whose rows sum to ``total``, to e4m3 explains."""
+    values = np.repeat(v, p.shape[1] // v.shape[1], 1)
     with np.errstate(all="ignore"):
-        p = np.exp(s - np.where(np.isneginf(most), 0, most))
-        total = p.sum(-1, keepdims=True)
         rounded = (p * 256).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / 256
         floor = np.where(total > 0, rounded @ values / total, 0) - want
         # |V| weighed as V is, and every key's |V|.

@@ -38,6 +38,8 @@ class Problem:
     again: str = ""
     #: Heads whose K and V are said to fit in L2, of kernels that group heads by it (None: what the file says).
     heads_in_l2: int | None = None
+    #: Whether indices are followed to far larger problems: not in each of many that differ by a residue.
+    followed: bool = True
 
     def label(self) -> str:
         """For messages, and for ``--case``."""
@@ -168,8 +170,9 @@ def _windows(shape: Shape, base: Problem) -> Iterator[Problem]:
 
 
 def _moment(residue: int) -> dict[str, Any]:
-    """Every fourth at random moments: more schedules at no cost."""
-    return {"mode": "random", "seed": residue} if residue % 4 == 3 else {}
+    """Every fourth at random moments: more schedules at no cost; every eighth followed to far larger problems."""
+    moment = {"mode": "random", "seed": residue} if residue % 4 == 3 else {}
+    return {**moment, "followed": residue % 8 == 0}
 
 
 def _wide(shape: Shape, block: int) -> tuple[int, int]:

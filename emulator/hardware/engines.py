@@ -25,7 +25,7 @@ from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.trace import CopyIssue, Event
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.dtypes import Dtype
-from tilecast.emulator.values.products import matrix_product
+from tilecast.emulator.values.products import matrix_product, wide
 from tilecast.emulator.values.tensors import Tensor
 
 
@@ -212,7 +212,7 @@ def cells_of_copies(role: Issuer, layout: Any, target: Shared, multicast: bool =
 
 def operand_values(operand: Shared | Tmem) -> Any:
     """What the tensor core reads, as float32."""
-    return (operand.values() if isinstance(operand, Tmem) else operand.a).astype(np.float32)
+    return wide(operand.values() if isinstance(operand, Tmem) else operand.a)
 
 
 def issuer(program: Engines, cta: int) -> int:

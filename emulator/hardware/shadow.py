@@ -195,4 +195,8 @@ def _one_warp(code: int, who: Access) -> str:
 
 def _distinct(codes: Any) -> list[int]:
     first = codes[0]
-    return [int(first)] if np.count_nonzero(codes == first) == len(codes) else [int(c) for c in np.unique(codes)]
+    return (
+        [int(first)]
+        if len(codes) == 1 or np.count_nonzero(codes == first) == len(codes)
+        else [int(c) for c in np.unique(codes)]
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,9 @@ from tilecast.emulator.values.tensors import Tensor
 #: Rows of tensor memory in a CTA; how an access of it hands rows and columns to threads.
 _LANES, _WARPGROUP = 128, 4
 _VARIANTS = ("32x32b", "32x32b_splitn", "16x64b", "16x128b", "16x256b", "16x32bx2")
+
+#: (CTA, rows and columns of a tensor, first row of the CTA's memory, first byte) of a block of rows.
+_Piece = tuple[int, tuple[slice, ...], int, int]
 
 
 class TmemBuffers:
@@ -84,6 +87,7 @@ class Tmem:
         self.stride = layout.col_stride if isinstance(layout, TensorMemoryLayout) else 1
         self.row_step = row_step
         self._cells: Any = None
+        self._kept: tuple[_Piece, ...] | None = None
 
     @property
     def shape(self) -> list[int]:
@@ -104,7 +108,13 @@ class Tmem:
         """A layout that holds a row to a lane."""
         return register_layout(self.program, self.shape, self.layout, num_warps or self.program.warps(), instr_variant)
 
-    def _pieces(self) -> Iterator[tuple[int, tuple[slice, ...], int, int]]:
+    def _pieces(self) -> Sequence[_Piece]:
+        """What `_found_pieces` finds, which stays as it is."""
+        if self._kept is None:
+            self._kept = tuple(self._found_pieces())
+        return self._kept
+
+    def _found_pieces(self) -> Iterator[_Piece]:
         """(CTA, rows and columns of the tensor, first row of the CTA's memory, first byte) of every block of rows."""
         program, layout = self.program, self.layout
         divided = layout if isinstance(layout, TensorMemoryLayout) and layout.cga and program.ctas > 1 else None

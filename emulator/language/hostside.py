@@ -192,7 +192,7 @@ class Jitted:
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}
             extents = _extents(grid, bound)
-            far = (session.far_launches or {}).get(self.name)
+            far = (session.far_launches or {}).get(self.name) if session.follows_far else None
             session.pending = pending_programs(session, int(np.prod(extents)), num_ctas)
             for number in range(int(np.prod(extents))):
                 if number in session.cancelled:

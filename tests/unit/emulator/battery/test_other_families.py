@@ -130,3 +130,13 @@ def test_only_forward_passes_take_a_problem_of_the_caller() -> None:
     assert is_forward("hopper_ws_d64_full") and not is_forward(EIGHT) and not is_forward(GEMM)
     with pytest.raises(Exception, match="only the battery has problems for it"):
         emulate(SERVING, *[None] * 3)
+
+
+@pytest.mark.parametrize("wide", ["row.to(tl.int64)", "(batch * problem.heads_q + head).to(gl.int64)"])
+def test_a_32_bit_place_of_a_backward_pass_overflows_in_a_larger_problem(wide: str) -> None:
+    text = kernel_path("hopper_bwd_d64_full").read_text(encoding="utf-8")
+    assert wide in text
+    narrow = wide.replace(".to(tl.int64)", "").replace(".to(gl.int64)", "")
+    found = run_battery(Source("hopper_bwd_d64_full.py", text.replace(wide, narrow)), most=1)
+    assert [failure.kind for failure in found.failures] == ["integer"]
+    assert "a 32-bit integer overflows in larger problems" in found.failures[0].message

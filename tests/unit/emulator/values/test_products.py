@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from tilecast.emulator.values.products import matrix_product
+from tilecast.emulator.values.products import matrix_product, wide
 
 
 @pytest.mark.parametrize("kind", (np.float16, np.float32))
@@ -28,3 +29,10 @@ def test_values_that_are_no_numbers_stay_in_their_rows() -> None:
     got = matrix_product(a, b)
     assert np.isnan(got[3]).all() and np.isinf(got[9]).all()
     assert np.array_equal(np.delete(got, (3, 9), 0), np.full((62, 8), 32, np.float32))
+
+
+@pytest.mark.parametrize("kind", (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, np.int8))
+def test_operands_are_widened_exactly(kind: type) -> None:
+    values = np.arange(256, dtype=np.uint8).view(kind).reshape(-1, 4)[:, ::2]
+    assert wide(values).dtype == np.float32
+    assert np.array_equal(wide(values), values.astype(np.float32), equal_nan=True)
