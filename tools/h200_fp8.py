@@ -1,8 +1,9 @@
 """e4m3 attention on the GPU at hand: errors by four protocols, then times in turns with bf16 and, where installed, cuDNN's fp8.
 
-    python tools/h200_fp8.py ERRORS.csv TIMES.csv [FILE.py ...] [--seconds N]
+    python tools/h200_fp8.py ERRORS.csv TIMES.csv [FILE.py ...] [--seconds N] [--fa3 LIBRARY]
 
-FILEs are generated e4m3 kernels, by default those that ship; - in place of a table leaves it out.  Errors (relative L2 norms against float64): "randn" against
+FILEs are generated e4m3 kernels, by default those that ship; - in place of a table leaves it out.  LIBRARY is FlashAttention-3 as
+vLLM builds it (_vllm_fa3_C.abi3.so), which adds P V up in two levels.  Errors (relative L2 norms against float64): "randn" against
 the descaled inputs, beside P rounded to e4m3 in float64; "outliers" is FlashAttention-3's protocol, root mean square error
 with inputs quantised per tensor; "positive" has 128k keys and V > 0, where a short accumulator would lose most; "sink" has
 one key far above the others; "hadamard" is "outliers" through `tilecast.quantize_e4m3`, q and k rotated.  Times: protocol of `h200_kernels.py`; "V as stored" includes the pass over V.
@@ -21,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from h200_kernels import HIDDEN, TOKENS, Clock, measure
+from h200_kernels import HIDDEN, TOKENS, Clock, fa3, measure
 
 import tilecast
 from tilecast.base.module_file import module_of
@@ -213,7 +214,7 @@ def _warm(path: str) -> str:
     return ""
 
 
-def time_all(files: list[str], target: str, seconds: float) -> None:
+def time_all(files: list[str], target: str, seconds: float, library: str | None = None) -> None:
     begin, clock, rows, told = time.time(), Clock(), [], set()
     kinds = sorted({(w["head_dim_qk"], w["mask"]) for w in (module_of(f).TILECAST["workload"] for f in files)})
     for length in reversed(LENGTHS):
@@ -233,6 +234,13 @@ def time_all(files: list[str], target: str, seconds: float) -> None:
                 told.add(peer)
             else:
                 functions["cuDNN fp8"] = (peer, "")
+            if library:
+                try:
+                    packed = fa3(library, *tensors, causal)
+                    packed()
+                    functions["FlashAttention-3 (vLLM), fp8"] = (packed, "")
+                except RuntimeError as error:
+                    told.add(f"FlashAttention-3: {error}"[:300])
             with clock:
                 times = measure(functions, ROUNDS)
             flop = 4 * TOKENS * HIDDEN * length * (0.5 if causal else 1.0)
@@ -253,6 +261,7 @@ def main() -> None:
     parser.add_argument("times")
     parser.add_argument("files", nargs="*")
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--fa3", metavar="LIBRARY")
     asked = parser.parse_args()
     folder = Path(__file__).parents[1] / "kernels" / "generated"
     files = asked.files or sorted(map(str, folder.glob("hopper_fp8_*.py")))
@@ -263,7 +272,7 @@ def main() -> None:
     if asked.errors != "-":
         write_errors(usable, asked.errors)
     if asked.times != "-":
-        time_all(usable, asked.times, asked.seconds)
+        time_all(usable, asked.times, asked.seconds, asked.fa3)
 
 
 if __name__ == "__main__":

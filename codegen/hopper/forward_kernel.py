@@ -9,6 +9,7 @@ from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, OUTPUTS, GluonKernel, in_li
 from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
 from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel import e4m3
+from tilecast.model.kernel.variants.fa3 import E4M3_PART
 
 #: Columns of V from which on registers are scarce: O takes half as many in each thread.
 WIDE = 192
@@ -136,6 +137,11 @@ class HopperKernel(GluonKernel):
         return self.head_dim_v > WIDE
 
     @property
+    def short_of_registers(self) -> bool:
+        """Whether the assembler has to be asked for its best allocation, which releases of Triton differ in."""
+        return self.wide or self.in_words
+
+    @property
     def descriptors(self) -> tuple[Descriptor, ...]:
         """Tensor descriptors in the order of the kernel's arguments, one to a piece."""
         found = []
@@ -248,7 +254,15 @@ class HopperKernel(GluonKernel):
     @property
     def o_pieces(self) -> int:
         """Tensors that O consists of."""
-        return len(self.v_pieces)
+        return len(self.o_columns)
+
+    @property
+    def o_columns(self) -> tuple[Piece, ...]:
+        """Their columns: those of V's tiles; in e4m3 as many as a block's product is added for at a time."""
+        if not self.promoted:
+            return self.v_pieces
+        width = min(self.head_dim_v, E4M3_PART)
+        return tuple(Piece(offset, width) for offset in range(0, self.head_dim_v, width))
 
     @property
     def tile_number(self) -> str:
@@ -331,7 +345,7 @@ class HopperKernel(GluonKernel):
             return ("store_rows(problem, o, inverse, batch, head, row)",)
         return tuple(
             f"store_rows(problem, o[{i}], inverse, batch, head, row, {piece.offset})"
-            for i, piece in enumerate(self.v_pieces)
+            for i, piece in enumerate(self.o_columns)
         )
 
     def own(self, size: str) -> str:
@@ -341,22 +355,29 @@ class HopperKernel(GluonKernel):
     @property
     def query_tile_fields(self) -> tuple[str, ...]:
         """Fields of `QueryTile`."""
-        masked = ("row", "last") if self.masked else ()
+        masked = ("row", *(("last",) if self.gives_q_early else ())) if self.masked else ()
         return ("q", "k", "v", "q_number", *masked, "problem", *(("turns", "tiles") if self.ping_pong else ()))
 
     @property
     def query_tile_text(self) -> str:
         """What they are."""
-        masked = ", first row, number of the last key block" if self.masked else ""
+        last = ", number of the last key block" if self.gives_q_early else ""
+        masked = f", first row{last}" if self.masked else ""
         turns = ", work tiles before" if self.ping_pong else ""
         return f"ROWS query rows of a work tile: rings, number of Q in its ring{masked}, problem{turns}."
+
+    @property
+    def tile_rows(self) -> str:
+        """What a `QueryTile` is given of them where there is a mask."""
+        last = "n + end - 1 - first, " if self.gives_q_early else ""
+        return f"row, {last}" if self.masked else ""
 
     @property
     def zeros(self) -> str:
         """O before any key."""
         if self.o_pieces == 1:
             return "gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))"
-        widths = ", ".join(str(piece.width) for piece in self.v_pieces)
+        widths = ", ".join(str(piece.width) for piece in self.o_columns)
         return f"[gl.zeros([ROWS, width], gl.float32, layout=accumulator(width)) for width in ({widths})]"
 
     @property
@@ -399,6 +420,8 @@ class HopperKernel(GluonKernel):
     @property
     def last_pv(self) -> str:
         """The statement that issues the product of the last block."""
+        if self.in_parts:
+            return "part = issue_pv(left_operand(p), tile_at(v, n), 0)"
         if self.fp8:
             return f"{'part' if self.promoted else 'o'} = issue_pv(left_operand(p), tile_at(v, n){'' if self.promoted else ', o'})"
         return "o = issue_pv(p.to(dtype), tile_at(v, n), o)"
@@ -406,6 +429,12 @@ class HopperKernel(GluonKernel):
     @property
     def finish_last_pv(self) -> tuple[str, ...]:
         """Statements that wait for it."""
+        if self.in_parts:
+            return (
+                "left = scaled(o[0], statistics.factor) + warpgroup_mma_wait(0, deps=[part])",
+                "part = issue_pv(left_operand(p), tile_at(v, n), 1)",
+                "o = (left, scaled(o[1], statistics.factor) + warpgroup_mma_wait(0, deps=[part]))",
+            )
         if self.promoted:
             return ("o = scaled(o, statistics.factor) + warpgroup_mma_wait(0, deps=[part])",)
         return (f"o = warpgroup_mma_wait(0, deps={self.o_deps})",)
@@ -426,24 +455,54 @@ class HopperKernel(GluonKernel):
             if self.promoted:
                 # O takes the product in before S is made: they never need registers at the same time.
                 pv, order = (*pv, "o = scaled(o, statistics.factor) + part"), ("pv", "qk")
+            if self.in_parts:
+                pv = self._pv_in_parts
         lines = [line for product in order for line in (qk if product == "qk" else pv)]
         if self.ping_pong:
             lines = ["take_turn(tile.turns, n - tile.tiles)", *lines, "pass_turn(tile.turns)"]
         return (*lines, *(self._finish_qk if self.overlap else ()))
 
     @property
+    def _pv_in_parts(self) -> tuple[str, ...]:
+        """P V of wide heads: half of the columns after half of them, so that registers hold one half's product beside O."""
+        return (
+            "wait(tile.v, n)",
+            "part = warpgroup_mma_wait(0, deps=[issue_pv(operand, tile_at(tile.v, n), 0)])",
+            "left = scaled(o[0], statistics.factor) + part",
+            "part = warpgroup_mma_wait(0, deps=[issue_pv(operand, tile_at(tile.v, n), 1)])",
+            "release(tile.v, n)",
+            "o = (left, scaled(o[1], statistics.factor) + part)",
+        )
+
+    @property
     def first_softmax(self) -> str:
         """The first step of the softmax, and O before it."""
-        return f"""row_max = gl.max(s, 1)
+        words = "p = in_words(p)\n" if self.in_words else ""
+        return f"""row_max = {self.row_max}
 reference = reference_of(row_max, problem)
 p = {self.exp2}(s * problem.scale_log2 - reference[:, None])
 statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1.0, gl.float32, layout=SCORE_ROWS)" if self.promoted else ""})
-o = {self.zeros}"""
+{words}o = {self.zeros}"""
 
     @property
     def release_single(self) -> str:
         """The end of Q where all blocks of a window were one."""
         return "release(q, q_number)"
+
+    @property
+    def early_release_of_q(self) -> str:
+        """The end of Q in a masked loop."""
+        if not self.gives_q_early:
+            return ""
+        return """# After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
+    if n + 1 == tile.last:
+        release(tile.q, tile.q_number)
+    """
+
+    @property
+    def late_release_of_q(self) -> str:
+        """The end of Q behind it."""
+        return f"if end - 1 == first:\n    {self.release_single}" if self.gives_q_early else "release(q, q_number)"
 
     @property
     def softmax_statements(self) -> tuple[str, ...]:
@@ -461,7 +520,7 @@ o = {self.zeros}"""
         )
         online = "p, statistics, factor = online_softmax(s, statistics, tile.problem)"
         if self.promoted and not self.overlap:
-            return (online.replace("factor", "_"),)
+            return (online.replace("factor", "_"), *(("p = in_words(p)",) if self.in_words else ()))
         if self.promoted:
             # The O there is was last brought to the reference before this block's: one FFMA adds and rescales.
             due = "due = statistics.factor"
@@ -494,6 +553,28 @@ o = {self.zeros}"""
     def instruction_depth(self) -> int:
         """K of one matrix instruction: 32 bytes of a row."""
         return 32 if self.fp8 else 16
+
+    @property
+    def in_words(self) -> bool:
+        """Whether P becomes words of four bytes right behind its exponentials, and row maxima come from several chains: where two
+        warpgroups take all there is, nobody else fills the gaps; of three, with an eighth more time, others do (measured at head_dim 64)."""
+        return self.promoted and not self.overlap and self.warpgroups < 3
+
+    @property
+    def gives_q_early(self) -> bool:
+        """Whether a masked loop gives Q back in its last block and not behind it, for the sake of where P is converted: in words that is
+        settled, and the branch would cost some 40 registers, which loops of 256 keys or of wide heads do not have."""
+        return not self.in_words
+
+    @property
+    def row_max(self) -> str:
+        """The largest score of each row."""
+        return "largest(s)" if self.in_words else "gl.max(s, 1)"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether P V comes in two parts of its columns."""
+        return self.promoted and self.o_pieces > 1
 
     @property
     def octaves(self) -> int:

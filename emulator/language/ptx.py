@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import UnsupportedError
+from tilecast.emulator.values.dtypes import FP8E4, FP8E5, cast
 
 
 class UnknownError(UnsupportedError):
@@ -92,9 +93,24 @@ def _above(a: Any, b: Any, *or_else: Any) -> Any:
     return out.astype(np.uint32)
 
 
+def _eight_bits(name: str) -> Callable[..., Any]:
+    """cvt of two float32 to e4m3 or e5m2, the second of them in the low byte (.satfinite, .rn)."""
+    kind = FP8E4 if ".e4m3x2." in name else FP8E5
+
+    def run(high: Any, low: Any) -> Any:
+        upper, lower = (cast(_floats(x), kind).view(np.uint8).astype(np.uint32) for x in (high, low))
+        return upper << 8 | lower
+
+    return run
+
+
 def _any(predicate: Any, _: Any) -> Any:
     """vote.any.  A partition votes as one here, warps apart on the GPU: kernels may not depend on more than the OR."""
     return np.full_like(predicate, (predicate != 0).any())
+
+
+def _halves(low: Any, high: Any) -> Any:
+    return low & 0xFFFF | high << 16
 
 
 #: Integer operations of one 32-bit result.
@@ -113,6 +129,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 _FLOAT = re.compile(r"(fma|mul|add|sub)(\.(rn|rm))?(\.ftz)?\.f32(x2)?$")
 _EXTREME = re.compile(r"(max|min)(\.NaN)?(\.ftz)?(\.NaN)?\.f32$")
+_EIGHT_BITS = re.compile(r"cvt\.rn\.satfinite\.e(4m3|5m2)x2\.f32$")
 _SPECIAL = ("%ctaid.x", "%clusterid.x")
 
 
@@ -143,8 +160,13 @@ def _statement(text: str) -> Statement:
     groups = _operands(rest)
     run: Callable[..., Any] | None
     pipe = "alu"
-    if op.startswith("mov."):
+    if op == "mov.b32" and len(groups[-1]) == 2:
+        # Two registers of 16 bits.
+        run, pipe, groups = _halves, "", [groups[0], *((name,) for name in groups[-1])]
+    elif op.startswith("mov."):
         run, pipe = None, ""
+    elif _EIGHT_BITS.match(op):
+        run, pipe = _eight_bits(op), "cvt"
     elif _FLOAT.match(op):
         run, pipe = _arithmetic(op.removesuffix("x2")), "fma"
     elif _EXTREME.match(op):

@@ -38,8 +38,8 @@ LOG2E = 1.4426950408889634
 E4M3 = gl.float8e4nv
 LIFT = gl.constexpr(-8.0)  # exponentials end at 2^8: e4m3 reaches from 2^-9 to 448
 FACTORS = gl.constexpr(2)  # numbers that a key head is descaled by: of scores, of V
-# One FFMA to a score: the default varies with releases.
-OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
+# One FFMA to a score: the default varies with releases; level 2, which Triton 3.9 asks for, spills.
+OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True, "ptx_options": "--regAllocOptLevel=4"}
 
 
 @gluon.jit
@@ -127,11 +127,27 @@ def issue_qk(q, k):
 
 
 @gluon.jit
-def left_operand(p):
-    """P in e4m3 in the order of keys that `prepare` gives V: a thread's eight of sixteen and sixteen keys as the left operand
-    of wgmma wants them, so that nothing moves between threads."""
-    pairs = gl.reshape(p.to(E4M3), [ROWS, TILE_N // 16, 2, 4, 2])
-    return gl.reshape(gl.permute(pairs, (0, 1, 3, 2, 4)), [ROWS, TILE_N])
+def in_words(p):
+    """P in e4m3, four keys to a word, in the order of keys that `prepare` gives V: a thread's eight of sixteen and sixteen keys as
+    the left operand of wgmma wants them, so that nothing moves between threads."""
+    keys = gl.permute(gl.reshape(p, [ROWS, TILE_N // 16, 2, 4, 2]), (0, 1, 3, 2, 4))
+    even, odd = gl.split(keys)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return gl.inline_asm_elementwise(
+        """{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high}; }""",
+        "=r,f,f,f,f", [first, second, third, fourth], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def left_operand(words):
+    """P of `in_words` as the left operand: the compiler takes the words as they are."""
+    low, high = words.to(gl.int16), (words >> 16).to(gl.int16)
+    even = gl.join(low.to(gl.int8), high.to(gl.int8))
+    odd = gl.join((low >> 8).to(gl.int8), (high >> 8).to(gl.int8))
+    return gl.reshape(gl.join(even, odd), [ROWS, TILE_N]).to(E4M3, bitcast=True)
 
 
 @gluon.jit
@@ -273,9 +289,16 @@ def reference_of(row_max, problem):
 
 
 @gluon.jit
+def largest(s):
+    """The largest score of each row, by chains of maxima that do not wait for each other."""
+    chains = gl.max(gl.reshape(s, [ROWS, TILE_N // 16, 2, 4, 2]), axis=1)
+    return gl.convert_layout(gl.max(gl.reshape(chains, [ROWS, 16]), 1), SCORE_ROWS)
+
+
+@gluon.jit
 def online_softmax(s, before, problem):
     """A step of the online softmax: (P, statistics, factor for the O there is)."""
-    row_max = gl.maximum(before.row_max, gl.max(s, 1))
+    row_max = gl.maximum(before.row_max, largest(s))
     reference = reference_of(row_max, problem)
     shift = reference_of(before.row_max, problem) - reference
     factor = mufu_exp2(gl.where(before.row_max == float("-inf"), float("-inf"), shift))
@@ -336,8 +359,8 @@ def pass_turn(turns):
     mbarrier.arrive(turns.next, count=1)
 
 
-# ROWS query rows of a work tile: rings, number of Q in its ring, first row, number of the last key block, problem, work tiles before.
-QueryTile = namedtuple("QueryTile", "q k v q_number row last problem turns tiles")
+# ROWS query rows of a work tile: rings, number of Q in its ring, first row, problem, work tiles before.
+QueryTile = namedtuple("QueryTile", "q k v q_number row problem turns tiles")
 
 
 @gluon.jit
@@ -356,12 +379,10 @@ def key_block(tile, n, p, statistics, o, key=None):
     s = warpgroup_mma_wait(0, deps=[s])
     release(tile.k, n + 1)
     pass_turn(tile.turns)
-    # After the last block would do, but then ptxas converts P behind the wait for V and not under Q K^T.
-    if n + 1 == tile.last:
-        release(tile.q, tile.q_number)
     if key is not None:
         s = hide_keys(tile.problem, s, key, tile.row)
     p, statistics, _ = online_softmax(s, statistics, tile.problem)
+    p = in_words(p)
     return n + 1, p, statistics, o
 
 
@@ -397,7 +418,7 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, launched):
 
             # The first block has no P V to go with.
             q_number = own_copy(tiles * WARPGROUPS + g)
-            tile = QueryTile(q, k, v, q_number, row, n + end - 1 - first, problem, turns, tiles)
+            tile = QueryTile(q, k, v, q_number, row, problem, turns, tiles)
             wait(q, q_number)
             wait(k, n)
             s = warpgroup_mma_wait(0, deps=[issue_qk(tile_at(q, q_number), tile_at(k, n))])
@@ -405,12 +426,13 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, launched):
             whole_end = whole_blocks(problem, row)
             if end > whole_end:
                 s = hide_keys(problem, s, (end - 1) * TILE_N, row)
-            row_max = gl.max(s, 1)
+            row_max = largest(s)
             reference = reference_of(row_max, problem)
             p = mufu_exp2(s * problem.scale_log2 - reference[:, None])
             statistics = Statistics(
                 row_max, partial_sums(p), reference, gl.full([ROWS], 1.0, gl.float32, layout=SCORE_ROWS)
             )
+            p = in_words(p)
             o = gl.zeros([ROWS, HEAD_DIM_V], gl.float32, layout=accumulator(HEAD_DIM_V))
 
             # Key blocks from the last to the first: those on the right edge of the mask, which keep an online softmax,
@@ -420,8 +442,7 @@ def consumer_role(g: gl.constexpr, turn_barriers, q, k, v, launched):
                 n, p, statistics, o = key_block(tile, n, p, statistics, o, key=(end - 2 - step) * TILE_N)
             for _ in range(edge):
                 n, p, statistics, o = key_block(tile, n, p, statistics, o)
-            if end - 1 == first:
-                release(q, q_number)
+            release(q, q_number)
             wait(v, n)
             part = issue_pv(left_operand(p), tile_at(v, n))
 

@@ -25,7 +25,15 @@ from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
-from tilecast.model.pipeline.hopper.order import ROWS, exp_parts, program, pv_parts, quad_cycles, takes_turns
+from tilecast.model.pipeline.hopper.order import (
+    ROWS,
+    adds_first,
+    exp_parts,
+    program,
+    pv_parts,
+    quad_cycles,
+    takes_turns,
+)
 from tilecast.model.pipeline.hopper.registers import spill_demand
 from tilecast.model.pipeline.rescaling import rescale_share
 from tilecast.model.pipeline.tensor_core import (
@@ -195,7 +203,7 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     elements = float(ROWS * v.tile_n)
     pack = common.pack_work(m, w, elements)
     if w.dtype == "fp8":
-        permutes = elements * _FP8_PERMUTES_PER_ELEMENT
+        permutes = elements * _fp8_permutes(w, v)
         pack = common.add(pack, common.work(m, {"alu": permutes / m["alu.lanes"]}, {"alu": permutes / 128}))
     total = common.row_sum_work(m, elements)
     rescale = common.add(total, _rescale_work(w, m, rescale_share(v.rescale_threshold) if _skips(w, v) else 1.0))
@@ -235,6 +243,12 @@ def _group_ops(w: Workload, v: Fa3Variant, m: Machine) -> list[Op]:
     if v.rescale == "anchored":
         ops = [op for op in ops if op.kind not in ("row max", "rescale")]
     return [*ops, *(Op(f"{name}{g}", "barrier", role, (), cycles, tile=g) for name, cycles in holds.items())]
+
+
+def _fp8_permutes(w: Workload, v: Fa3Variant) -> float:
+    """Permutes and shuffles of an element of P in e4m3: kernels that we write have none to shuffle, and with two warpgroups pack words
+    as they are (their machine code)."""
+    return (0.25 if v.warpgroups > 2 else 0.0) if adds_first(w, v) else _FP8_PERMUTES_PER_ELEMENT
 
 
 def _skips(w: Workload, v: Fa3Variant) -> bool:
@@ -291,6 +305,7 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
     landed = m["tma.latency_l2_cycles"]
     parts = list(exp_parts(w, v, m))
     first, last = f"exp{g}{parts[0]}", f"exp{g}{parts[-1]}"
+    first_added = adds_first(w, v)
     issued = [f"pv{g}{part}" for part in pv_parts(w, v)]
     pv, through = issued[0], issued[-1]
     edges = [
@@ -310,8 +325,8 @@ def _group_edges(w: Workload, v: Fa3Variant, m: Machine, g: int) -> list[Edge]:
             Edge(f"qk{g}", f"max{g}", 0, done_qk, "data", "S accumulator"),
             Edge(f"max{g}", first, 0, 0.0, "data", "row max"),
             Edge(last, f"rescale{g}", 0, 0.0, "data", "exponentials"),
-            Edge(through, f"rescale{g}", 1, done_pv, "data", "O accumulator"),
-            Edge(f"rescale{g}", pv, 0, 0.0, "data", "O rescaled"),
+            Edge(through, f"rescale{g}", 0 if first_added else 1, done_pv, "data", "O accumulator"),
+            Edge(f"rescale{g}", pv, 1 if first_added else 0, 0.0, "data", "O rescaled"),
         ]
     edges.append(Edge(f"qk{g}", f"have_s{g}", 0, done_qk, "data", "S accumulator"))
     kind, why = ("order", COMPILED_WAIT) if v.overlap else ("data", "O accumulator")

@@ -12,6 +12,8 @@ exponentials behind the wait for PV, as these rules say of them.
 - Without overlap unmasked loops issue PV's instructions amid exponentials, the last of them behind all that stand under PV;
   "always" has four tenths of them before PV, "conditional" half behind it.  Masked loops do the softmax behind PV, but for the
   row max of "conditional".
+- E4m3 kernels that add P V to O outside the matrix unit, without overlap, are written and compiled in another order: P V, the sum
+  with O that rescales it, then QK and all of the softmax, in which P is packed.
 - Sums and the rescale of O come in one run behind the exponentials; "anchored" mixes the sums in.
 """
 
@@ -38,6 +40,11 @@ def takes_turns(v: Fa3Variant) -> bool:
     return v.ping_pong and v.warpgroups > 1
 
 
+def adds_first(w: Workload, v: Fa3Variant) -> bool:
+    """Whether O takes a block's product in before the next S is made."""
+    return w.dtype == "fp8" and v.rescale == "always" and not v.overlap
+
+
 def quad_cycles(m: Machine) -> float:
     """Latency that closes a reduction of rows: they sit on quads of threads, two dependent shuffles and maxima."""
     return 2 * (m["shuffle.latency_cycles"] + m["alu.latency_cycles"])
@@ -52,13 +59,15 @@ def exp_parts(w: Workload, v: Fa3Variant, m: Machine) -> dict[str, float]:
 def pv_parts(w: Workload, v: Fa3Variant) -> dict[str, int]:
     """Parts in which PV is issued -> keys of the block: the last instruction apart where exponentials stand before it."""
     last = 32 // w.dtype_bytes
-    if v.overlap or w.mask != "none" or v.tile_n <= last:
+    if v.overlap or w.mask != "none" or v.tile_n <= last or adds_first(w, v):
         return {"": v.tile_n}
     return {"a": v.tile_n - last, "b": last}
 
 
 def _early_share(w: Workload, v: Fa3Variant, m: Machine) -> float:
     """Share of a block's exponentials before the wait for PV; without overlap before PV, of "conditional" under it."""
+    if adds_first(w, v):
+        return 0.0
     if not v.overlap:
         return _BEFORE_PV[v.rescale] if w.mask == "none" else 0.0
     if w.mask != "none":
@@ -79,13 +88,14 @@ def program(w: Workload, v: Fa3Variant, m: Machine, g: int, *, spills: bool) -> 
     Warpgroups that take turns hold theirs until both products are issued, without overlap until they are waited for.
     """
     lap = ["begin", "turn", "ahead", *_products_and_softmax(w, v, m)]
-    if v.rescale != "anchored":
+    before = ("pv", "have_o", "rescale") if adds_first(w, v) else _OF_BLOCK_BEFORE
+    if v.rescale != "anchored" and "rescale" not in lap:
         lap.append("rescale")
     if spills:
         lap.append("spill")
     left_out = set() if takes_turns(v) else {"begin", "turn", "pass"}
     return tuple(
-        Step(_named(name, g), 0 if name in _OF_BLOCK_BEFORE else 1) for name in lap if name not in left_out
+        Step(_named(name, g), 0 if name in before else 1) for name in lap if name not in left_out
     )  # fmt: skip
 
 
@@ -94,6 +104,8 @@ def _products_and_softmax(w: Workload, v: Fa3Variant, m: Machine) -> list[str]:
     early, late = (exps[:1], exps[1:]) if _early_share(w, v, m) > 0.0 else ([], exps)
     maximum = [] if v.rescale == "anchored" else ["max"]
     masked = w.mask != "none"
+    if adds_first(w, v):
+        return ["pv", "have_o", "rescale", "qk", "have_s", "pass", *maximum, *exps, "pack"]
     if v.overlap:
         if masked and v.rescale == "always":
             return ["qk", "pack", "pv", "pass", "have_s", "have_o", *maximum, *exps]

@@ -42,7 +42,7 @@ def test_times_are_the_measured_ones() -> None:
     found = {(r["head_dim"], r["seqlen"], r["mask"], r["input"]): float(r["tflops"]) for r in rows if shipped(r)}
     found |= {(r["head_dim"], r["seqlen"], r["mask"], "bf16"): float(r["tflops"]) for r in rows if r["input"] == "bf16"}
     shapes = {key[:3] for key in found if key[3] == "V as stored"}
-    assert len(shapes) == 8
+    assert len(shapes) == 12
     for shape in shapes:
         values = " | ".join(f"{found[*shape, how]:.0f}" for how in ("V as stored", "V given", "bf16"))
         assert f"| {' | '.join(shape)} | {values} | " in PAGE
@@ -50,10 +50,10 @@ def test_times_are_the_measured_ones() -> None:
 
 def test_errors_are_the_measured_ones() -> None:
     rows = [row for row in table("h200_fp8_errors.csv") if shipped(row) and row["mask"] == "none"]
-    assert {row["head_dim"] for row in rows} == {"64", "128"}
+    assert {row["head_dim"] for row in rows} == {"64", "128", "256"}
     for protocol in ("randn", "sink", "positive", "outliers"):
         of = {row["head_dim"]: row for row in rows if row["protocol"] == protocol}
-        values = (float(of[d][name]) for d in ("64", "128") for name in ("error", "float64_with_rounded_p"))
+        values = (float(of[d][name]) for d in ("64", "128", "256") for name in ("error", "float64_with_rounded_p"))
         assert " | ".join(f"{x:#.3g}" for x in values) in PAGE, protocol
 
 

@@ -97,7 +97,9 @@ def test_blackwell_kernels_get_limits_rows_and_factors(monkeypatch, mask, module
 
 def test_gradients_and_other_heads_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(selection, "capability_of", lambda kind, device: (9, 0))
-    with pytest.raises(UnsupportedError, match=r"head_dim: expected one that a shipped kernel has \(64, 128\), got 32"):
+    with pytest.raises(
+        UnsupportedError, match=r"head_dim: expected one that a shipped kernel has \(64, 128, 256\), got 32"
+    ):
         tilecast.attention(*tensors(32))
     q, k, v = tensors()
     with pytest.raises(UnsupportedError, match="without requires_grad"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,6 +21,9 @@ SCALED = (
 )
 MAX3 = "max.NaN.ftz.f32 $0, $1, $2, $3;"
 DOWN = "{ .reg .b32 n; add.rm.ftz.f32 n, $1, 0f4b400000; shl.b32 n, n, 23; add.s32 $0, n, $1; }"
+#: Four numbers to a word of e4m3, the first in the lowest byte.
+PACK4 = """{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+    mov.b32 $0, {low, high}; }"""
 #: Two of four neighbours on the special function unit, two shifted.
 MIXED = "ex2.approx.ftz.f32 $0, $4; shl.b32 $1, $5, 1; ex2.approx.ftz.f32 $2, $6; shl.b32 $3, $7, 1;"
 SPECIAL = np.array([0, -0.0, 1e-40, -1e-40, np.inf, -np.inf, np.nan, 3e38, -3e38, 1.5, 2.0**-126, -7.25], np.float32)
@@ -44,13 +48,22 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "size", "operands", "ways"), [(FMA2, 2, 3, 1), (SCALED, 2, 1, 1), (MAX3, 1, 3, 1), (DOWN, 1, 1, 1), (MIXED, 4, 1, 2)]
+    ("text", "size", "operands", "ways"), [(FMA2, 2, 3, 1), (SCALED, 2, 1, 1), (MAX3, 1, 3, 1), (DOWN, 1, 1, 1), (PACK4, 1, 4, 1), (MIXED, 4, 1, 2)]
 )  # fmt: skip
 def test_the_bits_are_those_of_the_registers(text: str, size: int, operands: int, ways: int) -> None:
     given = [values(128, 8, seed=number) for number in range(operands)]
     assert len(elementwise(text, size, size, operands) or ()) == ways
     made = elementwise_or_none(text, size, size, given, dtypes.FP32)
     assert same(made, by_registers(text, size, given))
+
+
+def test_four_numbers_to_a_word() -> None:
+    """Each byte is its number in e4m3, nearest even: too large ones become 448, a NaN stays one."""
+    given = [np.array(column, np.float32) for column in ([1.0, 2.5], [-448.0, 1e9], [17.0, np.nan], [2.0**-9, -0.0])]
+    words = elementwise_or_none(PACK4, 1, 1, given, dtypes.INT32).view(np.uint8).reshape(2, 4)
+    assert words[0].view(ml_dtypes.float8_e4m3fn).astype(float).tolist() == [1.0, -448.0, 16.0, 2.0**-9]
+    assert words[1, [0, 1, 3]].view(ml_dtypes.float8_e4m3fn).astype(float).tolist() == [2.5, 448.0, 0.0]
+    assert np.isnan(words[1].view(ml_dtypes.float8_e4m3fn)[2].astype(float))
 
 
 def test_operands_that_broadcast_are_not_spread_out_first() -> None:
