@@ -7,10 +7,6 @@ own attention at the same dtype, or about one step of the dtype at the largest o
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from support.attention import exact, plain  # noqa: E402
 from support.problems import DIMS, DTYPES, MASKS, NAMES, POISON, bits, inputs, kernel_for, window_of  # noqa: E402
+from support.sanitizer import assert_memcheck_finds_nothing  # noqa: E402
 
 from tilecast.kernels import UnsupportedError, attention, registry  # noqa: E402
 from tilecast.kernels.fallback import sdpa_attention, visible_keys  # noqa: E402
@@ -389,19 +386,13 @@ for d, dv in {dims}:
             k, v = torch.randn(1, 1, seqlen_k, d, device="cuda"), torch.randn(1, 1, seqlen_k, dv, device="cuda")
             tilecast.attention(*(x.to(torch.bfloat16) for x in (q, k, v)), window=window, return_lse=True)
             torch.cuda.synchronize()
-print("done")
 """
 
 
 def test_compute_sanitizer_finds_nothing() -> None:
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(tool).exists():
-        pytest.skip("needs compute-sanitizer of the CUDA toolkit")
     served = registry.head_dims(torch.cuda.get_device_capability(), "bf16", "none")
     # Scores 30 times larger than usual move references of the Hopper kernels, also by scores that overflow.
-    code = SMALL_SHAPES.format(dims=[pair for pair in DIMS if pair in served])
-    done = subprocess.run([tool, "--tool", "memcheck", sys.executable, "-c", code], capture_output=True, text=True, check=False)  # fmt: skip
-    assert "done" in done.stdout and "ERROR SUMMARY: 0 errors" in done.stdout + done.stderr, done.stdout[-2000:]
+    assert_memcheck_finds_nothing(SMALL_SHAPES.format(dims=[pair for pair in DIMS if pair in served]))
 
 
 # --- every kernel, also those that a better one hides ----------------------------------------------------------

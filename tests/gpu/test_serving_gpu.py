@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.sanitizer import assert_memcheck_finds_nothing
 from support.serving import Problem, error_of, make, parted
 
 import tilecast
@@ -419,3 +420,34 @@ def test_rows_of_no_sequence_are_not_appended() -> None:
         cu_seqlens_q=starts, max_seqlen_q=5, causal=True,
     )  # fmt: skip
     assert torch.equal(out[:8], want) and torch.equal(made.k.view(torch.int16), pool.view(torch.int16))
+
+
+# --- memory errors ---------------------------------------------------------------------------------------------
+
+SMALL = """
+import torch, tilecast
+torch.manual_seed(0)
+def rand(*shape):
+    return torch.randn(*shape, device="cuda").to(torch.bfloat16)
+lengths = torch.tensor([5, 700, 1300, 0, 64, 2600], dtype=torch.int32, device="cuda")
+pages = 41
+tables = torch.randperm(6 * pages, device="cuda").to(torch.int32).view(6, pages)
+for queries in (1, 3, 40):
+    for dim, dim_v in ((64, 64), (128, 128), (192, 128)):
+        k, v = (rand(6 * pages, 64, 2, d) for d in (dim, dim_v))
+        tilecast.attention_kvcache(rand(6, queries, 8, dim), k, v, lengths, tables, causal=True, return_lse=True)
+        torch.cuda.synchronize()
+for dim in (64, 128):
+    k, v = (rand(6 * pages, 64, 2, dim).to(torch.float8_e4m3fn) for _ in range(2))
+    tilecast.attention_kvcache(rand(6, 1, 8, dim), k, v, lengths, tables, causal=True)
+    torch.cuda.synchronize()
+if {latent}:
+    cache = rand(6 * pages, 64, 1, 576)
+    tilecast.attention_mla(rand(6, 1, 64, 576), cache, lengths, tables, causal=True)
+    torch.cuda.synchronize()
+"""
+
+
+def test_compute_sanitizer_finds_nothing() -> None:
+    """Tables have just the pages that the longest sequence needs, and the pool no page more than they name."""
+    assert_memcheck_finds_nothing(SMALL.format(latent=LATENT))
