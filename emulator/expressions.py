@@ -127,3 +127,8 @@ def on_chip(function: Function) -> bool:
 
 def lines_of(node: Any) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def is_constant(test: ast.expr) -> bool:
+    """Whether a condition is about constants, which the compiler decides."""
+    return not any(n.id.upper() != n.id for n in ast.walk(test) if isinstance(n, ast.Name))
