@@ -136,15 +136,32 @@ def _at_slot(one: Steady, step: Step, turn: int) -> Step:
     return dataclasses.replace(step, barriers=(((one.warp,), mine),), amount=amount)
 
 
-def anyone(site: Barrier, chosen: Sequence[Steady], shape: KernelShape) -> int:
-    """Arrivals that complete a phase of a slot at which roles arrive by turns; 0 where each comes to every phase."""
+def anyone(site: Barrier, chosen: Sequence[Steady], shape: KernelShape, unrolled: int) -> int:
+    """Arrivals that complete a phase of a barrier, or of a slot of a loop that is ``unrolled``, at which roles arrive by turns; 0 where
+    each comes to every phase."""
     if site.named or not site.resolved:
+        return 0
+    if _gets_first_turn(site, chosen, shape):
+        return 1
+    if unrolled == 1:
         return 0
     waits = max((sum(s.kind == "wait" and one.site(s) == site for s in one.repeated) for one in chosen), default=0)
     comes = [sum(s.kind == "arrive" and one.site(s) == site for s in one.repeated) for one in chosen]
     if sum(map(bool, comes)) < 2 or all(count >= waits for count in comes if count):
         return 0
     return next((count for barrier, count in shape.barriers if barrier.places == site.places and count > 0), 1)
+
+
+def _gets_first_turn(site: Barrier, chosen: Sequence[Steady], shape: KernelShape) -> bool:
+    """Whether a role arrives once, ahead of its loop, at a barrier of one arrival where another does in every iteration."""
+    if not any(barrier.places == site.places and count == 1 for barrier, count in shape.barriers):
+        return False
+
+    def arrives(one: Steady, steps: Sequence[Step]) -> bool:
+        return any(step.kind == "arrive" and one.site(step) == site for step in steps)
+
+    once = [arrives(one, one.ahead) and not arrives(one, one.repeated) for one in chosen]
+    return any(once) and any(arrives(one, one.repeated) for one in chosen)
 
 
 def at_base(chosen: Sequence[Steady], shape: KernelShape) -> list[Steady]:

@@ -89,7 +89,7 @@ def kernel_roles(shape: KernelShape, out_bytes: int = 0, masked: bool = False) -
         roles.Barrier(
             site.label(), site.stages, site.named,
             tuple((role, kind, count) for (at, role, kind), count in parties.items() if at == site),
-            anyone(site, chosen, shape) if unrolled > 1 else 0,
+            anyone(site, chosen, shape, unrolled),
         )
         for site in names
     )  # fmt: skip

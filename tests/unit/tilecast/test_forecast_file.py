@@ -154,6 +154,18 @@ def test_a_call_that_launches_nothing_to_forecast_is_one_sentence(
     assert code == 2 and not out and text in err and err.count("\n") == 1
 
 
+def test_an_e4m3_kernel_whose_warpgroups_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    kernel = str(ROOT / "kernels" / "generated" / "hopper_fp8_d128_causal.py")
+    code, out, _ = run(capsys, "forecast", kernel, "--machine", "h200", "--json")
+    found = json.loads(out)
+    # Two warpgroups multiply 64 x 128 scores by head_dim 128 twice, 8192 operations a cycle and SM for 8 bits.
+    assert code == 0 and found["tensor_share"] == pytest.approx(
+        2 * 2 * 2 * 64 * 128 * 128 / 8192 / found["cycles_per_iteration"]
+    )
+    assert 0.7 < found["cycles_before_compilation"] / found["cycles_per_iteration"] < 1.4
+
+
 @pytest.mark.parametrize("name", ["hopper_serve_d64", "gemm_hopper_turns"])
 def test_a_generated_kernel_of_another_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")

@@ -76,3 +76,28 @@ def test_products_around_an_inner_loop_are_refused_in_a_sentence() -> None:
     inner = loop("softmax", "MUFU.EX2 R9, R9", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6], R3")
     with pytest.raises(ShapeError, match=r"matrix products in an innermost loop.* found them only around loops"):
         kernel(inner=tuple(inner))
+
+
+def turns(arrivals: int) -> KernelRoles:
+    """Two warpgroups that take turns: each waits at its own barrier and arrives at the other's.  Warp 0 brings the first turn ahead of the
+    loop; ``arrivals`` complete a phase."""
+
+    def group(mine: str, other: str) -> list[str]:
+        return loop(f"main{mine}", f"SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR6+{mine}], R3",
+                    "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR8], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+                    f"SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+{other}], RZ", "NOP")  # fmt: skip
+
+    set_up = [f"UMOV UR8, {arrivals:#x}", "UIADD3 UR8, UPT, UPT, -UR8, 0x100000, URZ", "USHF.L.U32 UR8, UR8, 0x1, URZ"]
+    rows = [
+        *ROLES[:-2], *set_up, "SYNCS.EXCH.64 URZ, [UR6+0x20], UR8", "SYNCS.EXCH.64 URZ, [UR6+0x28], UR8",
+        "UISETP.GT.U32.AND UP0, UPT, UR4, 0x3, UPT", "BRA.U UP0, {second}",
+        "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR6+0x20], RZ", *group("0x20", "0x28"), "EXIT",
+        "second:", *group("0x28", "0x20"), "EXIT",
+    ]  # fmt: skip
+    return kernel_roles(kernel_shape(Binary("k.cubin", "kernel", "sm_90a", tuple(assemble(*rows)), 8, 1, 168, 0)))
+
+
+def test_who_brings_the_first_turn_comes_no_more() -> None:
+    """Any arrival completes a phase of a barrier of one; where two complete it, each role brings its own."""
+    assert {b.name: b.anyone for b in turns(1).barriers} == {"0x420": 1, "0x428": 0}
+    assert {b.name: b.anyone for b in turns(2).barriers} == {"0x420": 0, "0x428": 0}
