@@ -18,12 +18,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from sweep_decode import EVICT_BYTES, graph_of, measured_on, times_us
+from sweep_decode import EVICT_BYTES, EVICTIONS, graph_of, measured_on, times_us
 
 #: Programs of a launch, and chunks that each reads.
 LAUNCHES = ((132, 1), (264, 1), (264, 2), (264, 4), (264, 8))
 CHUNK = tl.constexpr(1 << 14)
-EVICTIONS = ("writing", "reading", "writing, then reading")
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "evicted_by", "policy", "mbytes", "us", "low_us", "high_us")
 
 
@@ -38,21 +37,6 @@ def read(x, y, chunks, first: tl.constexpr):
     tl.store(y + tl.program_id(0), tl.sum(total, 0))
 
 
-class Eviction:
-    """What `times_us` calls before each launch."""
-
-    def __init__(self, by: str) -> None:
-        self._by = by
-        self._data = torch.zeros(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
-
-    def zero_(self) -> None:
-        """Fill L2."""
-        if self._by != "reading":
-            self._data.zero_()
-        if self._by != "writing":
-            torch.sum(self._data if self._by == "reading" else self._data[: EVICT_BYTES // 16])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -60,6 +44,7 @@ def main() -> None:
     given = parser.parse_args()
     x = torch.randn(max(programs * chunks for programs, chunks in LAUNCHES) * CHUNK.value, device="cuda")
     y = torch.empty(max(programs for programs, _ in LAUNCHES), device="cuda")
+    evict = torch.zeros(EVICT_BYTES // 4, dtype=torch.int32, device="cuda")
     graphs: dict[str, Any] = {}
     for programs, chunks in LAUNCHES:
         for policy in ("none", "first"):
@@ -73,7 +58,7 @@ def main() -> None:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         for by in EVICTIONS:
-            for name, found in times_us(graphs, given.rounds, Eviction(by)).items():
+            for name, found in times_us(graphs, given.rounds, evict, by).items():
                 policy, size = name.split()
                 row = {"evicted_by": by, "policy": policy, "mbytes": round(int(size) / 1e6, 1)}
                 row |= {"us": round(statistics.median(found), 2), "low_us": round(min(found), 2), "high_us": round(max(found), 2)}  # fmt: skip

@@ -32,6 +32,8 @@ BATCHES = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8
 DIM = 128
 #: What evicts L2: more than it holds.
 EVICT_BYTES = 256 << 20
+#: How L2 can be filled.
+EVICTIONS = ("writing", "reading", "writing, then reading")
 FIELDS = ("gpu", "date", "driver", "torch", "triton", "seed", "batch", "keys", "longest", "heads_q", "heads_kv", "page", "cache", "mbytes", "tilecast_us",
           "tilecast_low_us", "tilecast_high_us", "tilecast_tbs", "fa3_us", "fa3_low_us", "fa3_high_us", "speedup",
           "read_tilecast_us", "read_fa3_us", "host_us", "largest_difference", "sm_clock_mhz")  # fmt: skip
@@ -50,9 +52,17 @@ def graph_of(call: Callable[[], Any]) -> Any:
     return graph
 
 
-def times_us(graphs: dict[str, Any], rounds: int, evict: Any, reading: bool = False) -> dict[str, list[float]]:
+def fill_l2(evict: Any, by: str) -> None:
+    """Evict what L2 holds: ``evict``, more than it holds, is written ("writing"), read ("reading"), or written and a quarter of it read."""
+    if by != "reading":
+        evict.zero_()
+    if by != "writing":
+        (evict if by == "reading" else evict[: len(evict) // 4]).amax()
+
+
+def times_us(graphs: dict[str, Any], rounds: int, evict: Any, by: str = EVICTIONS[0]) -> dict[str, list[float]]:
     """Microseconds of each graph, in turns whose order is drawn anew each round: one that always follows another runs at the clock
-    that the other left, 3 % apart where power limits it.  ``evict`` is written before each, or with ``reading`` read."""
+    that the other left, 3 % apart where power limits it.  L2 is filled before each (`fill_l2`)."""
     import torch
 
     draw, names = random.Random(0), list(graphs)
@@ -61,7 +71,7 @@ def times_us(graphs: dict[str, Any], rounds: int, evict: Any, reading: bool = Fa
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name in draw.sample(names, len(names)):
-            evict.amax() if reading else evict.zero_()
+            fill_l2(evict, by)
             torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
             begin.record()
             graphs[name].replay()
@@ -161,7 +171,7 @@ def measure(
         theirs_q = q.to(pool[0].dtype)
         calls["fa3"] = lambda: fa3(theirs_q, k, v, lengths, table, starts)
     graphs = {name: graph_of(call) for name, call in calls.items()}
-    found, after_reading = (times_us(graphs, rounds, evict, reading) for reading in (False, True))
+    found, after_reading = (times_us(graphs, rounds, evict, by) for by in ("writing", "reading"))
     medians = {name: statistics.median(values) for name, values in found.items()}
     row: dict[str, Any] = {
         "batch": batch, "keys": round(sum(lengths_of) / batch), "longest": longest, "heads_q": heads[0], "heads_kv": heads[1], "page": page,

@@ -12,27 +12,20 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import importlib
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sweep_decode import BATCHES, DIM, EVICT_BYTES, HEADS, graph_of, measured_on, nvidia_smi, times_us
+
 from tilecast.base.module_file import module_of
 from tilecast.model.step.batch import Lengths, parse_requests, requests_text
 
-DIM = 128
-#: What evicts L2: more than it holds.
-EVICT_BYTES = 256 << 20
-HEADS = ((32, 8), (64, 8), (32, 32), (8, 1))
-#: (batch, keys, page) of the decode points of tools/sweep_decode.py.
-DECODE = ((1, 8192, 16), (1, 32768, 64), (1, 131072, 128), (8, 2048, 16), (8, 8192, 64), (32, 512, 128), (32, 8192, 16),
-          (128, 1024, 64), (128, 4096, 128), (256, 1024, 16))  # fmt: skip
 #: Chunks of prefill beside decodes: (queries of the chunk, keys of the chunk, decodes, their keys).
 MIXED = ((512, 512, 8, 8192), (512, 4096, 32, 4096), (512, 16384, 128, 2048), (1024, 1024, 16, 8192), (1024, 8192, 64, 2048),
          (2048, 2048, 32, 8192), (2048, 8192, 128, 1024), (2048, 32768, 8, 32768))  # fmt: skip
@@ -48,9 +41,9 @@ def points() -> Iterator[tuple[str, str, tuple[int, int], int, str, str]]:
     """(name, requests, heads, page, split of a generated variant, what evicts) of every row."""
     yield "nothing", "1x16", (8, 1), 16, "", "reading"
     for heads in HEADS:
-        for batch, keys, page in DECODE:
+        for batch, keys, page in BATCHES:
             yield "decode", f"{batch}x{keys}", heads, page, "", "reading"
-    for batch, keys, page in DECODE:
+    for batch, keys, page in BATCHES:
         yield "decode", f"{batch}x{keys}", (32, 8), page, "", "writing"
     draw = random.Random(7)
     for number, count in enumerate((16, 48, 64, 128, 200, 256)):
@@ -160,38 +153,6 @@ def empty_call() -> Callable[[], Any]:
     return lambda: one.zero_()
 
 
-def times_us(call: Callable[[], Any], rounds: int, evict: Any, writing: bool) -> list[float]:
-    """Microseconds of replays of a graph of the call, each with the cache evicted before."""
-    import torch
-
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    found = []
-    for _ in range(rounds):
-        if writing:
-            evict.zero_()
-        else:
-            evict.amax()
-        torch.cuda._sleep(100_000)  # the host must be ahead, or its own time is measured
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1e3)
-    return found
-
-
-def nvidia_smi(field: str) -> str:
-    """A field of nvidia-smi --query-gpu of the first GPU."""
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -199,12 +160,8 @@ def main() -> None:
     parser.add_argument("--points", help="only those of this name")
     given = parser.parse_args()
     import torch
-    import triton
 
-    same = {
-        "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": nvidia_smi("driver_version"),
-        "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+    same = measured_on()
     wanted = [point for point in points() if given.points in (None, point[0])]
     longest = max(
         sum(-(-n // page) * page for _, n in parse_requests(text)) * heads[1] for _, text, heads, page, _, _ in wanted
@@ -225,7 +182,7 @@ def main() -> None:
                     if split
                     else shipped_call(x)
                 )
-                found = times_us(call, given.rounds, evict, evicted == "writing")
+                found = times_us({name: graph_of(call)}, given.rounds, evict, evicted)[name]
             except Exception as error:  # one point that fails must not cost the others
                 print(f"{name} {text[:60]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 continue

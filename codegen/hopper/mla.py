@@ -26,6 +26,7 @@ class HopperMlaKernel(HopperServingKernel):
     latent: ClassVar[bool] = True
     beside: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS", "CHAINED")
+    own_options: ClassVar[str] = "CHAINED"
 
     @property
     def half(self) -> int:

@@ -58,6 +58,8 @@ class HopperPrefillKernel(HopperKernel):
     beside: ClassVar[bool] = True
     #: Whether programs take in runs of splits.
     runs: ClassVar[bool] = False
+    #: Whether some launches have options of their own.
+    own_options: ClassVar[str] = ""
     latent: ClassVar[bool] = False
     narrow: ClassVar[bool] = False
     #: Whether K and V come by tensor descriptors, and whether programs take tiles of rows until there are none, or parts of them.

@@ -45,6 +45,8 @@ _SIZES = (
     "rows_min",
     "rows_max",
 )
+#: Constants of a launch that all have, in the order of the kernel's.
+_CONSTANTS = ("PAGE", "CAPPED", "ONE", "PLANNED")
 _SCRATCH = ("split_bound", "slot_rows", "split_tiles")
 _NUMBERS = (*STRIDES, "stride_table", *FACTOR_STRIDES, "count", *_SIZES, *_SCRATCH)
 
@@ -97,6 +99,8 @@ class HopperServingKernel:
     #: Whether programs take in runs of splits, and constants of the launch that a kernel has before ``BESIDE``.
     runs: ClassVar[bool] = False
     last_constants: ClassVar[tuple[str, ...]] = ("Q_ROWS",)
+    #: That of these constants under which a launch has options of its own; "" where all have the same.
+    own_options: ClassVar[str] = ""
 
     @property
     def piece(self) -> int:
@@ -154,15 +158,15 @@ class HopperServingKernel:
         return _NUMBERS
 
     @property
+    def options_flag(self) -> int:
+        """The place among a launch's constants of that which says whether it has options of its own."""
+        return (*_CONSTANTS, *self.last_constants).index(self.own_options)
+
+    @property
     def signature(self) -> str:
         """The head of the kernel."""
-        names = [*POINTERS, *self.numbers, *FACTORS, "PAGE: gl.constexpr", "CAPPED: gl.constexpr"]
-        names += [
-            "ONE: gl.constexpr",
-            "PLANNED: gl.constexpr",
-            *(f"{name}: gl.constexpr" for name in self.last_constants),
-            *["BESIDE: gl.constexpr"] * self.beside,
-        ]
+        names = [*POINTERS, *self.numbers, *FACTORS]
+        names += [f"{name}: gl.constexpr" for name in (*_CONSTANTS, *self.last_constants, *["BESIDE"] * self.beside)]
         return in_lines(", ".join(names), "def attention(", "):")
 
 
@@ -207,6 +211,7 @@ class HopperRunsKernel(HopperServingKernel):
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
+    own_options: ClassVar[str] = "DIRECT"
 
     @property
     def direct_registers(self) -> int:

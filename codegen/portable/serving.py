@@ -63,6 +63,8 @@ class ServingKernel(InPieces):
     beside: ClassVar[bool] = False
     #: Whether programs take in runs of splits.
     runs: ClassVar[bool] = False
+    #: Whether some launches have options of their own.
+    own_options: ClassVar[str] = ""
 
     @property
     def one_loop(self) -> bool:

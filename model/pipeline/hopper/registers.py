@@ -12,6 +12,7 @@ from __future__ import annotations
 from tilecast.model.kernel.variants.fa3 import CONSUMER_REGISTERS, Fa3Variant, registers, written_registers
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.pipeline.hopper.order import adds_first
 
 #: Keys for each of which a loop holds a fifth of a register beside S, P and O are those beyond 64; the most that Triton gives a thread.
 _FREE_KEYS, _OF_A_KEY, _MOST = 64, 0.2, 240
@@ -21,7 +22,7 @@ _WORD = 512
 
 def spilled_words(w: Workload, v: Fa3Variant, m: Machine) -> float:
     """Words a thread spills in a step."""
-    if _by_hand(w, v) or (w.dtype == "fp8" and v.rescale == "always" and not v.overlap):
+    if _by_hand(w, v) or adds_first(w, v):
         return 0.0
     threads = 128 * (v.warpgroups + 1)  # a warpgroup's worth of warps copy
     given = min(_MOST, int(m["reg.file_bytes"]) // 4 // threads // 8 * 8)

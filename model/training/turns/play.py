@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilecast.base.native import load_native
+from tilecast.model.sm.native.library import pointer
 from tilecast.model.training.turns import in_python
 
 _SOURCE = Path(__file__).with_name("turns.c")
@@ -27,8 +28,8 @@ def play(
     if native is not None:
         given, found = array("d", cycles), array("d", (0.0, 0.0))
         result = native.play(
-            ctypes.c_void_p(given.buffer_info()[0]), len(given), heads, abreast, query_heads,
-            ctypes.c_double(turn), slots, ctypes.c_void_p(found.buffer_info()[0]),
+            pointer(given), len(given), heads, abreast, query_heads,
+            ctypes.c_double(turn), slots, pointer(found),
         )  # fmt: skip
         if result == _DONE:
             return found[0], found[1]

@@ -16,7 +16,10 @@ import typer.main
 from support import documented
 from support.paths import ROOT
 
+from tilecast.base import native
 from tilecast.base.files import cache_folder
+from tilecast.codegen.compiler import kept
+from tilecast.model.compiled.native import kept_runs
 
 PAGES = documented.pages()
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
@@ -25,7 +28,7 @@ SKIPPED = {"needs: gpu": 4, "needs: network": 1, "needs: bundle": 1, "takes: hal
 #: Programs that a plain fence must not hold: their commands belong into a `console` block, where they are run.
 PROGRAMS = ("tilecast", "make", "pip", "pytest", "python", "git")
 #: Folders of tilecast's cache whose contents are named by a digest of all they depend on: who finds them is sooner done, no more.
-SHARED = ("native", "runs", "tuned-kernels")
+SHARED = (native.FOLDER, kept_runs.FOLDER, kept.FOLDER)
 
 
 def own_cache(folder: Path) -> Path:
@@ -33,9 +36,9 @@ def own_cache(folder: Path) -> Path:
     made = folder / "tilecast"
     made.mkdir(parents=True)
     for name in SHARED:
-        kept = cache_folder(name)
-        kept.mkdir(parents=True, exist_ok=True)
-        (made / name).symlink_to(kept)
+        shared = cache_folder(name)
+        shared.mkdir(parents=True, exist_ok=True)
+        (made / name).symlink_to(shared)
     return folder
 
 
