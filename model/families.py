@@ -101,7 +101,7 @@ _KNOBS = frozenset(
 _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
 #: Knob values that no other library's kernels have.
-_OURS = (("rescale", "anchored"), ("scheduler", "paired"))
+_OURS = (("rescale", "anchored"), ("scheduler", "paired"), ("mask_home", "tmem"))
 #: Knobs that the open kernels of a family choose by the head dimension alone: FlashAttention-4 and FROST share a pair's query tile by keys
 #: where O fills tensor memory (head_dim 256), nowhere else.
 _BY_HEAD_DIM = ("split",)

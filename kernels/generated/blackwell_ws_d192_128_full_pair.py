@@ -8,7 +8,7 @@ masked blocks first.  0.1875 of the exponentials run on the FMA pipe, degree 3. 
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
-    "variant": "family=fa4,tile_m=128,tile_n=128,softmax_tiles=2,split=q,kv_stages=0,cta_group=2,emulated_share=0.1875,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=persistent",
+    "variant": "family=fa4,tile_m=128,tile_n=128,softmax_tiles=2,split=q,kv_stages=0,cta_group=2,emulated_share=0.1875,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,mask_home=tmem,scheduler=persistent",
     "workload": {"batch": 4, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 192, "head_dim_v": 128, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

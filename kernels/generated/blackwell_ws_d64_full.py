@@ -8,7 +8,7 @@ the FMA pipe, degree 3.  Programs stay and take every n-th unit.
 
 TILECAST = {
     "tilecast": "0.1.0", "family": "blackwell_ws", "machine": "b200", "targets": ["sm_100a", "sm_103a"],
-    "variant": "family=fa4,tile_m=128,tile_n=128,softmax_tiles=2,split=q,kv_stages=0,cta_group=1,emulated_share=0.125,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,scheduler=persistent",
+    "variant": "family=fa4,tile_m=128,tile_n=128,softmax_tiles=2,split=q,kv_stages=0,cta_group=1,emulated_share=0.125,poly_degree=3,rescale_threshold=8,split_p=true,stats_slots=1,load_max=false,mask_home=tmem,scheduler=persistent",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 

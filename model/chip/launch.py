@@ -88,7 +88,7 @@ def play(
     """`run_chip` with every block ``extra`` cycles longer than the simulated loop's."""
     pair = pipeline.cta_group
     rows = pipeline.rows_per_cta * pair
-    tiles = head_tiles(workload, rows, pipeline.keys_per_iteration)
+    tiles = head_tiles(workload, rows, pipeline.keys_per_iteration, first_masked=pipeline.first_block_masked)
     trace = steady_state(pipeline)
     masked_trace = steady_state(pipeline, 2) if masks and tiles.masked.any() else trace
     if extra:

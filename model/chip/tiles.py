@@ -40,8 +40,8 @@ class HeadTiles:
 
 
 @lru_cache(maxsize=256)
-def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
-    """Tiles of ``rows`` query rows over blocks of ``keys`` keys for one head, in row order.
+def head_tiles(workload: Workload, rows: int, keys: int, *, first_masked: bool = False) -> HeadTiles:
+    """Tiles of ``rows`` query rows over blocks of ``keys`` keys for one head, in row order; ``first_masked``: one is always masked.
 
     Causal masks are aligned bottom right: row i sees keys up to i + seqlen_k - seqlen_q.
     """
@@ -71,7 +71,7 @@ def head_tiles(workload: Workload, rows: int, keys: int) -> HeadTiles:
     blocks = np.maximum(last_block - first_block, 0)
     whole = np.maximum(last_all // keys - -(-first_all // keys), 0)
     # A ragged last block needs the same masking as a diagonal one.
-    masked = np.clip(blocks - whole, 0, blocks)
+    masked = np.clip(np.maximum(blocks - whole, int(first_masked)), 0, blocks)
     keys_inside = np.minimum(last_block * keys, sk) - first_block * keys
     inside = np.where(blocks > 0, (high_row - low_row) * keys_inside, 0)
     return HeadTiles(blocks, masked, count / len(index), count, inside)

@@ -28,6 +28,15 @@ from tilecast.model.pipeline.tensor_core import (
 
 #: Share of the P columns written before the matrix role may start PV (FA4C, split_P_arrive).
 _FIRST_PART = 0.75
+#: (ALU, all) instructions that masking takes a score, by where it is done and whether one side bounds the keys or two.  Counted: in
+#: the masked loops of flash-attn-4 4.0.0b36 beyond its plain ones (164 and 175 of 128 scores, windows 179 and 192: a select each and
+#: R2P; 62 FMNMX3 more on sm_103), and in what kernels of our template skip in plain blocks (274 and 295, windows 305 and 330, alike for head_dim 64, 128
+#: and 256, 16 and 8 bits: a select and nearly a LOP3 each), which loads and stores the scores in four pieces, one after the other.
+_MASKS = {
+    "registers": {"causal": (1.28, 1.37), "window": (1.40, 1.50)},
+    "tmem": {"causal": (2.14, 2.30), "window": (2.38, 2.58)},
+}
+_MASKED_PIECES = 4
 #: Knobs that leave the operations of a tile alone.
 _ONE_TILE = {**ALIKE.least_waiting, "softmax_tiles": 1, "split": "q"}
 _STATISTICS_SLOT = "statistics slot"
@@ -65,7 +74,8 @@ def _build(workload: Workload, variant: Fa4Variant, machine: Machine) -> Pipelin
         edge_read_bytes=parts.query_rows * workload.head_dim_qk * workload.dtype_bytes,
         edge_write_bytes=parts.query_rows * workload.head_dim_v * 2.0,
         query_ahead=False,
-        mask_demand=tuple((f"max{s}", common.mask_work(machine, parts.elements)) for s in tiles),
+        mask_demand=tuple((f"max{s}", parts.mask_work()) for s in tiles),
+        first_block_masked=variant.mask_home == "registers",
         facts_used=(
             "tmem.load_latency_cycles",
             "tmem.read_bytes_per_clk",
@@ -171,6 +181,22 @@ class _Parts:
         )
         ops.append(self.correction(s))
         return ops
+
+    def mask_work(self) -> common.Pairs:
+        """Extra demand of a tile's block that runs the code of masked blocks."""
+        m, v = self.m, self.v
+        alu, instructions = _MASKS[v.mask_home]["window" if self.w.mask == "window" else "causal"]
+        demand = {"alu": self.elements * alu / m["alu.lanes"], "issue": self.elements / 128 * instructions}
+        if v.mask_home == "tmem":
+            # A piece is loaded, hidden and stored before the next is loaded.
+            demand["tmem_read"] = self.elements * 4 / m["tmem.read_bytes_per_clk"]
+            demand["tmem_write"] = self.elements * 4 / m["tmem.write_bytes_per_clk"]
+            demand[""] = _MASKED_PIECES * m["tmem.load_latency_cycles"]
+        elif v.load_max:
+            # The maxima that came with the load know nothing of the mask.
+            for unit, cycles in common.row_max_work(m, self.elements).cycles:
+                demand[unit] += cycles
+        return tuple(demand.items())
 
     def correction(self, s: int) -> Op:
         m = self.m

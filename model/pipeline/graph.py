@@ -35,7 +35,8 @@ UNITS: tuple[str, ...] = (
 )
 
 
-#: Extra demand of operations whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
+#: Extra demand of operations whose block crosses a mask boundary: op name -> (unit, cycles) pairs; unit "" is time that the
+#: operation waits on top of its busiest unit.
 MaskDemand = tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
 
 
@@ -150,6 +151,8 @@ class Pipeline:
     restart_cycles: float = 0.0
     #: Extra demand of an iteration whose block crosses a mask boundary: op name -> (unit, cycles) pairs.
     mask_demand: MaskDemand = ()
+    #: Whether the code of the first block of every tile is that of masked blocks, whatever the mask.
+    first_block_masked: bool = False
     #: Names of facts with kind "assumed" or with a range that this pipeline's numbers rest on.
     facts_used: tuple[str, ...] = ()
     #: Bytes a CTA reads before its loop and writes after it with nothing of its own to hide them under.

@@ -28,9 +28,14 @@ def with_mask(ops: tuple[Op, ...], masks: MaskDemand) -> dict[str, Op]:
         op = named[name]
         demand = dict(op.demand)
         slower = 0.0
+        waits = 0.0
         for unit, cycles in extra:
+            if not unit:
+                waits += cycles
+                continue
             demand[unit] = demand.get(unit, 0.0) + cycles
             slower = max(slower, cycles)
+        slower += waits
         masked[name] = Op(
             op.name, op.kind, op.role, tuple(demand.items()), op.min_cycles + slower,
             op.engine, op.issue_cycles, op.tile, op.instructions, op.hidden_fma,

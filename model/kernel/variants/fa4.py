@@ -21,6 +21,7 @@ _SMEM_BOOKKEEPING_BYTES = 3 * 1024
 _COMPILER_BYTES = 640
 #: Schedulers, dtypes and key tiles of the template: tiles are powers of two in Triton, and a row of S fits registers.
 SCHEDULERS = ("grid", "persistent", "longest-first")
+MASK_HOMES = ("tmem", "registers")
 _WRITTEN_DTYPES = ("bf16", "fp16", "fp8")
 _WRITTEN_TILES = (64, 128)
 #: Elements along the summed dimension of one 8-bit matrix instruction.
@@ -34,9 +35,9 @@ _SHARES = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375)
 ALIKE = Alike(
     same_demand={"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"},
-    fit=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "load_max"),
+    fit=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "load_max", "mask_home"),
     written=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
-             "stats_slots", "scheduler"),
+             "stats_slots", "mask_home", "scheduler"),
 )  # fmt: skip
 
 
@@ -58,6 +59,8 @@ class Fa4Variant:
     split_p: bool = True
     stats_slots: int = 1  # row-statistics slots a tile: 1 ties the two softmax groups together as FA4 does
     load_max: bool = False  # tcgen05.ld.red: row max comes with the load (sm_103)
+    #: Where scores outside the mask are hidden: in tensor memory before the block is loaded (our template), or in registers (FA4C).
+    mask_home: str = "tmem"
     scheduler: str = "grid"
 
 
@@ -107,6 +110,10 @@ def legality(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
     if slots < 2 or (variant.kv_stages and need > limit):
         return over_limit("shared memory (Q tiles and K/V ring)", need, limit, "bytes",
                           "use cta_group=2 (each CTA holds half of K and V), split=k, fewer kv_stages or a smaller tile_n")  # fmt: skip
+    if variant.mask_home not in MASK_HOMES:
+        return Verdict(
+            f"scores are hidden in tmem or registers, got mask_home='{variant.mask_home}'", "use mask_home=tmem"
+        )
     if variant.load_max and not machine.get("tmem.load_reduce", 0.0):
         return Verdict(f"{machine.name} has no tcgen05.ld.red", "set load_max=false (sm_103 and later have it)")
     return LEGAL
@@ -133,6 +140,11 @@ def writable(variant: Fa4Variant, workload: Workload, machine: Machine) -> Verdi
         return Verdict(f"head_dim_v must be a multiple of {_O_COLUMNS}, got {workload.head_dim_v}", "pad V")
     if max(workload.head_dim_qk, workload.head_dim_v) > 192 and variant.cta_group == 1:
         return Verdict("one CTA with a head wider than 192 spills registers in its matrix role", "use cta_group=2")
+    if variant.mask_home != "tmem":
+        return Verdict(
+            "family fa4 is written with masks in tensor memory, which leave the code of other blocks alone",
+            "use mask_home=tmem",
+        )
     pairs = variant.emulated_share * variant.tile_n / 2
     if pairs != int(pairs):
         low, high = (int(pairs) * 2 / variant.tile_n, (int(pairs) + 1) * 2 / variant.tile_n)
@@ -222,6 +234,7 @@ def published(workload: Workload, machine: Machine) -> Fa4Variant:
         emulated_share=share,
         # With 8, exponentials of rows that outgrew their reference saturated (PR #2717).
         rescale_threshold=4.0 if workload.dtype == "fp8" else 8.0,
+        mask_home="registers",
         scheduler="longest-first" if masked else "persistent",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,3 +58,11 @@ def test_long_sequences_are_sampled_evenly() -> None:
     # 1 + 2 + ... + 8192 blocks, of which each tile masks the one on its diagonal.
     assert abs(found.total_iterations / (8192 * 8193 / 2) - 1) < 1e-3
     assert set(found.masked) == {1}
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_a_kernel_whose_first_block_masks_has_a_masked_block_in_every_tile(mask: str) -> None:
+    work = Workload(seqlen_q=1024, seqlen_k=1024, mask=mask)
+    plain, first = head_tiles(work, 128, 128), head_tiles(work, 128, 128, first_masked=True)
+    assert list(plain.masked) == [mask == "causal"] * 8
+    assert list(first.masked) == [1] * 8 and list(first.iterations) == list(plain.iterations)

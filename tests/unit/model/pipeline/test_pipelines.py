@@ -52,6 +52,30 @@ def test_fa4_demand_is_the_papers_table() -> None:
     assert build_pipeline(Workload(), Fa4Variant(), B300).demand()["mufu"] == 2 * (512 + 4)
 
 
+def test_masks_in_tensor_memory_wait_for_each_piece_and_masks_in_registers_are_alu_alone() -> None:
+    causal = Workload(mask="causal")
+    scores = 128 * 128
+    demand = {}
+    for home in ("registers", "tmem"):
+        made = build_pipeline(causal, Fa4Variant(mask_home=home), B200)
+        demand[home] = dict(dict(made.mask_demand)["max0"])
+        assert made.first_block_masked == (home == "registers")
+    # 164 of 274 and 175 of 295 instructions of a thread that holds a row of 128 scores.
+    assert demand["registers"] == pytest.approx({"alu": 328.0, "issue": 175.4}, rel=2e-3)
+    assert demand["tmem"]["alu"] == pytest.approx(548.0, rel=2e-3)
+    assert demand["tmem"][""] == 4 * B200["tmem.load_latency_cycles"]
+    assert demand["tmem"]["tmem_read"] == scores * 4 / B200["tmem.read_bytes_per_clk"]
+
+
+def test_row_maxima_that_came_with_the_load_are_found_again_behind_a_mask_in_registers() -> None:
+    causal = Workload(mask="causal")
+    found = [
+        dict(dict(build_pipeline(causal, Fa4Variant(mask_home="registers", load_max=known), B300).mask_demand)["max0"])
+        for known in (False, True)
+    ]
+    assert found[1]["alu"] - found[0]["alu"] == pytest.approx(128 * 128 / 2 / B300["alu.lanes"])
+
+
 def test_a_pair_reads_half_of_k_and_v() -> None:
     pair = build_pipeline(Workload(), Fa4Variant(cta_group=2), B200).demand()
     assert pair["tensor"] == 2048
