@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilecast.codegen.compiler.flow import Flow, Loop
-from tilecast.codegen.compiler.opcodes import MATRIX, latency_of, pipe_of
+from tilecast.codegen.compiler.opcodes import MATRIX, WGMMA, latency_of, pipe_of
 from tilecast.codegen.compiler.sass import Instruction
 from tilecast.model.compiled.code import CodeError, KernelCode, Stretch, WarpInstruction
 from tilecast.model.families import find_family, parse_variant
@@ -39,7 +39,7 @@ def warp_instruction(code: Instruction, cta_warpgroups: int) -> WarpInstruction:
     """What the simulator needs of an instruction; ``cta_warpgroups`` meet at barriers of the whole CTA."""
     opcode, modifiers, operands = code.opcode, code.modifiers, code.operands
     kind, amount, registers, commits, word = "plain", 0, False, False, -1
-    if opcode == "HGMMA":
+    if opcode in WGMMA:
         found = _MMA.match(modifiers)
         assert found is not None
         kind, amount = "mma", int(found.group(1))

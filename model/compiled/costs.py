@@ -154,8 +154,10 @@ def spill_costs(costs: WarpCosts, machine: Machine, code: KernelCode, ctas: int)
     return replace(costs, spill_words=max(0, int(room // (128 * PARTITIONS))))
 
 
-def mma_cycles(machine: Machine, columns: int, from_registers: bool) -> float:
-    """Cycles of one m64nNk16 16-bit wgmma."""
+def mma_cycles(machine: Machine, columns: int, from_registers: bool, dtype: str) -> float:
+    """Cycles of one wgmma of 64 rows over 32 bytes of each: m64nNk16 in 16 bits, m64nNk32 in "fp8"."""
     from tilecast.model.pipeline.tensor_core import mma_instruction_cycles
 
-    return mma_instruction_cycles(machine, 64, columns, "bf16", "register" if from_registers else "smem")
+    return mma_instruction_cycles(
+        machine, 64, columns, "fp8" if dtype == "fp8" else "bf16", "register" if from_registers else "smem"
+    )

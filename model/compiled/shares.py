@@ -47,7 +47,7 @@ def executed(code: KernelCode, work: Workload, machine: Machine) -> Executed:
     counts: Counter[str] = Counter()
     tensor = flop = 0.0
     depth = 32 / work.dtype_bytes  # a wgmma's k-step is 32 bytes
-    cycles = cache(partial(mma_cycles, machine))
+    cycles = cache(partial(mma_cycles, machine, dtype=code.dtype))
     rows = build_pipeline(work, variant, machine).rows_per_cta
     tiles = -(-work.seqlen_q // rows)
     for consumer, blocks in zip(code.consumers, _blocks(work, variant, tiles, len(code.consumers)), strict=True):

@@ -65,7 +65,7 @@ def _mma_table(code: KernelCode, machine: Machine) -> dict[tuple[int, bool], flo
         for i in stretch.instructions
         if i.kind == "mma"
     }
-    return {kind: mma_cycles(machine, *kind) for kind in kinds}
+    return {kind: mma_cycles(machine, *kind, code.dtype) for kind in kinds}
 
 
 # --- the files ----------------------------------------------------------------------------------------------------

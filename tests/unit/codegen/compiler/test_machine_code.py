@@ -35,6 +35,7 @@ def test_control_words_are_decoded() -> None:
     ("text", "pipe", "kind", "amount"),
     [
         ("HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR8], R24", "tensor", "mma", 64),
+        ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, R100, gdesc[UR16], R24", "tensor", "mma", 128),
         ("WARPGROUP.DEPBAR.LE gsb0, 0x1", "other", "mma_wait", 1),
         ("WARPGROUP.ARRIVE", "other", "plain", 0),
         ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+URZ], R5", "shared", "wait", 0),

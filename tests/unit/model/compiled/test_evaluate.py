@@ -9,6 +9,7 @@ import pytest
 from tests.unit.model.compiled.test_forecast import H200, LONGEST, PERSISTENT, THREE, TRITON, pick, shape
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import KernelCode
+from tilecast.model.compiled.costs import mma_cycles
 from tilecast.model.compiled.energy import settled_clock
 from tilecast.model.compiled.evaluate import CompiledVariant
 from tilecast.model.compiled.forecast import forecast
@@ -153,3 +154,10 @@ def test_what_cannot_be_followed_is_refused() -> None:
             compiler(roles=stored_roles(), target="sm_100a"),
             parse_variant("family=fa4,tile_n=96"),
         )
+
+
+def test_products_of_8_bits_go_at_their_own_rate() -> None:
+    assert mma_cycles(H200, 128, True, "fp8") == mma_cycles(H200, 128, True, "bf16") == 64.0
+    twice = H200.with_facts({"tensor.fp8_flop_per_clk": 2 * H200["tensor.fp8_flop_per_clk"]})
+    assert mma_cycles(twice, 256, True, "fp8") == 64.0
+    assert mma_cycles(twice, 256, True, "bf16") == 128.0
