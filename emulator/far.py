@@ -280,7 +280,7 @@ def near(index: Any) -> Any:
 
 def counts(value: Any) -> bool:
     """Whether it is an integer scalar or tensor of a kernel, of 32 or 64 bits."""
-    return getattr(value, "bits", 0) in (32, 64)
+    return hasattr(type(value), "sampled") and value.bits in (32, 64)
 
 
 def frames() -> tuple[tuple[str, int], ...]:

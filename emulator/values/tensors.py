@@ -55,7 +55,7 @@ class Int64(Int):
 class Undefined(Int):
     """What no program may depend on, as a quotient by zero: an IntegerError where an address, a coordinate or a branch does."""
 
-    why = ""
+    why, bits = "", 0
     #: Where it came from: (file, line) of the frames.
     places: tuple[tuple[str, int], ...] = ()
 

@@ -57,6 +57,7 @@ def walk(x_ptr, y_ptr, n, BLOCK: gl.constexpr):
     total = gl.zeros([BLOCK], gl.float32, layout)
     for i in range(0, n, BLOCK):
         total += gl.load(x_ptr + offs, mask=offs < n, other=0.0)
+        y_ptr += 0
         offs += BLOCK
     gl.store(y_ptr, gl.sum(total, 0))
 
