@@ -65,11 +65,12 @@ class LargeLaunch:
 class Larger:
     """The larger problems of one kernel, as rows of intervals.
 
-    ``fails``: an overflow is an error; otherwise it is only noted.
+    ``fails``: an overflow is an error; otherwise it is only noted.  ``most``: what is larger is no place in memory, so that sizes and
+    grid do not fit each other, and is not said to overflow.
     """
 
-    def __init__(self, launches: Sequence[LargeLaunch], fails: bool) -> None:
-        self.fails, self.indices = fails, Indices()
+    def __init__(self, launches: Sequence[LargeLaunch], fails: bool, most: float = float("inf")) -> None:
+        self.fails, self.most, self.indices = fails, most, Indices()
         #: Shares of the grid and of loops that each row of a problem is about.
         shares = [((0.0, 1.0), (0.0, 1.0)), *(((p, p), (t, t)) for p in _SHARES for t in _SHARES)]
         rows = [(one, program, turn) for one in launches for program, turn in shares]
@@ -191,9 +192,10 @@ class Far:
         indices.checked.add(place)
         if not beyond.any():
             return self
-        certain = bool((beyond & self.larger.single).any())
+        single = beyond & self.larger.single & (np.abs(self.values).max(1) <= self.larger.most)
+        certain = bool(single.any())
         if certain and self.exact and not self.over and place not in indices.found:
-            indices.found[place] = self._overflow(frame, int(np.argmax(beyond & self.larger.single)), name)
+            indices.found[place] = self._overflow(frame, int(np.argmax(single)), name)
             if self.larger.fails:
                 error = IntegerError("a 32-bit integer overflows in a larger problem")
                 error.over = indices.found[place]

@@ -75,7 +75,7 @@ def grown(given: Mapping[str, Any], constants: Mapping[str, Any], grid: Sequence
             sizes = _most(size, tensors, numbers, grid, fixed, growth.memory_bytes, least)
             if sizes and max(one.elements(sizes) for one in tensors) >= _ENOUGH:
                 problems.append(_launch(sizes, tensors, numbers, grid, fixed, {}))
-    return Larger(problems, fails=False) if problems else None
+    return Larger(problems, fails=False, most=growth.memory_bytes) if problems else None
 
 
 def _asked(numbers: Mapping[str, int], largest: Mapping[str, int]) -> Iterator[tuple[int, int]]:
