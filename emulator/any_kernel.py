@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tilecast.emulator.errors import RequestError
 from tilecast.emulator.modules import counted, modules
-from tilecast.emulator.session import ANY_RELEASE, RELEASES, Session
+from tilecast.emulator.session import ANY_RELEASE, RELEASES, Growth, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import Machine, load_machine
 
@@ -18,7 +19,7 @@ MODES = ("late", "random")
 
 def emulated(
     target: Any, *, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None,
-    triton: str = "",
+    triton: str = "", largest: Mapping[str, int] | None = None,
 ) -> Any:  # fmt: skip
     """``target`` with launches that run on the CPU: a kernel, a function that launches some, a module, or a file's path.
 
@@ -28,11 +29,12 @@ def emulated(
     path: the module).  Launches take numpy arrays and torch tensors on the CPU and change them in place.
     ``machine``: whose memories and tensor cores (default: b200 where the file imports Gluon's Blackwell names, else h200);
     ``mode``: "late" or "random" (with ``seed``); ``sms``: how many SMs the file is told that there are; ``triton``: "3.6" or "3.9", to rely on the fences that this compiler
-    adds within a partition (default: a fence that is not in the source is missing).
+    adds within a partition (default: a fence that is not in the source is missing); ``largest``: how large numbers that the kernel
+    is given may become, by its names for them: a 32-bit integer that overflows before is an error.
     Raises RequestError for a target without a file; launches raise a subclass of EmulationError that quotes the lines.
     """
     path, name = _place(target)
-    found: Any = load_any(path, machine=machine, mode=mode, seed=seed, sms=sms, triton=triton)[1]
+    found: Any = load_any(path, machine=machine, mode=mode, seed=seed, sms=sms, triton=triton, largest=largest)[1]
     for part in name.split(".") if name else ():
         found = getattr(found, part)
     return found
@@ -40,7 +42,7 @@ def emulated(
 
 def load_any(
     path: str, *, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None,
-    name: str = "emulated_kernel", triton: str = "",
+    name: str = "emulated_kernel", triton: str = "", largest: Mapping[str, int] | None = None,
 ) -> tuple[Session, types.ModuleType]:  # fmt: skip
     """A file as a module that sees stand-ins for Triton, and the state of its launches; ``name``: its ``__name__``."""
     if mode not in MODES:
@@ -52,7 +54,7 @@ def load_any(
     session = Session(
         source, mode, seed, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]),
         int(chip.get("tmem.columns", 0.0)), ANY_RELEASE, chip.get("tmem.load_reduce", 0.0) > 0,
-        tensor_kind=chip.tensor_kind, adds_fences=triton,
+        tensor_kind=chip.tensor_kind, adds_fences=triton, growth=Growth(1e9 * chip["hbm.capacity_gb"], largest or {}),
     )  # fmt: skip
     return session, source.load(modules(session), {"range": counted(session)}, name)
 

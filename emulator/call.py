@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +28,17 @@ class Called:
     launches: int
     programs: int
     operations: int
+    #: 32-bit integers that overflow in larger problems, each in words.
+    overflows: list[str]
 
 
 def run_call(
-    file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, whole: bool = False
-) -> Called:
+    file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, whole: bool = False,
+    largest: Mapping[str, int] | None = None,
+) -> Called:  # fmt: skip
     """Evaluate ``call`` among the names of ``file``, or (None) run it as a script, with launches emulated.
 
-    ``whole``: what the call returned is all of it, not tensors by shape, type and range.
+    ``whole``: what the call returned is all of it, not tensors by shape, type and range; ``largest``: as `any_kernel.emulated` has it.
 
     Code that asks torch for a GPU gets the CPU.  An EmulationError or an assertion that fails is an answer; RequestError
     and UnsupportedError are not, and what else the file raises is a RequestError with its place in the file.
@@ -42,6 +46,7 @@ def run_call(
     need_packages()
     from tilecast.emulator.any_kernel import chip_for, load_any
     from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
+    from tilecast.emulator.language.hostside import overflows
     from tilecast.emulator.source import Source
 
     chip = chip_for(Source(file), machine)
@@ -56,7 +61,7 @@ def run_call(
     with cuda_on_cpu(capability, sms or int(chip["chip.sm_count"])):
         try:
             name = "emulated_kernel" if call is not None else "__main__"
-            session, module = load_any(file, machine=chip, mode=mode, seed=seed, sms=sms, name=name)
+            session, module = load_any(file, machine=chip, mode=mode, seed=seed, sms=sms, name=name, largest=largest)
             if call is not None:
                 result = evaluated(call, vars(module), file)
                 returned = "" if result is None else str(result) if whole else in_short(result)
@@ -80,9 +85,22 @@ def run_call(
         lines.append(
             f"  races      none: {operations} operations of {len(traces)} programs in {launches} launch(es), every access ordered"
         )
+    over = overflows(session) if session is not None and not wrong else []
+    lines += [f"  {'larger' if not number else '':10s} {said}" for number, said in enumerate(over)]
     if returned:
         lines.append(f"  returned   {returned}")
-    return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations)
+    return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations, over)
+
+
+def read_largest(text: str | None) -> dict[str, int]:
+    """Numbers by name from "M=65536,N=8192"; RequestError where it is not like that."""
+    found = {}
+    for part in filter(None, (text or "").replace(" ", "").split(",")):
+        name, _, number = part.partition("=")
+        if not name.isidentifier() or not number.isdigit():
+            raise RequestError(f"largest: expected NAME=NUMBER,... like M=65536,N=8192, got '{text}'")
+        found[name] = int(number)
+    return found
 
 
 def in_short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a generated file's own ``launch`` makes of problems with billions of elements, for the samples of `far`.
+"""What a generated file's own ``launch`` makes of problems with billions of elements, for the intervals of `far`.
 
 Launches are planned on tensors that have shapes and strides but no data, and not run: what is kept is the grid and the
 numbers that the kernel would get.
@@ -6,21 +6,19 @@ numbers that the kernel would get.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilecast.emulator.errors import EmulationError
-from tilecast.emulator.far import Sampled
+from tilecast.emulator.far import LargeLaunch, Larger
 from tilecast.emulator.language.arrays import Array
-from tilecast.emulator.session import Planned, Session
+from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
-
-#: Shares of the grid and of every loop at which values are sampled: the ends and the inside.
-_SHARES = (0.0, 0.38, 1.0)
-_BITS = 31
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,10 @@ LARGE = (
 )
 
 
+#: What to call a problem, what starts it, and between what the integers of its lists lie, by their names.
+Call = tuple[str, Callable[[], None], Mapping[str, tuple[int, int]]]
+
+
 class Vast(Array):
     """A tensor with a shape and strides, and no data."""
 
@@ -72,19 +74,22 @@ class Vast(Array):
 
     def numel(self) -> int:
         """Elements."""
-        return int(np.prod(self._shape, dtype=object))
+        return math.prod(self._shape)
 
     def new_empty(self, shape: Any, dtype: Any = None) -> Array:
         """Another one, dense."""
         kind = dtypes.FP32 if str(dtype) == "torch.float32" else dtypes.of(self.data)
-        strides = tuple(int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape)))
-        return Vast(tuple(shape), strides, kind, "new_empty")
+        return dense(shape, kind, "new_empty")
+
+
+def dense(shape: Sequence[int], dtype: dtypes.Dtype, name: str) -> Vast:
+    """A contiguous tensor without data."""
+    return Vast(tuple(shape), tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), dtype, name)
 
 
 def sums(problem: Large, name: str) -> Vast:
     """A float32 number for each row, contiguous."""
-    rows = (problem.batch, problem.heads, problem.seqlen)
-    return Vast(rows, (problem.heads * problem.seqlen, problem.seqlen, 1), dtypes.FP32, name)
+    return dense((problem.batch, problem.heads, problem.seqlen), dtypes.FP32, name)
 
 
 def vast(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
@@ -101,8 +106,8 @@ def vast(problem: Large, width: int, dtype: dtypes.Dtype, name: str) -> Vast:
 def far_launches(
     session: Session, launch: Callable[..., Any], widths: tuple[int, int], window: tuple[int, int],
     kinds: tuple[dtypes.Dtype, dtypes.Dtype] = (dtypes.FP16, dtypes.FP16),
-) -> Mapping[str, Sampled]:  # fmt: skip
-    """Samples for every kernel that ``launch`` starts, by its name; empty where it takes none of the large problems.
+) -> Mapping[str, Larger]:  # fmt: skip
+    """The larger problems of every kernel that ``launch`` starts, by its name; empty where it takes none of them.
 
     ``widths``: head dimensions of Q and K, and of V; ``window``: as ``launch`` takes it; ``kinds``: types of Q, K, V, and of the output.
     """
@@ -112,37 +117,21 @@ def far_launches(
         v, out = (vast(problem, widths[1], kind, name) for kind, name in zip(kinds, ("v", "out"), strict=True))
         launch(q, k, v, out, sums(problem, "lse"), widths[0] ** -0.5, *window)
 
-    return far_calls(session, call)
+    return far_calls(session, [(one.label(), functools.partial(call, one), {}) for one in LARGE])
 
 
-def far_calls(session: Session, call: Callable[[Large], None]) -> Mapping[str, Sampled]:
-    """Samples for every kernel that ``call`` starts for the large problems, by its name; empty where it takes none of them."""
-    planned: list[tuple[Large, list[Planned]]] = []
-    for problem in LARGE:
+def far_calls(session: Session, calls: Sequence[Call]) -> Mapping[str, Larger]:
+    """The larger problems of every kernel that calls start, by its name; empty where none is taken."""
+    planned: dict[str, list[LargeLaunch]] = {}
+    for label, call, memory in calls:
         session.planned = []
         try:
-            call(problem)
-            planned.append((problem, session.planned))
+            call()
+            for one in session.planned:
+                planned.setdefault(one.kernel, []).append(LargeLaunch(label, one.numbers, one.grid, memory))
         except (ValueError, EmulationError):
             # A launch may refuse what is too large for it.
             continue
         finally:
             session.planned = None
-    names = {one.kernel for _, launches in planned for one in launches}
-    return {name: _sampled(name, planned) for name in names}
-
-
-def _sampled(name: str, planned: list[tuple[Large, list[Planned]]]) -> Sampled:
-    """All points of the problems whose launch starts ``name``."""
-    found = [(problem, one) for problem, launches in planned for one in launches if one.kernel == name]
-    points = [(problem, one, at, turn) for problem, one in found for at in _SHARES for turn in _SHARES]
-    arguments = {}
-    for argument in found[0][1].numbers:
-        values = np.array([[one.numbers[argument]] for _, one, _, _ in points], np.int64)
-        # A number of 64 bits is another kernel's: the compiler makes one for it.
-        if (abs(values) < 1 << _BITS).all():
-            arguments[argument] = values
-    grids = np.array([one.grid for _, one, _, _ in points], np.int64)
-    ids = np.array([[int(at * (n - 1)) for n in one.grid] for _, one, at, _ in points], np.int64)
-    turns = np.array([[turn] for _, _, _, turn in points])
-    return Sampled(arguments, grids, ids, turns, tuple(problem.label() for problem, _, _, _ in points))
+    return {name: Larger(launches, fails=True) for name, launches in planned.items()}

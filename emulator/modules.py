@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilecast.emulator.errors import UnsupportedError
+from tilecast.emulator.far import Far
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
 from tilecast.emulator.language import launch_control, libdevice, newer, packed, threadwise, wider
@@ -80,10 +82,21 @@ def counted(session: Session, static: bool = False) -> Any:
             return found
         if static:
             return _unrolled(session, found)
-        far = session.sampled.counter(bounds) if session.sampled is not None else None
-        return map(Int, found) if far is None else (Int(number).sampled(far) for number in found)
+        far = session.larger.counter(bounds) if session.larger is not None else None
+        return map(Int, found) if far is None else _followed(session, found, bounds, far)
 
     return numbers
+
+
+def _followed(session: Session, numbers: range, bounds: Any, far: Far) -> Iterator[Int]:
+    """The numbers with what they are in larger problems, where what the loop adds to from turn to turn grows too."""
+    turns: list[dict[str, Any]] = []
+    for number in numbers:
+        if len(turns) < 3 and session.larger is not None:
+            turns.append(dict(sys._getframe(1).f_locals))
+            if len(turns) == 3:
+                session.larger.carry(bounds, turns)
+        yield Int(number).sampled(far)
 
 
 def remembering(session: Session, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilecast.emulator.far import Sampled
+from tilecast.emulator.far import Indices, Larger
 from tilecast.emulator.source import Source
 from tilecast.emulator.trace import ProgramTrace
 
@@ -21,6 +21,16 @@ class Charged(Protocol):
 
     def charge(self, pipe: str, count: float, chain: bool = False) -> None:
         """Account for work of the role that runs."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How large problems may become to which indices of anybody's launches are followed: memory of the machine, and values of
+    the kernel's numbers, by name (then an overflow is an error).
+    """
+
+    memory_bytes: float
+    largest: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -87,11 +97,14 @@ class Session:
     names: dict[int, str] = field(default_factory=dict)
     #: (place, iteration) of the static loops that are running: each of their iterations is code of its own.
     unrolled: list[int] = field(default_factory=list)
-    #: What far larger launches give the kernels, by name, and whether these are followed now; of those, the running program's;
-    #: launches that are only planned.
-    far_launches: Mapping[str, Sampled] | None = None
+    #: The far larger problems of kernels, by name, and whether indices are followed to them now; how to find those of others'
+    #: kernels, and what was launched so far; the running program's, and what is known of all indices; launches that are only planned.
+    far_launches: Mapping[str, Larger] | None = None
     follows_far: bool = True
-    sampled: Sampled | None = None
+    growth: Growth | None = None
+    grown: dict[str, set[Any]] = field(default_factory=dict)
+    larger: Larger | None = None
+    indices: Indices = field(default_factory=Indices)
     planned: list[Planned] | None = None
     program: Charged | None = None
     traces: list[ProgramTrace] = field(default_factory=list)

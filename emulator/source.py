@@ -251,6 +251,14 @@ class Source:
                 return self.quote(self._numbers[path] << FILE_SHIFT | line)
         return self.quote(0)
 
+    def part_of(self, place: tuple[str, int], columns: tuple[int, int] | None) -> str:
+        """The text between two columns (of bytes) of a (file, line); empty where it is not known."""
+        number = self._numbers.get(place[0])
+        if columns is None or number is None:
+            return ""
+        line = self._files[number].lines[place[1] - 1].encode()
+        return line[columns[0] : columns[1]].decode(errors="replace").strip()
+
     def load(
         self, modules: Mapping[str, types.ModuleType], replaced: Mapping[str, Any], name: str = "emulated_kernel",
         change: Change | None = None,

@@ -14,7 +14,7 @@ from tilecast.emulator.battery.backward_steps import BackwardSteps
 from tilecast.emulator.battery.host import WITHOUT_KEYS, handed_on, tensor_maps, unstored
 from tilecast.emulator.battery.launches import LaunchBench, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
-from tilecast.emulator.extremes import Large, far_calls, sums, vast
+from tilecast.emulator.extremes import LARGE, Call, Large, far_calls, sums, vast
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
 from tilecast.emulator.values import dtypes
@@ -137,7 +137,8 @@ class BackwardBench(LaunchBench):
             launch = self.loaded.module.launch
             session = self.loaded.session
             if session.far_launches is None:
-                session.far_launches = far_calls(session, self._large)
+                calls: list[Call] = [(one.label(), functools.partial(self._large, one), {}) for one in LARGE]
+                session.far_launches = far_calls(session, calls)
             self.launch(
                 lambda: launch(*(tensors[name] for name in order), scale, *self._window, **more), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,17 @@ import numpy as np
 from tilecast.emulator.battery.host import handed_on, unstored
 from tilecast.emulator.battery.launches import LaunchBench, Trail, compare, explain, must_refuse, stored_at
 from tilecast.emulator.errors import WrongResultError
+from tilecast.emulator.extremes import Call, Vast, dense, far_calls
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
+from tilecast.emulator.values import dtypes
 
 _TYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
 #: Share of a rounding by which sums may fall on the other side of a tie.
 _TIE = {"bf16": 2.0**-13, "fp16": 2.0**-16, "fp32": 2.0**-29}
+#: Rows, columns and sums of products of which D, A or B have 2^34 elements.
+_LARGE = ((2**18, 2**16, 64), (2**20, 64, 2**14), (64, 2**20, 2**14))
 #: Arguments of a call that asks for a product.
 _ASKED = 5
 #: Error of float32 sums, of the sum of absolute products; and of an accumulator of the tensor core against them.
@@ -136,6 +141,9 @@ class GemmBench(LaunchBench):
                 tensors.c if (problem.beta and not problem.without_c) or problem.poisoned else None,
                 tensors.d,
             )
+            session = self.loaded.session
+            if session.far_launches is None:
+                session.far_launches = far_calls(session, self._large(met))
             self.launch(
                 lambda: self.loaded.module.launch(*given, problem.alpha, problem.beta, *met), problem.mode, problem.seed, problem.sms,
                 watcher, counted=watcher is None,
@@ -183,6 +191,24 @@ class GemmBench(LaunchBench):
         return WrongResultError(
             str(error) + (host if "nothing was stored" not in what else unstored(self.source, what))
         )
+
+    def _large(self, met: tuple[Array, ...]) -> list[Call]:
+        """Products of which one matrix or more outgrow 32 bits, in every layout of A and B."""
+        wide = dtypes.FP32 if self._wide == "fp32" else dtypes.BF16
+
+        def start(m: int, n: int, k: int, a: str, b: str) -> None:
+            def matrix(rows: int, columns: int, how: str, name: str) -> Vast:
+                strides = (columns, 1) if how == "rows" else (1, rows)
+                return Vast((rows, columns), strides, dtypes.BF16, name)
+
+            c, d = (dense((m, n), wide, name) for name in "cd")
+            self.loaded.module.launch(matrix(m, k, a, "a"), matrix(k, n, b, "b"), c, d, 1.0, 1.0, *met)
+
+        hows = ("rows", "columns")
+        return [
+            (f"{m}x{n}x{k}, A by {a}, B by {b}", functools.partial(start, m, n, k, a, b), {})
+            for (m, n, k), a, b in itertools.product(_LARGE, hows, hows)
+        ]
 
     def refused(self) -> int:
         """Wrong calls."""

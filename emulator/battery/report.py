@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Longest line of a kernel in a report; problems of a quick battery.
 _CODE, _QUICK = 100, 6
+#: Lines that are listed by number.
+_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ def report(file: str, found: Battery, case: str | None = None, waits: Waits | No
         ]
         if found.refusals:
             lines.append(f"  refused    {found.refusals} wrong calls")
+        if found.indices:
+            lines.append(_indices(found))
         if found.exponentials:
             lines.append(f"  2^x        {found.exponentials} piece(s) of PTX, alone, as exact as their degree allows")
     elif found.problems < found.problems_in_all:
@@ -88,7 +92,7 @@ def report(file: str, found: Battery, case: str | None = None, waits: Waits | No
             name: getattr(found, name)
             for name in (
                 "problems", "problems_in_all", "refusals", "exponentials", "programs", "operations", "statements",
-                "statements_in_all",
+                "statements_in_all", "indices", "undecided",
             )
         },
         "out_error_share": found.out_error,
@@ -98,6 +102,15 @@ def report(file: str, found: Battery, case: str | None = None, waits: Waits | No
         "superfluous": [_fields(one) for one in waits.superfluous] if waits is not None else None,
     }  # fmt: skip
     return BatteryReport("\n".join(lines), not found.failures, wrong, figures)
+
+
+def _indices(found: Battery) -> str:
+    """What larger problems make of 32-bit integers."""
+    line = f"  indices    {found.indices} places compute in 32 bits, enough for tensors beyond 2^31 elements"
+    if not found.undecided:
+        return line + ", for all programs"
+    lines = ", ".join(map(str, found.undecided[:_LINES])) + (", .." if len(found.undecided) > _LINES else "")
+    return line + f"; for all programs but in line(s) {lines}, where only some were looked at"
 
 
 def _reached(found: Battery, partial: bool) -> list[str]:

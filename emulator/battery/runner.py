@@ -70,6 +70,9 @@ class Battery:
     out_error: float
     lse_error: float
     machine: str
+    #: Places that compute in 32 bits and were followed to larger problems; lines of those that intervals do not decide.
+    indices: int
+    undecided: tuple[int, ...]
 
 
 def run_battery(
@@ -129,9 +132,11 @@ def run_battery(
             break
     progress("battery", len(todo), len(todo))
     executed, there = run.coverage.share()
+    indices = run.kernel.session.indices
     return Battery(
         tuple(failures), solved, len(todo), refusals, exponentials, run.programs, run.operations, executed, there,
         run.coverage.unreached(), run.out_error, run.lse_error, run.kernel.machine.title,
+        len(indices.checked), tuple(sorted({line for _, line, _ in indices.undecided})),
     )  # fmt: skip
 
 

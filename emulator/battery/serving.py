@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.host import handed_on, taken
+from tilecast.emulator.battery.large_serving import large_batches
 from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
 from tilecast.emulator.errors import WrongResultError
@@ -200,6 +201,11 @@ class ServingBench(LaunchBench):
                 work[:] = [
                     Array(np.full(sizes[0], np.nan, np.float32), "partials"), Array(np.zeros(sizes[1], np.int32), "arrived"),
                 ]  # fmt: skip
+            session = self.loaded.session
+            if session.far_launches is None:
+                session.far_launches = large_batches(
+                    session, self.loaded.module, self._dims, problem.latent, self._narrow
+                )
             self.launch(
                 lambda: self.loaded.module.launch(
                     made.q, made.k, made.v, made.out, made.lse if problem.with_lse else None, scale, sinks=made.sinks,
@@ -392,7 +398,7 @@ def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> _Mad
     lists = {}
     counts = np.array([keys for _, keys in problem.lengths], np.int32)
     if problem.packed_q:
-        lists["cu_seqlens_q"] = _starts([rows for rows, _ in problem.lengths])
+        lists["cu_seqlens_q"] = _starts([rows for rows, _ in problem.lengths], "cu_seqlens_q")
     else:
         q = q.reshape(len(sequences), -1, hq, dims[0])
     places: dict[tuple[int, int], tuple[int, int]] = {}
@@ -402,7 +408,7 @@ def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> _Mad
             (0, int(starts[b]) + key): (b, key) for b, (_, keys) in enumerate(problem.lengths) for key in range(keys)
         }
         k, v = (np.concatenate([one[i] for one in sequences]) for i in (1, 2))
-        lists["cu_seqlens_k"] = _starts([keys for _, keys in problem.lengths])
+        lists["cu_seqlens_k"] = _starts([keys for _, keys in problem.lengths], "cu_seqlens_k")
     elif problem.layout.startswith("cache"):
         in_order = problem.layout == "cache in order"
         slots = rng.permutation(len(sequences) + (not in_order))[: len(sequences)].astype(np.int32)
@@ -434,8 +440,8 @@ def make(problem: Batch, dims: tuple[int, int], seed: int, narrow: bool) -> _Mad
     )  # fmt: skip
 
 
-def _starts(counts: Sequence[int]) -> Array:
-    return Array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), "cu_seqlens")
+def _starts(counts: Sequence[int], name: str) -> Array:
+    return Array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), name)
 
 
 def _caches(problem: Batch, sequences: Sequence[Any], slots: Any, which: int, kind: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
-from tilecast.emulator.far import without_overflow
 from tilecast.emulator.hardware.barriers import Barrier, Instance
 from tilecast.emulator.hardware.clocks import COPY, MATRIX_ENGINE, Agent, Knowledge, code_of
 from tilecast.emulator.hardware.context import Context
@@ -156,7 +155,7 @@ def issue_copy(
     complaint = legal.wrong_copy(desc.layout, target.layout)
     if complaint:
         raise LayoutError(f"{program.here()}: a copy into {target.name}: {complaint}")
-    corner = [int(without_overflow(c)) for c in coordinates]
+    corner = [int(c) for c in coordinates]
     if fetch is None:
         if len(corner) != len(desc.block_shape):
             raise BoundsError(

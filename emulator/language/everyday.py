@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import BarrierError, LayoutError, WrongResultError
+from tilecast.emulator.far import summed
 from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.program import Program
@@ -96,10 +97,10 @@ class Everyday:
         return tuple(made) if isinstance(found, tuple) else made[0]
 
     def _reduced(self, x: Tensor, last: Tensor, axis: int) -> Any:
-        out = last.a.take(0, axis)
+        out, far = last.a.take(0, axis), summed(x, x._a.shape[axis], x.bits == 64)
         if not out.ndim:
-            return Int(int(out)) if out.dtype.kind in "iu" else float(out)
-        return x.like(out, SliceLayout(axis, x.layout) if x.layout else None)
+            return Int(int(out)).sampled(far) if out.dtype.kind in "iu" else float(out)
+        return x.like(out, SliceLayout(axis, x.layout) if x.layout else None).sampled(far)
 
     # -- shapes ----------------------------------------------------------------------------------------------------------
 

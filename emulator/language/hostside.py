@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, EmulationError, IntegerError, RequestError, UnsupportedError
-from tilecast.emulator.far import Far, Over, Sampled
+from tilecast.emulator.far import Larger, Overflow
 from tilecast.emulator.hardware.clocks import Knowledge
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.language.arrays import Array, array_of, ordered, put
 from tilecast.emulator.language.from_triton import from_triton, is_tritons
-from tilecast.emulator.session import Planned, Session
+from tilecast.emulator.language.growth import grown
+from tilecast.emulator.session import Growth, Planned, Session
+from tilecast.emulator.source import Source
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import is_tensor
 from tilecast.emulator.values.owners import SEVERAL, warps_of
@@ -99,9 +101,10 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     out = np.empty(offsets.shape, memory.flat.dtype)
     out[...] = other.a if isinstance(other, Tensor) else 0 if other is None else other
     out[asked] = memory.flat[offsets[asked]]
+    far = session.larger.loaded(memory.name) if session.larger is not None else None
     if not out.ndim and out.dtype.kind in "iu":
-        return Int64(int(out)) if out.dtype.itemsize == 8 else Int(int(out))
-    return Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None)
+        return (Int64(int(out)) if out.dtype.itemsize == 8 else Int(int(out))).sampled(far)
+    return Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None).sampled(far)
 
 
 def tell(program: Program, memory: Array, places: Any, sem: str) -> None:
@@ -149,12 +152,20 @@ _OPTIONS = frozenset((
 ))  # fmt: skip
 
 
+#: Launches of a kernel that are followed to larger problems.
+_FOLLOWED = 4
+
+
 class Jitted:
     """A function of the kernel: called inside it, or launched on a grid."""
 
     def __init__(self, fn: Callable[..., Any], session: Session) -> None:
         self.fn, self.session, self.name = fn, session, fn.__name__
         self.__doc__ = fn.__doc__
+        #: Parameters that are constants of the compiler.
+        self.constants = {
+            name for name, one in inspect.signature(fn).parameters.items() if "constexpr" in str(one.annotation)
+        }
         #: Arguments that a launch need not give (triton.autotune).
         self.defaults: Mapping[str, Any] = {}
         #: Arguments that are worked out from the others (triton.heuristics).
@@ -181,7 +192,7 @@ class Jitted:
             bound = self._bound(args, {"num_ctas": num_ctas, "enable_fp_fusion": enable_fp_fusion, **options})
             session = self.session
             if session.planned is not None:
-                numbers = {name: value for name, value in bound.items() if type(value) is int}
+                numbers = {name: n for name, n in bound.items() if type(n) is int and name not in self.constants}
                 session.planned.append(Planned(self.name, _extents(grid, bound), numbers))
                 return None
             session.fusion = bool(enable_fp_fusion)
@@ -193,19 +204,33 @@ class Jitted:
             given = {name: _argument(session, value) for name, value in bound.items()}
             extents = _extents(grid, bound)
             far = (session.far_launches or {}).get(self.name) if session.follows_far else None
+            if far is None and session.growth is not None:
+                far = self._larger(session.growth, given, extents)
+            if far is not None:
+                far.indices = session.indices
             session.pending = pending_programs(session, int(np.prod(extents)), num_ctas)
             for number in range(int(np.prod(extents))):
                 if number in session.cancelled:
                     continue
                 session.started = number
-                # One program's expressions stand for all: what they would be elsewhere is what is sampled.
-                session.sampled = far if number == 0 else None
-                arguments = given if session.sampled is None else _sampled(given, session.sampled)
+                # One program's expressions stand for all: the intervals are over all programs.
+                session.larger = far if number == 0 else None
+                arguments = given if session.larger is None else _followed(given, session.larger)
                 session.traces.append(self._program(number, extents, num_ctas, arguments))
-            session.sampled = None
+            session.larger = None
             return Compiled(self, options)
 
         return launch
+
+    def _larger(self, growth: Growth, given: Mapping[str, Any], grid: tuple[int, ...]) -> Larger | None:
+        """The larger problems of a launch, of a few that differ."""
+        seen = self.session.grown.setdefault(self.name, set())
+        numbers = tuple((name, int(value)) for name, value in given.items() if isinstance(value, int))
+        if len(seen) >= _FOLLOWED or (numbers, grid) in seen:
+            return None
+        seen.add((numbers, grid))
+        constants = {name: value for name, value in given.items() if name in self.constants}
+        return grown(given, constants, grid, growth)
 
     def _bound(self, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name; keywords that the kernel does not take are options of the compiler."""
@@ -222,7 +247,7 @@ class Jitted:
             raise RequestError(f"{self.name}: {error}") from None
         found.apply_defaults()
         for name, value in found.arguments.items():
-            if isinstance(value, (list, dict)) and "constexpr" not in str(signature.parameters[name].annotation):
+            if isinstance(value, (list, dict)) and name not in self.constants:
                 kind = type(value).__name__
                 raise RequestError(f"{self.name}: {name}: expected a tensor, an array or a number, got a {kind}")
         return dict(found.arguments)
@@ -234,7 +259,7 @@ class Jitted:
             return program.run(lambda: self.fn(**given), self.name)
         except IntegerError as error:
             if error.over is not None:
-                raise IntegerError(_far_overflow(session, error.over, session.source.quote_of(error))) from error
+                raise IntegerError(overflow_in_words(session.source, error.over)) from error
             if error.places:
                 used = session.source.quote_of(error)
                 raise IntegerError(
@@ -258,20 +283,26 @@ def pending_programs(session: Session, count: int, ctas: int) -> list[int]:
     return list(range(max(session.sms // ctas, 1), count))
 
 
-def _sampled(given: Mapping[str, Any], far: Sampled) -> dict[str, Any]:
-    """Arguments of a launch with what they are in far larger ones."""
+def _followed(given: Mapping[str, Any], far: Larger) -> dict[str, Any]:
+    """Arguments of a launch with what they are in larger ones."""
     return {
-        name: value.near().sampled(Far(far.arguments[name])) if isinstance(value, Int) and name in far.arguments else value
+        name: value.near().sampled(far.argument(name)) if isinstance(value, Int) else value
         for name, value in given.items()
-    }  # fmt: skip
+    }
 
 
-def _far_overflow(session: Session, over: Over, used: str) -> str:
-    label = session.sampled.labels[over.point] if session.sampled is not None else "a larger problem"
+def overflow_in_words(source: Source, found: Overflow) -> str:
+    """The line, the expression, its interval and the problem."""
+    where, part = source.quote_of_frames(found.places), found.name or source.part_of(found.places[0], found.columns)
     return (
-        f"{session.source.quote_of_frames(over.places)}: a 32-bit integer overflows in larger problems that launch takes (it is "
-        f"{over.result} with {label}), and addresses depend on it: {used}; convert to int64 before"
+        f"{where}: a 32-bit integer overflows in larger problems: {part or 'it'} is {found.low} to {found.high} with {found.problem}; "
+        "convert to int64 before"
     )
+
+
+def overflows(session: Session) -> list[str]:
+    """What of the indices so far overflows in larger problems, each in words."""
+    return [overflow_in_words(session.source, one) for one in session.indices.found.values()]
 
 
 def _extents(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tilecast.emulator.errors import LayoutError, UnsupportedError
-from tilecast.emulator.far import combined, copied, frames
+from tilecast.emulator.far import Far, combined, far_of, frames
 from tilecast.emulator.hardware.barriers import Barrier
 from tilecast.emulator.hardware.engines import Wgmma
 from tilecast.emulator.hardware.memory import Shared, allocate_shared
@@ -23,6 +24,8 @@ from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
 from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
 
+#: PTX that copies its operand, or the number of the program.
+_COPY = re.compile(r"mov\.[bu]32 \$0, (\$1|%(?:ctaid|clusterid)\.x);")
 #: Lines that a message about PTX quotes.
 _PTX = 8
 
@@ -72,7 +75,7 @@ class Language(Products):
         values = (np.asarray(raw(x), kinds[0]) if not isinstance(x, Tensor) else x.a for x in (a, b))
         out = Tensor(self.session, np.where(raw(condition), *values), layout)
         out.charge("alu", out.a.size)
-        return out
+        return out.sampled(combined("union", a, b, out.bits == 64) if out.bits else None)
 
     def _extreme(self, a: Any, b: Any, scalar: Any, compute: Any) -> Any:
         if not isinstance(a, Tensor) and not isinstance(b, Tensor):
@@ -84,7 +87,7 @@ class Language(Products):
         layout = joint_layout(self.session, a, b)
         out = Tensor(self.session, compute(raw(a), raw(b)), layout)
         out.charge("alu", out.a.size)
-        return out
+        return out.sampled(combined(scalar.__name__, a, b, out.bits == 64) if out.bits else None)
 
     def minimum(self, a: Any, b: Any) -> Any:
         """The smaller; the number where one is NaN."""
@@ -156,11 +159,7 @@ class Language(Products):
             out = ptx.run(text, registers, outputs, number, lasting)[0].view(dtype.numpy)[0]
             if own and isinstance(dtype.numpy(0), np.integer):
                 return OneWarps(out).found_by(self.program)
-            return (
-                Int(out).sampled(copied(text, args[0], self.session.sampled))
-                if isinstance(dtype.numpy(0), np.integer)
-                else float(out)
-            )
+            return Int(out).sampled(self._copied(text, args)) if isinstance(dtype.numpy(0), np.integer) else float(out)
         if (text, outputs, size) not in self.session.ptx:
             self.session.ptx[text, outputs, size] = self.session.source.line()
         layout = joint_layout(self.session, *args)
@@ -183,6 +182,13 @@ class Language(Products):
         for pipe, count in ptx.instructions(text).items():
             out_tensor.charge(pipe, count * made.size / size)
         return out_tensor
+
+    def _copied(self, text: str, args: Sequence[Any]) -> Far | None:
+        """Intervals of what inline PTX makes of a number: of a plain copy, and of the program's number; None of anything else."""
+        found = _COPY.fullmatch(text.strip())
+        if found is None or self.session.larger is None:
+            return None
+        return far_of(args[0]) if found.group(1) == "$1" else self.session.larger.program_id(0)
 
     # -- memory ----------------------------------------------------------------------------------------------------------
 
@@ -212,13 +218,13 @@ class Language(Products):
         number, grid = self.program.number, self.program.grid
         for extent in grid[: int(axis)]:
             number //= extent
-        far = self.session.sampled.program_id(int(axis)) if self.session.sampled is not None else None
+        far = self.session.larger.program_id(int(axis)) if self.session.larger is not None else None
         return Int(number % grid[int(axis)] if int(axis) < len(grid) else 0).sampled(far)
 
     def num_programs(self, axis: Any) -> Int:
         """How many there are."""
         grid = self.program.grid
-        far = self.session.sampled.num_programs(int(axis)) if self.session.sampled is not None else None
+        far = self.session.larger.num_programs(int(axis)) if self.session.larger is not None else None
         return Int(grid[int(axis)] if int(axis) < len(grid) else 1).sampled(far)
 
     def barrier(self, cluster: Any = False) -> None:

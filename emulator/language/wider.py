@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import BoundsError, LayoutError, UnsupportedError
+from tilecast.emulator.far import summed
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout
@@ -97,7 +98,11 @@ def associative_scan(session: Session, x: Any, axis: Any, combine_fn: Any, rever
         carried = list(combined) if isinstance(combined, (tuple, list)) else [combined]
         for array, value in zip(out, carried, strict=True):
             array[(slice(None),) * where + (slice(number, number + 1),)] = raw(value)
-    made = tuple(Tensor(session, array, part.layout) for array, part in zip(out, parts, strict=True))
+    # Taken for sums: what combines otherwise stays within them.
+    made = tuple(
+        Tensor(session, array, part.layout).sampled(summed(part, len(numbers), part.bits == 64))
+        for array, part in zip(out, parts, strict=True)
+    )
     return made if several else made[0]
 
 

@@ -6,19 +6,20 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast.emulator.any_kernel import emulated
 from tilecast.emulator.errors import RequestError
+from tilecast.emulator.language.hostside import overflows
 from tilecast.emulator.suites.launches import MODES, SuiteLaunches
 from tilecast.model.machine.machine import Machine
 
 
 def emulate(
     launch: Any, *args: Any, machine: str | Machine | None = None, mode: str = "late", seed: int = 0, sms: int | None = None,
-    triton: str = "", **meta: Any,
+    triton: str = "", largest: Mapping[str, int] | None = None, **meta: Any,
 ) -> Any:  # fmt: skip
     """Do ``launch(*args, **meta)`` on the CPU: ``kernel[grid]``, or a function at the top of a file that launches kernels.
 
@@ -28,7 +29,7 @@ def emulate(
     place; raises RequestError where ``launch`` is neither, a subclass of EmulationError where the kernel is wrong.
     """
     kernel, grid = _launch_of(launch)
-    found = emulated(kernel, machine=machine, mode=mode, seed=seed, sms=sms, triton=triton)
+    found = emulated(kernel, machine=machine, mode=mode, seed=seed, sms=sms, triton=triton, largest=largest)
     return (found if grid is None else found[grid])(*args, **meta)
 
 
@@ -50,12 +51,15 @@ class Emulated:
     machine: str
     launches: int = 0
     programs: int = 0
+    #: 32-bit integers that overflow in larger problems, each in words.
+    overflows: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def emulation(
-    machine: str = "b200", *, mode: str = "late", seed: int = 0, sms: int | None = None, triton: str = ""
-) -> Iterator[Emulated]:
+    machine: str = "b200", *, mode: str = "late", seed: int = 0, sms: int | None = None, triton: str = "",
+    largest: Mapping[str, int] | None = None,
+) -> Iterator[Emulated]:  # fmt: skip
     """While it lasts, launches run on the CPU: of kernels in files that are imported inside, and of those imported before.
 
         with tilecast.emulation("h200"):
@@ -67,10 +71,10 @@ def emulation(
     """
     if mode not in MODES:
         raise RequestError(f"mode: expected {' or '.join(MODES)}, got '{mode}'")
-    suite = SuiteLaunches(machine, sms, triton)
+    suite = SuiteLaunches(machine, sms, triton, largest)
     suite.begin(mode, seed)
     found = Emulated(suite.title)
-    options = {"machine": machine, "mode": mode, "seed": seed, "sms": sms, "triton": triton}
+    options = {"machine": machine, "mode": mode, "seed": seed, "sms": sms, "triton": triton, "largest": largest}
     try:
         with _launches_of_real_triton(options, found), suite.rerouted():
             yield found
@@ -78,6 +82,7 @@ def emulation(
         suite.end()
         found.launches += suite.launches
         found.programs += suite.programs
+        found.overflows += overflows(suite.session)
 
 
 @contextlib.contextmanager
@@ -108,6 +113,7 @@ def _launches_of_real_triton(options: dict[str, Any], counted: Emulated) -> Iter
             finally:
                 counted.launches += 1
                 counted.programs += len(traces) - first
+                counted.overflows += [one for one in overflows(made.session) if one not in counted.overflows]
 
         return launch
 

@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.language.hostside import Jitted
 from tilecast.emulator.modules import Module, Placeholder, Questions, counted, modules
-from tilecast.emulator.session import ANY_RELEASE, RELEASES, Session
+from tilecast.emulator.session import ANY_RELEASE, RELEASES, Growth, Session
 from tilecast.emulator.source import Source
 from tilecast.model.machine.machine import load_machine
 
@@ -106,7 +106,9 @@ class SuiteLaunches:
     Kernels may stand anywhere, also inside functions: they are the suite's own functions, decorated by a stand-in.
     """
 
-    def __init__(self, machine: str, sms: int | None = None, triton: str = RELEASES[-1]) -> None:
+    def __init__(
+        self, machine: str, sms: int | None = None, triton: str = RELEASES[-1], largest: Mapping[str, int] | None = None
+    ) -> None:
         chip = load_machine(machine)
         if chip.tensor_kind not in ("wgmma", "tcgen05"):
             raise RequestError(
@@ -118,7 +120,7 @@ class SuiteLaunches:
         self.session = Session(
             self.source, "late", 0, sms or int(chip["chip.sm_count"]), int(chip["smem.per_cta_bytes"]),
             int(chip.get("tmem.columns", 0.0)), ANY_RELEASE, chip.get("tmem.load_reduce", 0.0) > 0,
-            tensor_kind=chip.tensor_kind, adds_fences=triton,
+            tensor_kind=chip.tensor_kind, adds_fences=triton, growth=Growth(1e9 * chip["hbm.capacity_gb"], largest or {}),
         )  # fmt: skip
         self._files: set[str] = set()
         #: Over all tests.

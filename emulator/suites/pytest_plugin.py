@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gluon-sms", type=int, metavar="N", help="As if the GPU had so few SMs.")
     group.addoption(
+        "--gluon-largest",
+        metavar="NUMBERS",
+        help="Numbers that kernels must take, as in M=65536,N=8192: no 32-bit integer may overflow below; "
+        "by default what overflows in problems that memory holds is only listed.",
+    )
+    group.addoption(
         "--gluon-triton",
         choices=("3.6", "3.9"),
         default="3.9",
@@ -86,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _start(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin(_NAME):
         return
-    from tilecast.emulator.call import need_packages
+    from tilecast.emulator.call import need_packages, read_largest
     from tilecast.emulator.errors import RequestError
     from tilecast.emulator.suites.launches import SuiteLaunches
     from tilecast.model.machine.machine import MachineError
@@ -95,8 +101,9 @@ def _start(config: pytest.Config) -> None:
     try:
         need_packages()
         suite = SuiteLaunches(
-            known.gluon_machine or config.getini("gluon_machine") or "b200", known.gluon_sms, known.gluon_triton
-        )
+            known.gluon_machine or config.getini("gluon_machine") or "b200", known.gluon_sms, known.gluon_triton,
+            read_largest(known.gluon_largest),
+        )  # fmt: skip
     except (RequestError, MachineError) as error:
         raise pytest.UsageError(str(error)) from None
     config.pluginmanager.register(_Rerouted(suite), _NAME)
@@ -176,6 +183,10 @@ class _Rerouted:
             f"gluon: {self.suite.launches} launches, {self.suite.programs} programs emulated on {self.suite.title}"
             + (skipped if self.gaps else "")
         )
+        from tilecast.emulator.language.hostside import overflows
+
+        for said in overflows(self.suite.session):
+            terminalreporter.write_line(f"gluon: {said}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
-from tilecast.emulator.far import Far, combined, far_of, frames, without_overflow
+from tilecast.emulator.far import Far, combined, far_of, frames, near, summed
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
@@ -26,16 +26,18 @@ class Int(int):
 
     def to(self, dtype: Any) -> Int:
         """The number with another width."""
-        return (Int64(self) if dtype is dtypes.INT64 else Int(self)).sampled(self.far)
+        if self.far is None:
+            return Int64(self) if dtype is dtypes.INT64 else Int(self)
+        return Int64(self).sampled(self.far) if dtype is dtypes.INT64 else Int(self).sampled(self.far.narrowed())
 
     def sampled(self, far: Far | None) -> Int:
-        """This number, which nobody else has yet, with samples."""
+        """This number, which nobody else has yet, with intervals."""
         if far is not None:
-            self.far = far if self.bits == 64 else far.narrow()
+            self.far = far.widened() if self.bits == 64 else far
         return self
 
     def near(self) -> Int:
-        """The number without samples."""
+        """The number without its intervals."""
         return type(self)(self)
 
     @property
@@ -53,7 +55,7 @@ class Int64(Int):
 class Undefined(Int):
     """What no program may depend on, as a quotient by zero: an IntegerError where an address, a coordinate or a branch does."""
 
-    why = ""
+    why, bits = "", 0
     #: Where it came from: (file, line) of the frames.
     places: tuple[tuple[str, int], ...] = ()
 
@@ -209,7 +211,7 @@ class Tensor:
         self.pending: Any = None
         #: (x, y) when this is their product and the compiler may fuse it into a sum.
         self.product: tuple[Any, Any] | None = None
-        #: What its first and last element would be in far larger problems; None where nobody asks.
+        #: What its elements would be in far larger problems; None where nobody asks.
         self.far: Far | None = None
 
     @property
@@ -235,13 +237,19 @@ class Tensor:
         return self._a
 
     def sampled(self, far: Far | None) -> Tensor:
-        """This tensor, which nobody else has yet, with samples."""
-        if far is not None and self._a.dtype.kind == "i":
-            self.far = far if self._a.dtype.itemsize == 8 else far.narrow()
+        """This tensor, which nobody else has yet, with intervals, if it is of truth values or of integers of 32 or 64 bits."""
+        if far is not None and (self.bits or self._a.dtype.kind == "b"):
+            self.far = far.widened() if self.bits == 64 else far
         return self
 
+    @property
+    def bits(self) -> int:
+        """Of signed integers of 32 or 64 bits; 0 of all else."""
+        kind = self._a.dtype
+        return 8 * kind.itemsize if kind.kind == "i" and kind.itemsize >= 4 else 0
+
     def near(self) -> Tensor:
-        """The tensor without samples."""
+        """The tensor without its intervals."""
         return self.like(self._a, self.layout)
 
     def arrived(self) -> Tensor:
@@ -287,13 +295,14 @@ class Tensor:
             return self.like(self.a.view(dtype.numpy), self.layout)
         if dtype.bits < 32 and self._a.dtype == np.float32:
             self.charge("cvt", self._a.size / 2)
-        return self.like(dtypes.cast(self.a, dtype), self.layout).sampled(self.far)
+        out = self.like(dtypes.cast(self.a, dtype), self.layout)
+        return out if self.far is None else out.sampled(self.far.narrowed() if out.bits == 32 else self.far)
 
     def reshape(self, *shape: Any) -> Tensor:
         """Other extents, elements in row-major order."""
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         new = tuple(int(n) for n in extents)
-        return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new))
+        return self.like(self.a.reshape(new), reshaped(self.layout, self._a.shape, new)).sampled(self.far)
 
     def flip(self, dim: Any = None) -> Tensor:
         """Elements in the opposite order, by default along the last dimension."""
@@ -304,7 +313,7 @@ class Tensor:
         if self._a.size != 1:
             raise LayoutError(f"item needs one element, got {list(self._a.shape)}")
         value = self.a.reshape(-1)[0]
-        return Int(int(value)) if self._a.dtype.kind in "iub" else Float(value)
+        return Int(int(value)).sampled(self.far) if self._a.dtype.kind in "iub" else Float(value)
 
     @property
     def T(self) -> Tensor:  # noqa: N802
@@ -323,12 +332,12 @@ class Tensor:
         """Dimensions in another order."""
         places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
         numbers = tuple(int(n) for n in places)
-        return self.like(self.a.transpose(numbers), permuted(self.layout, numbers))
+        return self.like(self.a.transpose(numbers), permuted(self.layout, numbers)).sampled(self.far)
 
     def broadcast_to(self, *shape: Any) -> Tensor:
         """The values with larger extents."""
         extents = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return self.like(np.broadcast_to(self.a, tuple(int(n) for n in extents)), self.layout)
+        return self.like(np.broadcast_to(self.a, tuple(int(n) for n in extents)), self.layout).sampled(self.far)
 
     def trans(self, *order: Any) -> Tensor:
         """Dimensions in another order, by default the last two exchanged."""
@@ -430,8 +439,8 @@ def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
                 return self.like(fused, layout)
         out = self.like(_arithmetic(self, other, name, reflected), layout)
         out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size)
-        if out._a.dtype.kind == "i" and (self.far is not None or far_of(other) is not None):
-            wide = out._a.dtype.itemsize == 8
+        if (self.far is not None or far_of(other) is not None) and (out.bits or out._a.dtype.kind == "b"):
+            wide = out.bits != 32
             out.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
         if floating and name == "mul" and self.session.fusion:
             out.product = (self, other)
@@ -455,7 +464,7 @@ class Pointer:
         self.dtype = types.SimpleNamespace(element_ty=dtypes.of(memory.flat))
 
     def __add__(self, other: Any) -> Pointer:
-        return Pointer(self.memory, self.offset + without_overflow(other))
+        return Pointer(self.memory, self.offset + near(other))
 
     __radd__ = __add__
 
@@ -480,6 +489,9 @@ def reduced(session: Session, x: Tensor, axis: int | None, compute: Any, pipe: s
     with np.errstate(all="ignore"):
         values = compute(x.a, axis=int(axis))
     session.charge("vote" if x._a.ndim == 1 else pipe, x._a.size, x._a.ndim == 1)
+    # A sum has as many elements as the axis; what else is reduced is one of them.
+    far = summed(x, x._a.shape[int(axis)], x.bits == 64) if compute is np.sum else x.far
     if x._a.ndim == 1:
-        return Int(values) if x._a.dtype.kind in "iub" else Float(values)
-    return Tensor(session, values.astype(x._a.dtype), SliceLayout(int(axis), x.layout) if x.layout else None)
+        return Int(values).sampled(far) if x._a.dtype.kind in "iub" else Float(values)
+    layout = SliceLayout(int(axis), x.layout) if x.layout else None
+    return Tensor(session, values.astype(x._a.dtype), layout).sampled(far)

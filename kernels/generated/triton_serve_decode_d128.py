@@ -406,6 +406,10 @@ def plan(q, k, v, out, lse, lists, seqlen_q, seqlen_k, window, capped, rows, wor
             raise ValueError(
                 f"{name}: expected {want}, got {got}: dtype, device, last stride, strides % {unit}, start % 16"
             )
+        if name in ("q", "out") and max(x.stride()[0] if cu_q is None else 0, heads_q * x.stride()[-2]) >= 1 << 31:
+            raise ValueError(
+                f"{name}: expected less than 2^31 elements from a sequence to the next and over its heads, got strides {[*x.stride()]}"
+            )
     if any(x is not None and str(x.dtype) != "torch.float32" for x in (k_scales, v_scales)):
         raise ValueError("k_descale, v_descale: expected torch.float32 (batch, heads of k)")
     group = heads_q // heads_kv

@@ -34,6 +34,13 @@ def emulate(
     whole: Annotated[
         bool, typer.Option("--whole", help="With --call: all of what it returns, not tensors by shape, type and range.")
     ] = False,
+    largest: Annotated[
+        str | None,
+        typer.Option(
+            "--largest",
+            help="With --call or --main: numbers a kernel must take, as in 'M=65536,N=8192'; no 32-bit integer may overflow below.",
+        ),
+    ] = None,
     machine: Annotated[
         str | None, typer.Option("--machine", help="Machine name or file (default: the kernel's own).")
     ] = None,
@@ -100,6 +107,10 @@ def emulate(
         )
     if whole and call is None:
         raise typer.BadParameter("--whole is about what --call returns", param_hint="'--whole'")
+    if largest is not None and call is None and not main:
+        raise typer.BadParameter(
+            "--largest is about any author's kernels: with --call or --main", param_hint="'--largest'"
+        )
     if routes:
         if one_problem or call is not None or main or case is not None or keep_going or superfluous:
             raise typer.BadParameter(
@@ -108,7 +119,9 @@ def emulate(
         _routes(file, machine, as_json)
         return
     if call is not None or main:
-        _emulate_any(file, None if main else call, machine, mode or "late", seed or 0, sms, shape, whole, as_json)
+        _emulate_any(
+            file, None if main else call, machine, mode or "late", seed or 0, sms, shape, whole, largest, as_json
+        )
         return
     alone = quick and sum(option is not None for option in (*shape, mode, seed, sms)) == 0
     if not one_problem or (alone and not is_forward(file)):
@@ -182,18 +195,18 @@ def _compiler(file: str) -> list[Complaint]:
 
 def _emulate_any(
     file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, shape: tuple[Any, ...],
-    whole: bool, as_json: bool,
+    whole: bool, largest: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """emulate --call and --main: any author's file."""
     from tilecast.cli.tables import show
-    from tilecast.emulator.call import run_call
+    from tilecast.emulator.call import read_largest, run_call
     from tilecast.emulator.errors import RequestError
 
     if any(option is not None for option in shape):
         raise RequestError(
             "--call and --main run the file's own code: shapes, --window, --dtype and --trace are for generated kernels"
         )
-    found = run_call(file, call, machine, mode, seed, sms, whole)
+    found = run_call(file, call, machine, mode, seed, sms, whole, read_largest(largest))
     show(found.text, {"file": file, "call": call, "mode": mode, "seed": seed, **dataclasses.asdict(found)}, as_json)
     if not found.right:
         raise typer.Exit(1)
