@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.interrupts import LISTENS
 from support.paths import ROOT
 
 from tilecast.base.pool import cores, spread
@@ -54,10 +55,8 @@ def test_ctrl_c_ends_the_run_without_a_word_of_the_workers(tmp_path: Path) -> No
     """Ctrl-C of a terminal reaches every process of the group: the parent alone answers it."""
     script = tmp_path / "run.py"
     script.write_text(
-        "import pathlib, signal, time\n"
+        f"{LISTENS}import pathlib, time\n"
         "from tilecast.base.pool import spread\n"
-        # A shell's background job begins with the signal ignored, and hands that on.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"def work(n): pathlib.Path(r'{tmp_path}', f'began{{n}}').touch(); time.sleep(600)\n"
         "if __name__ == '__main__':\n"
         "    try: list(spread(work, [0, 1], 2))\n"

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.interrupts import LISTENS
 from support.paths import ROOT
 
 from tilecast.model.kernel.workload import Workload
@@ -114,20 +114,19 @@ def test_what_cannot_start_is_no_kernels_fault(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
-    script = f"""
-import os, signal, sys
+    script = f"""{LISTENS}
 from pathlib import Path
 from tilecast.model.kernel.workload import Workload
 from tilecast.validation.lab.measure.plan import Item, Options
 from tilecast.validation.lab.measure.run import measure_in
 from tilecast.validation.lab.worker.process import Worker
-# A shell makes jobs in the background ignore it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = Path({str(tmp_path)!r})
+class Shown(Worker):
+    def ask(self, *of):  # the run has it by now
+        print(self._process.pid, flush=True)
+        return super().ask(*of)
 def start():
-    worker = Worker(folder / "log", "support.worker_tasks")
-    print(worker._process.pid, flush=True)
-    return worker
+    return Shown(folder / "log", "support.worker_tasks")
 measure_in(start, [Item("triton", "hang", Workload(), "h200-sxm")], folder / "t.csv", Options(workers=1))
 """
     process = subprocess.Popen(
@@ -136,8 +135,7 @@ measure_in(start, [Item("triton", "hang", Workload(), "h200-sxm")], folder / "t.
     assert process.stdout is not None
     worker = Path(f"/proc/{process.stdout.readline().strip()}")
     assert worker.exists()
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode in (1, 130, -signal.SIGINT)
     assert not worker.exists()
