@@ -3,6 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
+# Without the plugins that other packages bring: ours, which users' suites find by its name, has pytest rewrite the assertions of all of
+# tilecast in every process, which costs as much as reading the tests.
+PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/pytest -p xdist.plugin -p _hypothesis_pytestplugin
+# The suite starts a hundred processes: what one has compiled the next one reads, whatever the shell says of bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 # The oldest Triton we support, beside the environment's own: tests compile under both.
 OLDEST_TRITON := 3.6.0
 # The newest Python from 3.11 on that can make a virtual environment.
@@ -21,7 +26,7 @@ test: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer with its venv module: install them (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }
@@ -39,11 +44,11 @@ $(TOOLS): $(STAMP) constraints-dev.txt
 
 # The accuracy that the README claims, computed again from the recorded tables.
 accuracy: $(TOOLS)
-	$(BIN)/pytest --accuracy tests/unit/validation/test_accuracy.py
+	$(PYTEST) --accuracy tests/unit/validation/test_accuracy.py
 
 # Property tests with fresh examples, and the one answer of all verbs over sixty shapes on each machine.
 fuzz: $(TOOLS)
-	$(BIN)/pytest -n 2 --fresh tests/unit/model tests/unit/explore tests/unit/emulator tests/unit/tilecast/test_one_answer.py
+	$(PYTEST) -n 2 --fresh tests/unit/model tests/unit/explore tests/unit/emulator tests/unit/tilecast/test_one_answer.py
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .
@@ -54,7 +59,7 @@ format: $(TOOLS)
 
 # Golden files, and the outputs that README.md and docs/ show (`pytest tests/unit/docs --update-golden` alone; --run-minutes: slow ones too).
 golden: $(TOOLS)
-	$(BIN)/pytest tests --update-golden
+	$(PYTEST) tests --update-golden
 
 # One offline site: open docs/_build/index.html.
 docs: $(TOOLS)

@@ -19,16 +19,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def environment() -> dict[str, str]:
-    """Of a process that interprets; BLAS keeps to one thread, the test workers have the other cores."""
+    """Of a process that interprets; BLAS keeps to one thread, the test workers have the other cores.
+
+    Plugins of other packages stay out: with ours pytest would rewrite the assertions of all of tilecast.
+    """
     path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    mine = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, **mine, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def run_interpreted(file: str, folder: Path) -> list[str]:
     """Names of the tests of ``file`` that ran in the interpreter, all of them without a failure; ``folder`` is for the report."""
     report = folder / "report.xml"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore",
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-W", "ignore",
          f"--junitxml={report}", str(Path(file).resolve())],
         env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
