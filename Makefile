@@ -14,7 +14,7 @@ OLDEST_TRITON := 3.6.0
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: forecast test accuracy fuzz lint format golden docs pictures kernels bench clean
+.PHONY: forecast test test-all accuracy fuzz lint format golden docs pictures kernels bench clean
 .DELETE_ON_ERROR:
 
 forecast: $(STAMP)
@@ -26,7 +26,11 @@ test: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+
+# And what repeats those tests with other numbers: more kernels compiled, under the older Triton too, all cases of long lists, slow commands.
+test-all: $(TOOLS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --whole --run-minutes
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tilecast needs Python 3.11 or newer with its venv module: install them (Debian: apt-get install python3 python3-venv)" >&2; exit 2; }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.interpreter import INTERPRETED, quicken
+from support.whole import VARIABLE
 
 # A loaded machine is slow, not wrong: no deadline for examples.  The same examples in every run, so that a failure is the
 # change's and not luck's; `make fuzz` draws fresh ones.
@@ -18,6 +19,22 @@ settings.load_profile("fixed")
 # Before numpy loads: workers fill the cores, and threads inside the emulator's small products only get in the way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+#: Files that take longest, in the order in which they begin.
+LONG = {
+    name: place
+    for place, name in enumerate(
+        (
+            "docs/test_documented_commands.py", "tilecast/test_one_answer.py",
+            "calibrate/test_compile.py", "codegen/test_generate.py", "portable/test_triton_serving.py",
+            "portable/test_triton_backward.py", "docs/test_json_keys.py", "gemm/test_gemm_kernels.py", "structure/test_compiled.py",
+            "hopper/test_hopper_serving.py", "emulator/test_mutations.py", "portable/test_triton_append.py",
+            "blackwell/test_blackwell_ws.py", "tilecast/test_cli.py", "portable/test_triton_portable.py", "hopper/test_hopper_ws.py",
+            "tilecast/test_forecast_file.py", "validation/test_accuracy.py", "measured/test_gemm.py", "sweep/test_run.py",
+            "hopper/test_hopper_prefill.py", "measured/test_backward.py", "codegen/test_lost_descriptors.py",
+            "battery/test_other_families.py", "battery/test_battery.py", "compiler/test_complaints.py", "review/test_review.py",
+        )
+    )
+}  # fmt: skip
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -28,12 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="rewrite tests/golden and the outputs that the pages show"
     )
     parser.addoption("--run-minutes", action="store_true", help="also run documented commands that take minutes")
+    parser.addoption("--whole", action="store_true", help="also run what repeats other tests with other numbers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "interpreted: runs in Triton's interpreter, in a process that run_interpreted starts"
     )
+    config.addinivalue_line("markers", "whole: runs with --whole alone (make test-all)")
+    # Cases are listed when files are read; processes that tests start inherit it.
+    if config.getoption("--whole"):
+        os.environ[VARIABLE] = "1"
     if config.getoption("--fresh"):
         settings.load_profile("fresh")
     if INTERPRETED:
@@ -41,7 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs Triton's interpreter runs where it is on, and nothing else does."""
+    """What needs Triton's interpreter runs where it is on, and nothing else does; long files come first."""
+    if not os.environ.get(VARIABLE):
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(pytest.mark.skip(reason="runs with --whole (make test-all)"))
+    # A worker takes one file after the other: whoever begins a long one last lets the others wait.
+    items.sort(key=lambda item: LONG.get("/".join(item.path.parts[-2:]), len(LONG)))
     marked = [item for item in items if item.get_closest_marker("interpreted")]
     if not INTERPRETED:
         for item in marked:

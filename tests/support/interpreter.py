@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -41,11 +42,11 @@ def run_interpreted(file: str, folder: Path) -> list[str]:
 
 
 def quicken() -> None:
-    """Take out of Triton's interpreter two things that cost half its time and decide nothing.
+    """Take out of Triton's interpreter three things that cost half its time and decide nothing.
 
     Each call of a jitted function by another puts the interpreter's operations in place of the language's again, though the
     kernel's own start has put them there; and integer operations are done a second time in 64 bits for an assertion that is
-    made only with debugging on.  A release whose interpreter is another one is left as it is.
+    made only with debugging on, and a table of all types is built for each type that is looked up.  A release whose interpreter is another one is left as it is.
     """
     from triton import language as tl
     from triton.runtime import interpreter
@@ -56,6 +57,9 @@ def quicken() -> None:
     if known("interpreter_builder", "InterpreterOptions") and not interpreter.interpreter_builder.options.debug:
         options = interpreter.interpreter_builder.options
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    if known("_get_np_dtype"):
+        of, of_element = interpreter._get_np_dtype, cache(interpreter._get_np_dtype)
+        interpreter._get_np_dtype = lambda kind: (of if kind.scalar.is_ptr() else of_element)(kind.scalar)
     if not known("_patch_lang", "_LangPatchScope"):
         return
     patch, active = interpreter._patch_lang, set[str]()

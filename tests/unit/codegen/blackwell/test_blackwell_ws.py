@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.whole import whole
 
 from tilecast.codegen.blackwell import forward as blackwell_ws
 from tilecast.codegen.blackwell import order as blackwell_order
@@ -305,7 +306,7 @@ NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize(("case", "target"), [("pair", "sm_100a"), ("causal", "sm_103a")])
+@pytest.mark.parametrize(("case", "target"), [pytest.param("pair", "sm_100a", marks=whole), ("causal", "sm_103a")])
 def test_compiles_to_what_the_variant_says(case: str, target: str, tmp_path: Path) -> None:
     from tilecast.codegen.compiler.flow import steady_loops
     from tilecast.codegen.compiler.sass import compile_and_read

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.listing import assemble, loop, made_of
+from support.whole import whole
 
 from tilecast.codegen.compiler.machine_code import Made, kernel_code, warp_instruction
 from tilecast.codegen.compiler.sass import Instruction
@@ -247,11 +248,12 @@ def test_other_code_is_refused() -> None:
             64,
             2,
         ),
-        (
+        pytest.param(
             "hopper_ws",
             "family=fa3,warpgroups=2,tile_n=64,kv_stages=2,overlap=true,ping_pong=false,scheduler=grid",
             64,
             2,
+            marks=whole,
         ),
         # ptxas ends the tile loop of its second consumer by an unconditional branch.
         (

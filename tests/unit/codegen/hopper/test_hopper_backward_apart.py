@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.whole import whole
 
 from tilecast.codegen.backward import generate_backward
 from tilecast.model.backward import HOPPER_BACKWARD_APART, find_backward, parse_backward, writable
@@ -45,7 +46,7 @@ def test_what_cannot_be_written_names_reason_and_lever(knobs: str, problem: Work
         generate_backward(problem, load_machine(machine), parse_backward(knobs, Fa3BackwardApartVariant()))
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("mask", [pytest.param("none", marks=whole), "causal"])
 def test_the_kernels_fit_and_spill_nothing(mask: str, tmp_path) -> None:
     pytest.importorskip("triton")
     from tilecast.codegen.compiler.compile import compile_kernels

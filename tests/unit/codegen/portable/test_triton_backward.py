@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from support.interpreter import environment, quicken
+from support.whole import sampled
 
 from tilecast.codegen.backward import generate_backward
 from tilecast.codegen.compiler.compile import CompileError, compile_kernel
@@ -116,7 +117,7 @@ def cases() -> list[Case]:
         found += [Case((64, 64), mask, (20, 37), window=window, scale=scale) for scale in (0.3, 1e-44)]
     for window in ((0, 0), (1, 0), (0, 40), (-1, 3), (17, -1), (-1, -1), (2**31 - 1, 2**31 - 1), (500, 0)):
         found += [Case((64, 64), "window", seqlens, window=window) for seqlens in ((33, 100), (100, 33))]
-    return found
+    return sampled(found)
 
 
 def visible(case: Case) -> Any:
@@ -497,7 +498,7 @@ def test_generate_writes_a_backward_pass_and_says_what_it_is(
             ["inspect", "kernels/generated/triton_bwd_d64_full.py", "--arch", "sm_80"],
             "its launch starts row_terms, key_gradients",
         ),
-        (["forecast", "kernels/generated/triton_bwd_d64_full.py", "--machine", "b200"], "which one? Say --kernel"),
+        (["forecast", "kernels/generated/triton_bwd_d64_full.py", "--machine", "a100"], "which one? Say --kernel"),
     ],
 )
 def test_verbs_refuse_backward_passes_in_one_sentence(

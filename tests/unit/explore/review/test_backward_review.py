@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.whole import whole
 
 from tilecast.cli import main
 from tilecast.explore.review.build import report
@@ -127,6 +128,7 @@ def command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[i
     return int(stopped.value.code or 0), capsys.readouterr().err.strip()
 
 
+@whole  # two reports; that of a forward pass is made again in test_review.py
 def test_the_command_in_it_makes_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "one.md", tmp_path / "two" / "one.md"
     asked = ["b200", "--pass", "bwd", "--seqlen", "1024", "--heads", "8", "--heads-kv", "2", "--clock", "1100", "--family", "fa2"]  # fmt: skip
