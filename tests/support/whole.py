@@ -16,7 +16,7 @@ whole = pytest.mark.whole
 
 
 def sampled(cases: list[T]) -> list[T]:
-    """Four of seven ``cases`` of a long list, all with `--whole`: lists go round in twos, threes and fives."""
+    """Four of seven ``cases`` of a long list, all with `--whole`: lists go round in twos, threes and fives, and lose no value of a field so."""
     if os.environ.get(VARIABLE):
         return cases
-    return [case for number, case in enumerate(cases) if number % 7 not in (1, 3, 5)]
+    return [case for number, case in enumerate(cases) if number % 7 not in (0, 2, 4)]

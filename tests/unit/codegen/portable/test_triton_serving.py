@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.interpreter import run_interpreted
-from support.whole import sampled
 
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
@@ -73,7 +72,7 @@ def launch(module, problem: Problem, made: Made | None = None):
 
 STEP = ((1, 5), (1, 70), (1, 130), (1, 0), (4, 33), (2, 64))
 CHUNKS = ((34, 65), (5, 170), (40, 20), (1, 1), (40, 0), (33, 110))
-PROBLEMS = sampled([
+PROBLEMS = [
     *[(DECODE, Problem(STEP, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(PREFILL, Problem(CHUNKS, layout=layout)) for layout in ("packed", "cache", "paged")],
     *[(DECODE, Problem(STEP, page=page)) for page in (32, 64)],
@@ -96,7 +95,7 @@ PROBLEMS = sampled([
     *[(replace(variant, cache_bits=8), Problem(lengths, dims=dims, layout=layout, narrow=True, softcap=cap))
       for variant, lengths in ((DECODE, STEP), (APART, STEP), (PREFILL, CHUNKS))
       for dims, layout, cap in (((64, 64), "paged", 0.0), ((192, 128), "cache", 0.0), ((96, 96), "packed", 2.0))],
-])  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.mark.interpreted
