@@ -28,7 +28,7 @@ MODES = ("late", "random")
 _LOG2E = 1.4426950408889634
 #: Families of generated files that run here, and the tensor cores that they are for.
 _TENSOR_KIND = {
-    "hopper_ws": "wgmma", "blackwell_ws": "tcgen05", "hopper_serving": "wgmma", "hopper_serving_e4m3": "wgmma", "hopper_serving_runs": "wgmma", "hopper_prefill": "wgmma",
+    "hopper_ws": "wgmma", "blackwell_ws": "tcgen05", "hopper_serving": "wgmma", "hopper_serving_e4m3": "wgmma", "hopper_serving_runs": "wgmma", "hopper_serving_runs_e4m3": "wgmma", "hopper_prefill": "wgmma",
     "hopper_mla": "wgmma", "blackwell_serving": "tcgen05", "hopper_bwd": "wgmma", "hopper_bwd_apart": "wgmma", "gemm_hopper": "wgmma",
     "gemm_blackwell": "tcgen05",
 }  # fmt: skip

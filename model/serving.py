@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tilecast.model.kernel.knobs import parse_knobs
+from tilecast.model.kernel.variant import BOOLEANS
 from tilecast.model.kernel.variants import blackwell_serving, serving
 from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVariant
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
@@ -18,6 +19,7 @@ from tilecast.model.kernel.variants.hopper import serving as hopper_serving
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -33,6 +35,7 @@ V = TypeVar(
     HopperServingVariant,
     HopperServingE4m3Variant,
     HopperRunsVariant,
+    HopperRunsE4m3Variant,
     HopperPrefillVariant,
     HopperMlaVariant,
     BlackwellServingVariant,
@@ -75,6 +78,10 @@ HOPPER_RUNS = ServingFamily(
     *hopper_serving.NAMES_RUNS, "decoding few rows on Hopper: K and V by the copy engine, mma.sync by each warp, runs of splits", HopperRunsVariant,
     hopper_serving.legality_runs, hopper_serving.writable_runs, hopper_serving.space_runs, hopper_serving.chosen_runs,
 )  # fmt: skip
+HOPPER_RUNS_E4M3 = ServingFamily(
+    *hopper_serving.NAMES_RUNS_E4M3, "the same for caches of e4m3, which warps widen to 16 bits in registers", HopperRunsE4m3Variant,
+    hopper_serving.legality_runs, hopper_serving.writable_runs_e4m3, hopper_serving.space_runs_e4m3, hopper_serving.chosen_runs_e4m3,
+)  # fmt: skip
 HOPPER_MLA = ServingFamily(
     *hopper_mla.NAMES, "latent attention (MLA) on Hopper: keys copied once, wgmma, O in two warpgroups, in Gluon", HopperMlaVariant,
     hopper_mla.legality, hopper_mla.writable, hopper_mla.space, hopper_mla.chosen,
@@ -88,6 +95,7 @@ _FAMILIES: tuple[ServingFamily[Any], ...] = (
     HOPPER_SERVING,
     HOPPER_SERVING_E4M3,
     HOPPER_RUNS,
+    HOPPER_RUNS_E4M3,
     HOPPER_PREFILL,
     HOPPER_MLA,
     BLACKWELL_SERVING,
@@ -128,6 +136,10 @@ def parse_serving(text: str, base: V) -> V:
 
 
 def _value(key: str, text: str, current: object) -> object:
+    if isinstance(current, bool):
+        if text.lower() not in BOOLEANS:
+            raise VariantError(f"--variant: knob '{key}' takes true or false, got '{text}'")
+        return BOOLEANS[text.lower()]
     try:
         value = int(text)
     except ValueError:

@@ -14,8 +14,10 @@ from tilecast.codegen.gluon import in_lines
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.serving import (
     PIECE,
+    Q_SLOTS_RUNS,
     ROWS,
     ROWS_E4M3,
+    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -26,6 +28,7 @@ from tilecast.model.kernel.workload import Workload
 TEMPLATE = "hopper_serving.py.j2"
 TEMPLATE_E4M3 = "hopper_serving_e4m3.py.j2"
 TEMPLATE_RUNS = "hopper_serving_runs.py.j2"
+TEMPLATE_RUNS_E4M3 = "hopper_serving_runs_e4m3.py.j2"
 TARGETS = ("sm_90a",)
 #: Arguments of serving kernels on Hopper: pointers and descriptors, strides, strides of a cache's factors, factors of scores.
 POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
@@ -206,12 +209,15 @@ class HopperRunsKernel(HopperServingKernel):
     fold: int
     #: Blocks in flight of a program that takes items in turn.
     dealt_stages: int
+    #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it has none.
+    shrinks: bool
 
     tile_m: ClassVar[int] = ROWS_E4M3
     runs: ClassVar[bool] = True
     worker_warps: ClassVar[tuple[int, ...]] = (1,)
     last_constants: ClassVar[tuple[str, ...]] = ("DIRECT", "ROWS")
     own_options: ClassVar[str] = "DIRECT"
+    q_slots: ClassVar[int] = Q_SLOTS_RUNS
 
     @property
     def direct_registers(self) -> int:
@@ -249,6 +255,18 @@ class HopperRunsKernel(HopperServingKernel):
         return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
 
 
+@dataclass(frozen=True, slots=True)
+class HopperRunsE4m3Kernel(HopperRunsKernel):
+    """The same for `TEMPLATE_RUNS_E4M3`, whose caches hold e4m3 bytes."""
+
+    narrow: ClassVar[bool] = True
+
+    @property
+    def piece(self) -> int:
+        """Columns of a piece of K and V: 128 bytes where both have them."""
+        return piece_e4m3(self.head_dim_qk, self.head_dim_v)
+
+
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:
     """The kernel of a legal variant."""
     return HopperServingKernel(_title(workload), _description(variant), **_knobs(variant, workload))
@@ -261,15 +279,16 @@ def context_e4m3(variant: HopperServingE4m3Variant, workload: Workload) -> Hoppe
 
 
 def context_runs(variant: HopperRunsVariant, workload: Workload) -> HopperRunsKernel:
-    """The kernel of a legal variant that takes in runs of splits."""
-    knobs = _knobs(variant, workload)
-    return HopperRunsKernel(
-        _title(workload, "few rows, "),
+    """The kernel of a legal variant that takes in runs of splits, from 16-bit caches or from caches of e4m3."""
+    narrow = isinstance(variant, HopperRunsE4m3Variant)
+    return (HopperRunsE4m3Kernel if narrow else HopperRunsKernel)(
+        _title(workload, "few rows, " + "e4m3 caches, " * narrow),
         _description_runs(variant),
-        **knobs,
+        **_knobs(variant, workload),
         resident=variant.programs,
         fold=variant.fold,
         dealt_stages=variant.dealt_stages,
+        shrinks=variant.shrinks,
     )
 
 
@@ -311,11 +330,14 @@ def _description(variant: HopperServingVariant) -> str:
     return _described(loading)
 
 
+_WIDENED = ", bytes of e4m3, which they make float16 in registers, as Q is, in bfloat16 by a power of two for each row"
+
+
 def _description_runs(variant: HopperRunsVariant) -> str:
     loading = (
         f"A program copies blocks of {variant.tile_n} keys into rings in shared memory, {variant.kv_stages} of K and of V ahead, "
         f"{variant.programs} programs to an SM; four warps own {ROWS_E4M3} rows, the query heads of one key head for consecutive queries, and take "
-        f"a fourth of a block's keys each.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
+        f"a fourth of a block's keys each{_WIDENED if isinstance(variant, HopperRunsE4m3Variant) else ''}.  Where there are more splits than that, an SM has one program, with {variant.dealt_stages} blocks ahead, which takes "
         "runs of a sequence's splits until there are none."
     )
     return _described(loading, ROWS_E4M3)

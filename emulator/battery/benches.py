@@ -15,7 +15,7 @@ from tilecast.model.machine.machine import Machine
 
 _Make = Callable[[Source, str | Machine | None], AnyBench]
 _OF: dict[str, _Make] = {
-    "hopper_serving": ServingBench, "hopper_serving_e4m3": ServingBench, "hopper_serving_runs": ServingBench, "hopper_prefill": ServingBench, "hopper_mla": ServingBench, "blackwell_serving": ServingBench,
+    "hopper_serving": ServingBench, "hopper_serving_e4m3": ServingBench, "hopper_serving_runs": ServingBench, "hopper_serving_runs_e4m3": ServingBench, "hopper_prefill": ServingBench, "hopper_mla": ServingBench, "blackwell_serving": ServingBench,
     "hopper_bwd": BackwardBench, "hopper_bwd_apart": BackwardBench, "gemm_hopper": GemmBench, "gemm_blackwell": GemmBench,
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ its splits in their order: what a sequence gets depends on it alone.  Runs on sm
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_serving_runs", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "serve",
-    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3",
+    "variant": "family=serving-hopper-runs,tile_n=64,kv_stages=2,split_keys=512,split_keys_of_many=512,many_heads=8,whole_keys=1024,most_splits=128,most_items=132,merged=16,planned=128,programs=2,dealt_stages=3,shrinks=true",
     "workload": {"batch": 2, "heads_q": 64, "heads_kv": 16, "seqlen_q": 1, "seqlen_k": 8192, "head_dim_qk": 128, "head_dim_v": 128, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -20,11 +20,14 @@ from collections import namedtuple
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # its name in Triton 3.6
+copy_rows = (
+    async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+)  # the same
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the same
 REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 
@@ -32,7 +35,8 @@ TILE_M = gl.constexpr(16)  # rows of a tile: the query heads that share a key he
 TILE_N = gl.constexpr(64)  # keys of a block
 SLOTS = gl.constexpr(2)  # blocks of K and V that are in flight
 DEALT_SLOTS = gl.constexpr(3)  # the same where a program takes items in turn
-TURNS = gl.constexpr(2)  # items that the load warp has named and nobody has read
+Q_SLOTS = gl.constexpr(4)  # items of which the load warp has told, with their Q, and nobody has read
+FACTS = gl.constexpr(7)  # numbers that it tells of an item
 COLUMNS = gl.constexpr(64)  # columns of a piece of a block: 128 bytes, the widest row that shared memory swizzles
 QK_PIECES, V_PIECES = gl.constexpr(2), gl.constexpr(2)
 SPLIT, SPLIT_OF_MANY = 512, 512  # keys of a split; where key heads are many; more where splits would be too many
@@ -98,6 +102,10 @@ V_READ_ROWS = gl.constexpr(gl.SliceLayout(1, V_READ))
 # Warps, rows, columns of what the warps have made: a thread has all warps' parts of its elements.
 PARTS = gl.constexpr(gl.BlockedLayout([4, 1, 4], [1, 2, 16], [1, 4, 1], [2, 1, 0]))
 OUT_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(0, PARTS)))
+# 16 bytes to a thread: rows of Q that the load warp copies; a number that it tells, and that all read.
+COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
+FACT = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+FACT_READ = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 # Rows and columns of a merge.
 MERGING = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 MERGING_ROWS = gl.constexpr(gl.SliceLayout(1, MERGING))
@@ -113,9 +121,10 @@ Rows = namedtuple(
 )
 Scratch = namedtuple("Scratch", "partials arrived counters split_bound slot_rows split_tiles")
 # Blocks on their way through shared memory: number n lies in slot n % SLOTS; a lap flips the barriers' phase.  The same memory
-# as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made; numbers
-# of items that the load warp has taken, and whether they have been read.
-Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums numbers told heard")
+# as tiles of TILE_N keys, which are read, and as boxes of a page or a part of it, which are copied; what warps have made.
+Ring = namedtuple("Ring", "k k_boxes v v_boxes full empty parts stats sums")
+# Items that the load warp has taken: Q and facts, and whether they are there and have been read.
+Items = namedtuple("Items", "q q_full q_empty facts told")
 # Blocks of the launch for a key head, and whether items shrink towards its end.
 Deal = namedtuple("Deal", "blocks shrinks")
 # Splits `split` to `stop` of the keys, for one tile of rows of one key head of sequence `b`: keys from `begin` to `end`, of those
@@ -274,18 +283,14 @@ def edge(batch, item_splits, blocks, split):
 
 
 @gluon.jit
-def item_from(batch, b, head_kv, index, q_len, k_len, run, ONE: gl.constexpr):
-    """Run number ``index`` of a sequence and key head: late rows come first."""
+def item_at(batch, b, head_kv, tile, split, q_len, k_len, run, ONE: gl.constexpr):
+    """The run of a sequence, a key head and a tile that begins with a split."""
     _, splits, first_key, blocks = shares(batch, q_len, k_len)
-    runs = splits + (1 << run) - 1 >> run
     if ONE:
-        number, tile, low, high = index, gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+        low, high = gl.to_tensor(0), gl.to_tensor(0)
     else:
-        tiles = q_len * batch.group + TILE_M - 1 >> 4
-        number, tile = index % runs, tiles - 1 - index // runs
         low = tile * TILE_M // batch.group
         high = gl.minimum((tile * TILE_M + TILE_M - 1) // batch.group, q_len - 1)
-    split = number << run
     stop = gl.minimum(split + (1 << run), splits)
     diagonal = k_len - q_len
     least = gl.maximum(low + diagonal - batch.left, 0) & -TILE_N
@@ -295,6 +300,19 @@ def item_from(batch, b, head_kv, index, q_len, k_len, run, ONE: gl.constexpr):
     return Item(
         b, head_kv, tile, split, stop, splits, run, q_len, k_len, low, high, first_key, blocks, least, most, begin, end
     )
+
+
+@gluon.jit
+def item_from(batch, b, head_kv, index, q_len, k_len, run, ONE: gl.constexpr):
+    """Run number ``index`` of a sequence and key head: late rows come first."""
+    if ONE:
+        number, tile = index, gl.to_tensor(0)
+    else:
+        _, splits, _, _ = shares(batch, q_len, k_len)
+        runs = splits + (1 << run) - 1 >> run
+        tiles = q_len * batch.group + TILE_M - 1 >> 4
+        number, tile = index % runs, tiles - 1 - index // runs
+    return item_at(batch, b, head_kv, tile, number << run, q_len, k_len, run, ONE)
 
 
 @gluon.jit
@@ -422,22 +440,41 @@ def early_pages(batch, item, PAGE: gl.constexpr, ONE: gl.constexpr):
 
 
 @gluon.jit
-def tell(ring, turn, number):
-    """Say which item comes after the one of a turn."""
-    wait_empty(ring.heard, turn)
-    ring.numbers.index(turn % TURNS).store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    meet()  # all threads have stored before one of them says so
-    arrive(ring.told, turn)
+def load_q(items, turn, item, rows, batch, ONE: gl.constexpr, Q_ROWS: gl.constexpr):
+    """Copy Q of an item as number ``turn``; rows that are none become zeros."""
+    row = gl.arange(0, Q_ROWS, layout=gl.SliceLayout(1, COPIED))
+    there = item.tile * TILE_M + row < item.q_len * batch.group
+    query, head = queries_and_heads(batch, item, row, ONE)
+    start = item.b.to(gl.int64) * (rows.stride_qb * 8)
+    if batch.cu_q is not None:
+        start = gl.load(batch.cu_q + item.b).to(gl.int64) * (rows.stride_qs * 8)
+    offsets = query.to(gl.int64) * (rows.stride_qs * 8) + head * (rows.stride_qh * 8)
+    columns = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
+    wait_empty(items.q_empty, turn)
+    for piece in gl.static_range(QK_PIECES):
+        at = rows.q + start + (offsets[:, None] + (piece * COLUMNS + columns)[None, :])
+        copy_rows(items.q.index(turn % Q_SLOTS * QK_PIECES + piece).slice(0, Q_ROWS), at, mask=there[:, None])
+    async_copy.mbarrier_arrive(items.q_full.index(turn % Q_SLOTS), increment_count=False)
 
 
 @gluon.jit
-def told(ring, turn):
-    """The number of the item after the one of a turn."""
-    wait(ring.told, turn)
-    number = gl.sum(ring.numbers.index(turn % TURNS).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    meet()  # all threads have read before one of them says so
-    arrive(ring.heard, turn)
-    return number
+def tell(items, turn, facts):
+    """Say which item is that of a turn: its sequence (-1: there are no more), key head, tile, first split, queries, keys, and run."""
+    wait_empty(items.q_empty, turn)
+    for i in gl.static_range(FACTS):
+        items.facts.index(turn % Q_SLOTS * FACTS + i).store(gl.full([1], facts[i], gl.int32, layout=FACT))
+    meet()  # all threads have stored before one of them says so
+    arrive(items.told, turn)
+
+
+@gluon.jit
+def told(items, turn, batch, ONE: gl.constexpr):
+    """(the item of a turn, whether there is one)."""
+    wait(items.told, turn)
+    facts = ()
+    for i in gl.static_range(FACTS):
+        facts = facts + (gl.sum(items.facts.index(turn % Q_SLOTS * FACTS + i).load(FACT_READ), 0),)
+    return item_at(batch, facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], facts[6], ONE), facts[0] >= 0
 
 
 @gluon.jit
@@ -445,6 +482,8 @@ def load_role(
     k_desc,
     v_desc,
     ring,
+    items,
+    rows,
     batch,
     taken,
     PAGE: gl.constexpr,
@@ -452,7 +491,7 @@ def load_role(
     PLANNED: gl.constexpr,
     DIRECT: gl.constexpr,
 ):
-    """Copies K and V of every item of this program into shared memory."""
+    """Copies K and V of every item of this program into shared memory, and Q where it takes items in turn."""
     batch = Batch(
         batch.cu_q,
         batch.cu_k,
@@ -481,6 +520,29 @@ def load_role(
             load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
     else:
         turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
+        rows = Rows(
+            rows.q,
+            rows.out,
+            rows.lse,
+            rows.sinks,
+            rows.k_scales,
+            rows.v_scales,
+            own_copy(rows.stride_qb),
+            own_copy(rows.stride_qs),
+            own_copy(rows.stride_qh),
+            own_copy(rows.stride_ob),
+            own_copy(rows.stride_os),
+            own_copy(rows.stride_oh),
+            own_copy(rows.stride_lb),
+            own_copy(rows.stride_ls),
+            own_copy(rows.stride_lh),
+            own_copy(rows.stride_kb),
+            own_copy(rows.stride_kg),
+            own_copy(rows.stride_vb),
+            own_copy(rows.stride_vg),
+            rows.scale_log2,
+            rows.cap_log2,
+        )
         deal = deal_of(batch, PLANNED, 1)
         for first in range(0, batch.count, PLANNED):
             ends, after = ends_of(batch, first, done, begun, deal, PLANNED, 1)
@@ -489,10 +551,11 @@ def load_role(
                 item = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
                 pages = first_pages(batch, item, PAGE)
                 while number < total:
+                    tell(items, turn, (item.b, item.head_kv, item.tile, item.split, item.q_len, item.k_len, item.run))
+                    load_q(items, turn, item, rows, batch, ONE, TILE_M)
+                    turn += 1
                     # Who is done takes the next.  Its pages are on their way while the blocks of this one are.
                     number = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
-                    tell(ring, turn, number)
-                    turn += 1
                     following, ahead = item, pages
                     if number < total:
                         following = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
@@ -500,6 +563,8 @@ def load_role(
                     n = load_item(item, pages, n, k_desc, v_desc, ring, batch, PAGE)
                     item, pages = following, ahead
             done, begun = total, gl.max(after, 0)
+        none = gl.to_tensor(0)
+        tell(items, turn, (gl.to_tensor(-1), none, none, none, none, none, none))
         # The last program sets the counters back for the next launch.
         if gl.atomic_add(taken + 1, 1, sem="acq_rel") == gl.num_programs(0) - 1:
             gl.atomic_xchg(taken, 0, sem="relaxed")
@@ -508,7 +573,7 @@ def load_role(
 
 # -- softmax role
 @gluon.jit
-def load_q(item, rows, batch, ONE: gl.constexpr):
+def read_q(item, rows, batch, ONE: gl.constexpr):
     """Q of an item, in pieces; rows that are none are zeros."""
     row = gl.arange(0, TILE_M, layout=Q_READ_ROWS)
     there = item.tile * TILE_M + row < item.q_len * batch.group
@@ -907,6 +972,7 @@ def attend_split(
 @gluon.jit
 def attend_item(
     item,
+    read,
     n,
     ring,
     batch,
@@ -917,8 +983,7 @@ def attend_item(
     DIRECT: gl.constexpr,
     ROWS: gl.constexpr,
 ):
-    """One item from its Q to its results, or its part of them."""
-    read = load_q(item, rows, batch, ONE)
+    """One item from its Q, which has been read, to its results, or its part of them."""
     scale_log2 = rows.scale_log2
     if rows.k_scales is not None:
         scale_log2 *= gl.load(rows.k_scales + item.b * rows.stride_kb + item.head_kv * rows.stride_kg)
@@ -988,34 +1053,27 @@ def attend_item(
 
 @gluon.jit
 def attend_role(
-    ring,
-    batch,
-    rows,
-    scratch,
-    CAPPED: gl.constexpr,
-    ONE: gl.constexpr,
-    PLANNED: gl.constexpr,
-    DIRECT: gl.constexpr,
-    ROWS: gl.constexpr,
+    ring, items, batch, rows, scratch, CAPPED: gl.constexpr, ONE: gl.constexpr, DIRECT: gl.constexpr, ROWS: gl.constexpr
 ):
     """Softmax, both matrix products and merges of every item of this program."""
     n = gl.to_tensor(0)
     if DIRECT:
         item, there = direct_item(batch, ONE)
         if there:
-            attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
+            attend_item(item, read_q(item, rows, batch, ONE), n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
     else:
-        turn, done, begun, number = gl.to_tensor(0), 0, 0, own_copy(gl.program_id(0))
-        deal = deal_of(batch, PLANNED, 4)
-        for first in range(0, batch.count, PLANNED):
-            ends, after = ends_of(batch, first, done, begun, deal, PLANNED, 4)
-            total = gl.max(ends, 0)
-            while number < total:
-                item = item_of(batch, first, ends, after, done, begun, deal, number, ONE)
-                n = attend_item(item, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
-                number = told(ring, turn)
-                turn += 1
-            done, begun = total, gl.max(after, 0)
+        turn = gl.to_tensor(0)
+        item, there = told(items, turn, batch, ONE)
+        while there:
+            wait(items.q_full, turn)
+            read = ()
+            for i in gl.static_range(QK_PIECES):
+                read = read + (items.q.index(turn % Q_SLOTS * QK_PIECES + i).load(Q_READ),)
+            meet()  # all threads have read before one of them says so
+            arrive(items.q_empty, turn)
+            n = attend_item(item, read, n, ring, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)
+            turn += 1
+            item, there = told(items, turn, batch, ONE)
 
 
 # Lengths, strides and head counts vary from call to call: without this each new divisibility by 16 would recompile.
@@ -1121,29 +1179,24 @@ def attention(q_ptr, k_desc, v_desc, out, lse, sinks, cu_q, cu_k, used_k, table,
     sums = gl.allocate_shared_memory(
         gl.float32, [2 * V_PIECES, TILE_M, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
-    numbers = gl.allocate_shared_memory(gl.int32, [TURNS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Copies of K and of V say each of a slot what is to come.
-    ring = Ring(
-        k,
-        k_boxes,
-        v,
-        v_boxes,
-        barriers(in_flight, 2),
-        barriers(in_flight),
-        parts,
-        stats,
-        sums,
-        numbers,
-        barriers(TURNS),
-        barriers(TURNS),
-    )
+    ring = Ring(k, k_boxes, v, v_boxes, barriers(in_flight, 2), barriers(in_flight), parts, stats, sums)
+    if DIRECT:
+        items = ring  # no role takes any
+    else:
+        q = gl.allocate_shared_memory(
+            q_ptr.dtype.element_ty, [Q_SLOTS * QK_PIECES, TILE_M, COLUMNS], gl.NVMMASharedLayout(128, 16, 2)
+        )
+        facts = gl.allocate_shared_memory(gl.int32, [Q_SLOTS * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        # A thread of the load warp arrives when its copies of Q have landed.
+        items = Items(q, barriers(Q_SLOTS, 32), barriers(Q_SLOTS), facts, barriers(Q_SLOTS))
     # After the counters of tiles: how many items have been taken beside the first ones, and how many programs are done.
     taken = arrived + count * heads_kv * split_tiles * ((split_bound + MERGED - 1) // MERGED + 1)
     fence_async_shared()
     registers: gl.constexpr = 72 if DIRECT else 104  # of the load warp
     gl.warp_specialize([
-        (attend_role, (ring, batch, rows, scratch, CAPPED, ONE, PLANNED, DIRECT, ROWS)),
-        (load_role, (k_desc, v_desc, ring, batch, taken, PAGE, ONE, PLANNED, DIRECT)),
+        (attend_role, (ring, items, batch, rows, scratch, CAPPED, ONE, DIRECT, ROWS)),
+        (load_role, (k_desc, v_desc, ring, items, rows, batch, taken, PAGE, ONE, PLANNED, DIRECT)),
     ], [1], [registers])  # fmt: skip
 
 

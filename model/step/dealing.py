@@ -109,8 +109,9 @@ class Dealing:
     #: Whether a launch for more rows may begin beside its end, and whether it may begin beside another one's.
     beside: bool = False
     follows: bool = False
-    #: Splits of a group of them, and groups of a group of groups, which one program may take in; how a launch deals them out.
+    #: Splits of a group of them, and groups of a group of groups, which one program may take in; whether runs shrink where rounds are not nearly full, and how a launch deals them out.
     fold: int = 0
+    shrinks: bool = True
     runs: Runs | None = None
     #: Whether each split that a sequence may have has a program of its own.
     direct: bool = False
@@ -227,6 +228,7 @@ def _runs(v: HopperRunsVariant, heads: Workload) -> Dealing:
     rows = hopper_serving.ROWS_E4M3
     return replace(
         _hopper(v, heads), most_rows=rows, tile_m=rows, programs=v.programs, merges_beside=False, counts=COPY_ENGINE_RUNS, fold=v.fold,
+        shrinks=v.shrinks,
     )  # fmt: skip
 
 
@@ -238,7 +240,7 @@ def _runs_launched(dealt: Dealing, batch: Batch, sms: int) -> Dealing:
     if work.seqlen_q * group <= dealt.tile_m and len(batch.lengths) * work.heads_kv * splits <= dealt.programs * sms:
         return replace(dealt, direct=True)
     sequences = (dealt.shared(q, k, batch.heads) for q, k in batch.lengths if dealt.takes(q * group))
-    runs = runs_of(sequences, sms, work.heads_kv, dealt.fold)
+    runs = runs_of(sequences, sms, work.heads_kv, dealt.fold, dealt.shrinks)
     return replace(dealt, runs=runs, programs=1, counts=COPY_ENGINE_SHARES)
 
 
@@ -361,6 +363,10 @@ _CLASSES = {
         _e4m3, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
     "serving-hopper-runs": _Class(
+        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
+        launched=_runs_launched,
+    ),
+    "serving-hopper-runs-e4m3": _Class(
         _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
         launched=_runs_launched,
     ),

@@ -15,6 +15,7 @@ from tilecast.model.serving import (
     HOPPER_MLA,
     HOPPER_PREFILL,
     HOPPER_RUNS,
+    HOPPER_RUNS_E4M3,
     HOPPER_SERVING,
     HOPPER_SERVING_E4M3,
     TRITON_SERVING,
@@ -100,7 +101,7 @@ def shipped_pair(batch: Batch, machine: Machine) -> tuple[StepVariant, ...]:
     if batch.latent and hopper:
         return (HOPPER_MLA.chosen(batch.heads, machine),)
     if batch.cache and hopper:
-        return (HOPPER_SERVING_E4M3.chosen(batch.heads, machine),)
+        return HOPPER_RUNS_E4M3.chosen(batch.heads, machine), HOPPER_SERVING_E4M3.chosen(batch.heads, machine)
     if hopper and dims in _HOPPER_HEADS:
         one = replace(batch.heads, seqlen_q=1, heads_q=batch.heads.heads_kv)
         return (HOPPER_RUNS.chosen(one, machine), *_pair(HOPPER_SERVING, HOPPER_PREFILL, batch, machine))

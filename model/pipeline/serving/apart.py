@@ -1,5 +1,5 @@
 """The loops that decode by mma.sync on Hopper, each warp for itself: from e4m3 caches (`hopper_serving_e4m3`), whose bytes become 16 bits in
-registers, and from 16-bit ones (`hopper_serving_runs`).
+registers, and from 16-bit ones (`hopper_serving_runs`); in runs of splits from either.
 
 A warp has a quarter of a block's keys and a softmax of its own for them: nothing goes between warps until the last block is done.  It reads
 from shared memory, widens bytes and multiplies; alone on its sub-partition, it waits for its own instructions.  Counts
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tilecast.model.kernel.variants.hopper.serving import (
     ROWS_E4M3,
+    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     shared_bytes_e4m3,
@@ -38,7 +39,7 @@ def build(
 ) -> Pipeline:
     """The loop of ``programs`` programs on an SM, each with a tile of 16 rows."""
     w, m = workload, machine
-    narrow = isinstance(variant, HopperServingE4m3Variant)
+    narrow = isinstance(variant, HopperServingE4m3Variant | HopperRunsE4m3Variant)
     keys = variant.tile_n // WARPS
     scores, sums = ROWS_E4M3 * keys / _LANES, ROWS_E4M3 * w.head_dim_v / _LANES
     total = float(ROWS_E4M3 * variant.tile_n)

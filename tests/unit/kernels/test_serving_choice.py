@@ -33,7 +33,7 @@ def cache(*shape: int, dtype=torch.bfloat16):
     ("dtype", "families"),
     [
         (torch.bfloat16, {16: "hopper_serving_runs", 64: "hopper_serving", registry.NO_LIMIT: "hopper_prefill"}),
-        (torch.uint8, {32: "hopper_serving_e4m3", registry.NO_LIMIT: "triton_serving"}),
+        (torch.uint8, {16: "hopper_serving_runs_e4m3", 32: "hopper_serving_e4m3", registry.NO_LIMIT: "triton_serving"}),
     ],
 )
 def test_hopper_decodes_what_the_copy_engine_takes_and_no_two_kernels_take_the_same_rows(

@@ -42,8 +42,9 @@ class Runs:
         return max(fitting, default=1)
 
 
-def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int) -> Runs:
-    """How a launch for ``sequences`` is dealt: in runs as large as the first one where rounds of the largest item are nearly full."""
+def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int, shrinks: bool = True) -> Runs:
+    """How a launch for ``sequences`` is dealt: in runs as large as the first one where rounds of the largest item are nearly full, otherwise
+    in runs that shrink, or in none."""
     all_of_them = tuple(sequences)
     runs = Runs(sms, heads_kv, fold, sum(one.tiles * one.blocks for one in all_of_them))
     items, largest = 0, 0
@@ -53,4 +54,4 @@ def runs_of(sequences: Iterable[Shared], sms: int, heads_kv: int, fold: int) -> 
         largest = max(largest, min(one.splits, run) * one.each)
     rounds = -(-items * heads_kv // sms)
     full = 16 * (runs.blocks * heads_kv // sms) >= 15 * rounds * largest
-    return replace(runs, shrinks=not full)
+    return replace(runs, shrinks=not full) if full or shrinks else replace(runs, blocks=0)

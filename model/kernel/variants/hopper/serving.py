@@ -23,6 +23,8 @@ NAMES_E4M3 = ("serving-hopper-e4m3", "hopper_serving_e4m3")
 #: The same for 16-bit caches and few rows: tiles go to registers by ldmatrix and are multiplied by mma.sync, by each warp for itself;
 #: a program takes in splits of a sequence one after the other where there are enough of them for all SMs.
 NAMES_RUNS = ("serving-hopper-runs", "hopper_serving_runs")
+#: The same for caches of e4m3.
+NAMES_RUNS_E4M3 = ("serving-hopper-runs-e4m3", "hopper_serving_runs_e4m3")
 #: Rows of a tile: the M of wgmma.
 ROWS = 64
 #: The same of the kernels that multiply by mma.sync: its M; rows of a sequence that the one for e4m3 caches is chosen for.
@@ -179,8 +181,13 @@ def writable_e4m3(variant: HopperServingE4m3Variant, workload: Workload, machine
         return Verdict(
             f"tile_n must be 64 or 128 for family {variant.family}, got 32: each of four warps multiplies 16 keys at a time", "use 128"
         )  # fmt: skip
+    return _of_bytes(variant, "serving-hopper")
+
+
+def _of_bytes(variant: HopperServingE4m3Variant | HopperRunsE4m3Variant, other: str) -> Verdict:
+    """Whether a cache has elements that the templates for bytes read; ``other``: the family for those that have not."""
     if variant.cache_bits != 8:
-        return Verdict(f"cache_bits must be 8, got {variant.cache_bits}", "use family serving-hopper")
+        return Verdict(f"cache_bits must be 8, got {variant.cache_bits}", f"use family {other}")
     return LEGAL
 
 
@@ -215,6 +222,8 @@ class HopperRunsVariant(HopperServingVariant):
     programs: int = 2
     #: Blocks in flight of the one program of an SM that takes items in turn.
     dealt_stages: int = 3
+    #: Whether runs become shorter towards the end of a launch whose rounds are not nearly full; else it takes splits one by one.
+    shrinks: bool = True
 
     @property
     def fold(self) -> int:
@@ -222,6 +231,24 @@ class HopperRunsVariant(HopperServingVariant):
         return math.isqrt(self.merged)
 
 
+@dataclass(frozen=True, slots=True)
+class HopperRunsE4m3Variant(HopperRunsVariant):
+    """The same for caches of e4m3, whose bytes warps widen in registers: blocks and splits of twice the keys, in runs where
+    rounds are nearly full and one by one elsewhere."""
+
+    family: str = "serving-hopper-runs-e4m3"
+    tile_n: int = 128
+    kv_stages: int = 2
+    split_keys: int = 1024
+    split_keys_of_many: int = 1024
+    dealt_stages: int = 4
+    shrinks: bool = False
+    #: Bits of an element of K and V: 8, and nothing else.
+    cache_bits: int = 8
+
+
+#: Tiles of Q of items that a program has been told of, where it takes them in turn.
+Q_SLOTS_RUNS = 4
 #: Shared memory that an SM keeps back for each program.
 _KEPT_BACK = 1024
 #: Bytes of K and V in flight of a program that were fastest at head_dim 128.
@@ -232,7 +259,8 @@ def shared_bytes_runs(variant: HopperRunsVariant, workload: Workload, stages: in
     """Shared memory of a program with one item: rings of ``stages`` blocks of K and V, and what four warps have made of O, its maxima and
     sums, in float32."""
     moving = stages * variant.tile_n * (workload.head_dim_qk + workload.head_dim_v)
-    return workload.dtype_bytes * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
+    element = 1 if isinstance(variant, HopperRunsE4m3Variant) else workload.dtype_bytes
+    return element * moving + 4 * 4 * ROWS_E4M3 * (workload.head_dim_v + 2)
 
 
 def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machine) -> Verdict:
@@ -240,9 +268,9 @@ def legality_runs(variant: HopperRunsVariant, workload: Workload, machine: Machi
     of groups of splits."""
     one, margin = shared_bytes_runs(variant, workload, variant.kv_stages), _MARGIN // 4
     several = variant.programs * (one + margin) + (variant.programs - 1) * _KEPT_BACK
-    of_groups = (
-        shared_bytes_runs(variant, workload, variant.dealt_stages) + 2 * 4 * ROWS_E4M3 * workload.head_dim_v + _MARGIN
-    )
+    queries = Q_SLOTS_RUNS * ROWS_E4M3 * workload.head_dim_qk * workload.dtype_bytes
+    sums = 2 * 4 * ROWS_E4M3 * workload.head_dim_v
+    of_groups = shared_bytes_runs(variant, workload, variant.dealt_stages) + queries + sums + _MARGIN
     return fits(variant.family, max(several, of_groups) - _MARGIN, machine)
 
 
@@ -298,4 +326,34 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
             ).legal
         ),
         HopperRunsVariant(kv_stages=1, dealt_stages=1),
+    )
+
+
+def writable_runs_e4m3(variant: HopperRunsE4m3Variant, workload: Workload, machine: Machine) -> Verdict:
+    """Whether the template can write a legal ``variant`` that computes what it should."""
+    verdict = writable_runs(variant, workload, machine)
+    return _of_bytes(variant, "serving-hopper-runs") if verdict.legal else verdict
+
+
+def space_runs_e4m3(workload: Workload, machine: Machine) -> Iterator[HopperRunsE4m3Variant]:
+    """Every combination of knobs worth telling apart that the machine can run."""
+    for (n, stages, programs), split, shrinks in product(
+        ((128, 1, 2), (128, 2, 2), (128, 4, 2), (128, 4, 1), (64, 3, 2), (64, 4, 2)), (1024, 512), (False, True)
+    ):
+        found = HopperRunsE4m3Variant(
+            tile_n=n, kv_stages=stages, split_keys=split, split_keys_of_many=split, programs=programs, dealt_stages=2 * stages, shrinks=shrinks,
+        )  # fmt: skip
+        if legality_runs(found, workload, machine).legal and writable_runs_e4m3(found, workload, machine).legal:
+            yield found
+
+
+def chosen_runs_e4m3(workload: Workload, machine: Machine) -> HopperRunsE4m3Variant:
+    """The variant to start from: two programs of an SM, each with two blocks of 128 keys of 128 columns in flight, or as many bytes of
+    other heads, wider ones in blocks of 64 keys; one program that takes items in turn has four."""
+    tile_n = 128 if workload.head_dim_qk + workload.head_dim_v <= 2 * PIECE * 2 else 64
+    block = tile_n * (workload.head_dim_qk + workload.head_dim_v)
+    return HopperRunsE4m3Variant(
+        tile_n=tile_n,
+        kv_stages=max(1, _IN_FLIGHT_RUNS // block),
+        dealt_stages=max(1, _IN_FLIGHT_E4M3 // block),
     )

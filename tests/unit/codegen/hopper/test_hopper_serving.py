@@ -13,6 +13,7 @@ import pytest
 from tilecast.codegen.serving import generate_serving
 from tilecast.model.kernel.variant import variant_text
 from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -20,7 +21,14 @@ from tilecast.model.kernel.variants.hopper.serving import (
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.model.serving import HOPPER_RUNS, HOPPER_SERVING, HOPPER_SERVING_E4M3, parse_serving, writable
+from tilecast.model.serving import (
+    HOPPER_RUNS,
+    HOPPER_RUNS_E4M3,
+    HOPPER_SERVING,
+    HOPPER_SERVING_E4M3,
+    parse_serving,
+    writable,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
@@ -54,6 +62,18 @@ E4M3 = HopperServingE4m3Variant(
 #: Groups of two splits, and groups of two groups.
 RUNS = HopperRunsVariant(
     kv_stages=2,
+    split_keys=64,
+    split_keys_of_many=128,
+    many_heads=2,
+    whole_keys=64,
+    most_splits=16,
+    merged=4,
+    planned=32,
+)
+RUNS_E4M3 = HopperRunsE4m3Variant(
+    tile_n=64,
+    kv_stages=2,
+    dealt_stages=3,
     split_keys=64,
     split_keys_of_many=128,
     many_heads=2,
@@ -148,6 +168,14 @@ PROBLEMS = [
     (RUNS, Problem(FEW, sinks=True, softcap=2.0, page=64)),
     (RUNS, Problem(((4, 200), (5, 200), (9, 300)), page=64)),
     (replace(RUNS, tile_n=128, split_keys=128, kv_stages=3, programs=1), Problem(FEW, page=16)),
+    # The same from bytes of e4m3.
+    *[(RUNS_E4M3, Problem(STEP, layout=layout, dtype=dtype, narrow=True))
+      for layout, dtype in (("packed", "float16"), ("cache", "bfloat16"), ("paged", "bfloat16"))],
+    *[(RUNS_E4M3, Problem(FEW, dims=dims, page=page, dtype="bfloat16", narrow=True)) for dims, page in (((128, 128), 32), ((192, 128), 64))],
+    (RUNS_E4M3, Problem(FEW, dims=(128, 128), heads=(16, 2), page=64, sinks=True, softcap=2.0, narrow=True)),
+    (RUNS_E4M3, Problem(FEW, window=(100, 0), page=64, dtype="bfloat16", narrow=True)),
+    (RUNS_E4M3, Problem(((1, 600),) * 5, packed_q=False, page=64, narrow=True)),
+    (replace(RUNS_E4M3, tile_n=128, split_keys=128, programs=1), Problem(((4, 200), (5, 200), (9, 300)), page=16, narrow=True)),
     # Items of more blocks than any ring has slots.
     (replace(E4M3, whole_keys=2048), Problem(((1, 700), (1, 40)), page=64, narrow=True)),
 ]  # fmt: skip
@@ -160,16 +188,16 @@ def test_is_attention(variant, problem, kernel) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS], ids=["16 bits", "e4m3", "runs"])
+@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS, RUNS_E4M3], ids=["16 bits", "e4m3", "runs", "runs e4m3"])
 def test_is_attention_whatever_goes_first(variant, seed, kernel) -> None:
-    problem = Problem(FEW, narrow=variant is E4M3)
+    problem = Problem(FEW, narrow=variant.family.endswith("e4m3"))
     made, out, lse = launch(kernel(variant, problem.dims, "random", seed), problem)
     assert error_of(problem, made, out, lse) <= 1.0
 
 
-@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS], ids=["16 bits", "e4m3", "runs"])
+@pytest.mark.parametrize("variant", [SMALL, E4M3, RUNS, RUNS_E4M3], ids=["16 bits", "e4m3", "runs", "runs e4m3"])
 def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(variant, kernel) -> None:
-    together = Problem(MANY, page=64, narrow=variant is E4M3)
+    together = Problem(MANY, page=64, narrow=variant.family.endswith("e4m3"))
     module = kernel(variant, together.dims)
     made, out, lse = launch(module, together)
     for number, (got, sums) in enumerate(parted(together, out, lse)):
@@ -195,10 +223,11 @@ def test_a_sequence_gets_the_same_bits_alone_and_counters_are_left_at_zero(varia
         assert not work_memory[1].any()
 
 
-def test_runs_of_splits_change_no_bit(kernel) -> None:
+@pytest.mark.parametrize("variant", [RUNS, RUNS_E4M3], ids=["16 bits", "e4m3"])
+def test_runs_of_splits_change_no_bit(variant, kernel) -> None:
     """The same sequences with fewer and fewer SMs: programs take in one split, a group of them, or all, and merge what there is left."""
-    problem = Problem(((1, 900), (1, 130), (1, 515), (1, 2)), page=64, packed_q=False)
-    module = kernel(RUNS, problem.dims)
+    problem = Problem(((1, 900), (1, 130), (1, 515), (1, 2)), page=64, packed_q=False, narrow=variant is RUNS_E4M3)
+    module = kernel(variant, problem.dims)
     results = [launch(module, problem, sms=sms)[1:] for sms in (60, 20, 7, 3, 1)]
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
@@ -209,9 +238,9 @@ def test_runs_of_splits_change_no_bit(kernel) -> None:
     ("family", "dims"),
     [
         *[(HOPPER_SERVING, (d, d)) for d in (64, 128, 256)],
-        *[(family, (d, d)) for family in (HOPPER_SERVING_E4M3, HOPPER_RUNS) for d in (64, 128)],
+        *[(family, (d, d)) for family in (HOPPER_SERVING_E4M3, HOPPER_RUNS, HOPPER_RUNS_E4M3) for d in (64, 128)],
     ]
-    + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3, HOPPER_RUNS)],
+    + [(family, (192, 128)) for family in (HOPPER_SERVING, HOPPER_SERVING_E4M3, HOPPER_RUNS, HOPPER_RUNS_E4M3)],
 )
 def test_the_chosen_variant_can_be_written_and_round_trips(family, dims) -> None:
     chip, workload = load_machine("h200-sxm"), work(dims, heads_q=32, heads_kv=8, seqlen_q=1, seqlen_k=4096)

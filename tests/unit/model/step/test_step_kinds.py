@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.variants.hopper import mla as hopper_mla
 from tilecast.model.kernel.variants.hopper import prefill as hopper_prefill
-from tilecast.model.kernel.variants.hopper.serving import HopperRunsVariant, HopperServingE4m3Variant
+from tilecast.model.kernel.variants.hopper.serving import (
+    HopperRunsE4m3Variant,
+    HopperRunsVariant,
+    HopperServingE4m3Variant,
+)
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import load_machine
@@ -62,7 +67,7 @@ def grid(module, batch: Batch, kind=None) -> int:
     lists = (None, None, meta(count, dtype=torch.int32), table, *[None] * 4)
     work = (torch.empty(1 << 40, device="meta"), torch.empty(1 << 30, device="meta"))
     found, _, _ = module.plan(q, k, v, out, None, lists, queries, longest, (-1, 0), False, (1, 1 << 29), work, 132)
-    return found[0]
+    return math.prod(found)
 
 
 # --- parted prefill ------------------------------------------------------------------------------------------------
@@ -148,14 +153,17 @@ def test_a_tile_has_no_item_of_keys_that_it_does_not_see() -> None:
 # --- e4m3 caches ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("requests", ["1x8192", "64x1000", "7x2:513", "3x8:70000"])
-def test_e4m3_launches_are_those_of_the_generated_kernel(requests: str) -> None:
-    module = generated("hopper_serve_d128_e4m3")
+@pytest.mark.parametrize(
+    ("requests", "name"),
+    [("1x8192", "runs_e4m3"), ("64x1000", "runs_e4m3"), ("7x2:513", "runs_e4m3"), ("64x9000", "runs_e4m3"), ("3x8:70000", "e4m3")],
+)  # fmt: skip
+def test_e4m3_launches_are_those_of_the_generated_kernel(requests: str, name: str) -> None:
+    module = generated(f"hopper_serve_d128_{name}")
     import torch
 
     batch = Batch(parse_requests(requests), HEADS, 64, cache="e4m3")
-    (variant,) = shipped_pair(batch, H200)
-    assert evaluate_step(batch, H200, (variant,), "short").launches[0].programs == grid(module, batch, torch.uint8)
+    (launch,) = evaluate_step(batch, H200, shipped_pair(batch, H200), "short").launches
+    assert launch.programs == grid(module, batch, torch.uint8)
 
 
 def test_a_byte_an_element_halves_the_bytes_and_almost_the_time() -> None:
@@ -172,6 +180,15 @@ def test_two_tiles_of_a_split_are_neighbours_and_both_split() -> None:
     assert items is not None and items.count == 2 * 8 * 8 and items.tiles == 2 * 8
     # Of 8 heads: both tiles of a split before the next split's.
     assert items.tile[:16].tolist() == list(range(16)) and items.tile[16:32].tolist() == items.tile[:16].tolist()
+
+
+def test_bytes_are_taken_in_by_runs_where_rounds_are_nearly_full_and_split_by_split_elsewhere() -> None:
+    full, uneven = (
+        launched(HopperRunsE4m3Variant(), Batch(parse_requests(requests), HEADS, 64, cache="e4m3"), 132)
+        for requests in ("128x4096", "33x4096,21x70,5x9000")
+    )
+    assert full.runs is not None and full.runs.blocks == 128 * 32 and not full.runs.shrinks
+    assert uneven.runs is not None and uneven.runs.blocks == 0
 
 
 # --- runs of splits ------------------------------------------------------------------------------------------------
