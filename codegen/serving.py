@@ -20,7 +20,6 @@ from tilecast.model.kernel.variants.blackwell_serving import BlackwellServingVar
 from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
 from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
 from tilecast.model.kernel.variants.hopper.serving import (
-    HopperRunsE4m3Variant,
     HopperRunsVariant,
     HopperServingE4m3Variant,
     HopperServingVariant,
@@ -76,9 +75,7 @@ def _template(
     if isinstance(variant, BlackwellServingVariant):
         return blackwell_serving.TEMPLATE, blackwell_serving.context(variant, workload), blackwell_serving.TARGETS
     if isinstance(variant, HopperServingE4m3Variant):
-        return hopper_serving.TEMPLATE_E4M3, hopper_serving.context_e4m3(variant, workload), hopper_serving.TARGETS
-    if isinstance(variant, HopperRunsE4m3Variant):
-        return hopper_serving.TEMPLATE_RUNS_E4M3, hopper_serving.context_runs(variant, workload), hopper_serving.TARGETS
+        return hopper_serving.TEMPLATE, hopper_serving.context_e4m3(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperRunsVariant):
         return hopper_serving.TEMPLATE_RUNS, hopper_serving.context_runs(variant, workload), hopper_serving.TARGETS
     if isinstance(variant, HopperServingVariant):

@@ -26,9 +26,7 @@ from tilecast.model.kernel.variants.hopper.serving import (
 from tilecast.model.kernel.workload import Workload
 
 TEMPLATE = "hopper_serving.py.j2"
-TEMPLATE_E4M3 = "hopper_serving_e4m3.py.j2"
 TEMPLATE_RUNS = "hopper_serving_runs.py.j2"
-TEMPLATE_RUNS_E4M3 = "hopper_serving_runs_e4m3.py.j2"
 TARGETS = ("sm_90a",)
 #: Arguments of serving kernels on Hopper: pointers and descriptors, strides, strides of a cache's factors, factors of scores.
 POINTERS = ("q_ptr", "k_desc", "v_desc", "out", "lse", "sinks", "cu_q", "cu_k", "used_k", "table", "slots", "k_scales",
@@ -175,7 +173,7 @@ class HopperServingKernel:
 
 @dataclass(frozen=True, slots=True)
 class HopperServingE4m3Kernel(HopperServingKernel):
-    """The same for `TEMPLATE_E4M3`, whose caches hold e4m3 bytes."""
+    """The same for caches that hold e4m3 bytes."""
 
     tile_m: ClassVar[int] = ROWS_E4M3
     #: Most rows of a sequence whose keys are split: tiles of the same keys are neighbours, so that one brings them and others find them.
@@ -257,7 +255,7 @@ class HopperRunsKernel(HopperServingKernel):
 
 @dataclass(frozen=True, slots=True)
 class HopperRunsE4m3Kernel(HopperRunsKernel):
-    """The same for `TEMPLATE_RUNS_E4M3`, whose caches hold e4m3 bytes."""
+    """The same for caches that hold e4m3 bytes."""
 
     narrow: ClassVar[bool] = True
 
