@@ -105,8 +105,18 @@ class HopperServingKernel:
 
     @property
     def piece(self) -> int:
-        """Columns of a piece of K and V."""
-        return PIECE
+        """Columns of a piece of K and V; of bytes of e4m3 128 where both have them."""
+        return piece_e4m3(self.head_dim_qk, self.head_dim_v) if self.narrow else PIECE
+
+    @property
+    def more_keys(self) -> str:
+        """Bases of the keys beyond eight that a thread of warps that multiply apart has."""
+        return ", ".join(f"[{n}, 0]" for n in (8, 16) if n < self.tile_n // 4)
+
+    @property
+    def warp_keys(self) -> str:
+        """Bases of the keys that such warps have apart."""
+        return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
 
     @property
     def all_made(self) -> str:
@@ -182,21 +192,6 @@ class HopperServingE4m3Kernel(HopperServingKernel):
     beside: ClassVar[bool] = False
     q_dtype: ClassVar[str] = "q_ptr.dtype.element_ty"
 
-    @property
-    def piece(self) -> int:
-        """Columns of a piece of K and V: 128 bytes where both have them."""
-        return piece_e4m3(self.head_dim_qk, self.head_dim_v)
-
-    @property
-    def more_keys(self) -> str:
-        """Bases of the keys beyond eight that a thread of the matrix warps has."""
-        return ", ".join(f"[{n}, 0]" for n in (8, 16) if n < self.tile_n // 4)
-
-    @property
-    def warp_keys(self) -> str:
-        """Bases of the keys that the matrix warps have apart."""
-        return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
-
 
 @dataclass(frozen=True, slots=True)
 class HopperRunsKernel(HopperServingKernel):
@@ -242,27 +237,12 @@ class HopperRunsKernel(HopperServingKernel):
         """Numbers that vary from call to call."""
         return (*_NUMBERS, "sms")
 
-    @property
-    def more_keys(self) -> str:
-        """Bases of the keys beyond eight that a thread has."""
-        return ", ".join(f"[{n}, 0]" for n in (8, 16) if n < self.tile_n // 4)
-
-    @property
-    def warp_keys(self) -> str:
-        """Bases of the keys that the warps have apart."""
-        return f"[{self.tile_n // 4}, 0], [{self.tile_n // 2}, 0]"
-
 
 @dataclass(frozen=True, slots=True)
 class HopperRunsE4m3Kernel(HopperRunsKernel):
     """The same for caches that hold e4m3 bytes."""
 
     narrow: ClassVar[bool] = True
-
-    @property
-    def piece(self) -> int:
-        """Columns of a piece of K and V: 128 bytes where both have them."""
-        return piece_e4m3(self.head_dim_qk, self.head_dim_v)
 
 
 def context(variant: HopperServingVariant, workload: Workload) -> HopperServingKernel:

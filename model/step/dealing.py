@@ -362,14 +362,10 @@ _CLASSES = {
     "serving-hopper-e4m3": _Class(
         _e4m3, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many")
     ),
-    "serving-hopper-runs": _Class(
+    **dict.fromkeys(("serving-hopper-runs", "serving-hopper-runs-e4m3"), _Class(
         _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
         launched=_runs_launched,
-    ),
-    "serving-hopper-runs-e4m3": _Class(
-        _runs, _apart_loop, lambda v: f"16x{v.tile_n} four warps apart", ("split_keys", "split_keys_of_many"),
-        launched=_runs_launched,
-    ),
+    )),
     "mla-hopper": _Class(
         _mla, _mla_loop, lambda v: f"64x{hopper_mla.KEYS} two warpgroups", ("split_keys", "split_keys_of_many"),
         launched=_mla_launched,
