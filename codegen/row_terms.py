@@ -6,11 +6,24 @@ from abc import ABC, abstractmethod
 
 from tilecast.codegen.gluon import in_lines
 from tilecast.codegen.pieces import Piece
+from tilecast.model.kernel.variants.fa3_backward import PIECES
 
 #: Elements of O that a program reads: enough to fill its warps, few enough for their registers.
 _ELEMENTS = 4096
 _TENSORS = ("out_ptr", "dout_ptr", "lse_ptr", "dlse_ptr", "terms_ptr")
 _SIZES = ("heads_q", "seqlen_q", "padded", "dlse_rows")
+_AS_NUMBERS = (
+    "Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.",
+    "",
+    "Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.",
+)
+_IN_PIECES = (
+    "Two numbers of each query row: LSE / scale, which is taken from its scores, and D = sum(dO * O) - dLSE, from its dP.",
+    "",
+)
+_EMPTY = (
+    "Rows past the end, and rows that saw no key, get 3e38 and D = 0: exp2 of a score less that is 0, so P is, and dS.",
+)
 #: Letters of the strides of a tensor.
 STRIDE = {"q": "q", "k": "k", "v": "v", "dout": "d", "out": "o", "dq": "dq", "dk": "dk", "dv": "dv"}
 #: Statements that collect its arguments on the host.
@@ -39,6 +52,45 @@ class RowTerms(ABC):
         """Rows that terms are padded to: what no loop reads beyond."""
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether numbers of a row are three bf16 pieces each, in a row of `PIECES` that products add up."""
+        return False
+
+    @property
+    def loaded_terms(self) -> int:
+        """Numbers of a row that are loaded as float32."""
+        return 2
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a row: the K of a wgmma."""
+        return PIECES
+
+    @property
+    def row_terms_text(self) -> tuple[str, ...]:
+        """The docstring of the kernel, line by line."""
+        if not self.in_pieces:
+            return _AS_NUMBERS
+        where = "Pieces of the first are 0 to 2 of a row, with the other sign; "
+        return (
+            *_IN_PIECES,
+            where + ("D is a float32 of its own." if self.loaded_terms else "those of D 3 to 5."),
+            *_EMPTY,
+        )
+
+    @property
+    def row_terms_end(self) -> str:
+        """The statements that store the numbers."""
+        return f"backward/{'pieces' if self.in_pieces else 'numbers'}.j2"
+
+    @property
+    def keep_delta(self) -> str:
+        """The statement that keeps D beside the pieces of LSE."""
+        if self.loaded_terms:
+            return "tl.store(deltas_ptr + batch_head * padded + rows, delta)"
+        return "words = in_pieces(delta, 3, words)"
+
+    @property
     def counters(self) -> bool:
         """Whether it also sets the counters of blocks of queries to zero."""
         return False
@@ -62,7 +114,8 @@ class RowTerms(ABC):
 
     @property
     def _row_tensors(self) -> tuple[str, ...]:
-        return (*_TENSORS, "counters_ptr") if self.counters else _TENSORS
+        more = ("deltas_ptr",) if self.in_pieces and self.loaded_terms else ()
+        return (*_TENSORS, *more, *(("counters_ptr",) if self.counters else ()))
 
     @property
     def unspecialized_rows(self) -> str:
@@ -73,5 +126,6 @@ class RowTerms(ABC):
     @property
     def row_terms_signature(self) -> str:
         """The head of the kernel."""
-        text = ", ".join([*self._row_tensors, *strides(("out", "dout")), *_SIZES])
+        scales = ("scale_log2", "scale") if self.in_pieces else ()
+        text = ", ".join([*self._row_tensors, *strides(("out", "dout")), *_SIZES, *scales])
         return in_lines(text, "def row_terms(", "):")

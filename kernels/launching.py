@@ -103,11 +103,10 @@ def _plan(module: Any, tensors: tuple[Any, ...], window_left: int, window_right:
 def backward_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated backward pass, which remembers what it works out for a shape.
 
-    ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, and its ``workspaces``
-    where it needs more than terms.  The result has the signature, the shapes and the refusals of the file's ``launch``.
+    ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, its ``workspaces``
+    where it needs more than terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the shapes and the refusals of the file's ``launch``.
     """
     plans: dict[Any, Any] = {}
-    whole = module.PADDED.value
     workspaces = getattr(module, "workspaces", _nothing_more)
 
     def find(tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Start]:
@@ -131,7 +130,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         scales = _in_base_2(scale), scale
         if terms is None:
-            terms = lse.new_empty((*q.shape[:2], 2, -(-q.shape[2] // whole) * whole))
+            terms = lse.new_empty(terms_shape(module, q))
         tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
         steps = find(tensors, window_left, window_right)
         for start in steps:
@@ -147,7 +146,7 @@ def backward_launcher(module: Any) -> Callable[..., None]:
         """The launches of tensors like these, which are not empty, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None; none is
         kept."""
         scales = _in_base_2(scale), scale
-        shape = (*q.shape[:2], 2, -(-q.shape[2] // whole) * whole)
+        shape = terms_shape(module, q)
         terms = lse.new_empty(shape)
         steps = find((q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)), window_left, window_right)
 
@@ -163,6 +162,13 @@ def backward_launcher(module: Any) -> Callable[..., None]:
     return launch
 
 
+def terms_shape(module: Any, q: Any) -> tuple[int, ...]:
+    """Extents of the float32 terms of a generated backward pass: two numbers for each row of q, or ``PIECES`` bf16 of them."""
+    batch, heads, rows, _ = q.shape
+    rows = -(-rows // module.PADDED.value) * module.PADDED.value
+    return (batch, heads, rows, module.PIECES.value // 2) if hasattr(module, "PIECES") else (batch, heads, 2, rows)
+
+
 def _nothing_more(terms: Any) -> tuple[Any, ...]:
     """Workspaces of a backward pass that needs only ``terms``."""
     return ()
@@ -174,8 +180,8 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, win
     steps = []
     launches = zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
-        # The first launch takes no scale.
-        steps.append(_step(one, apart, 2 if number else 0, options, 2))
+        # The first launch takes no scale, unless what it writes is in scores.
+        steps.append(_step(one, apart, 2 if number or hasattr(module, "PIECES") else 0, options, 2))
     return steps
 
 

@@ -20,8 +20,8 @@ The index is a JSON list, one object per kernel module, written by the generator
 A module provides ``launch(q, k, v, out, lse, scale)``, a window module ``launch(..., scale, window_left, window_right)``
 with -1 for no limit, and ``plan``, which `launching.launcher` asks once for a shape; q, k, v, out are (batch, heads, seqlen, head_dim) views with unit last stride, lse is contiguous
 float32 (batch, heads_q, seqlen_q) or None.  A backward module provides ``launch(q, k, v, out, lse, dout, dq, dk, dv, scale,
-window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`), and ``workspaces(terms)`` where it
-needs more.  A serving module provides ``launch``, ``plan`` and
+window_left, window_right, dlse, terms)`` and its ``plan`` (`launching.backward_launcher`), ``workspaces(terms)`` where it
+needs more, and ``PIECES`` where its terms are pieces (`launching.terms_shape`).  A serving module provides ``launch``, ``plan`` and
 ``scratch`` (`serving.launching`); its lengths are rows of a sequence, queries * heads_q / heads_kv, and its mask is a window.
 
 Among the kernels that cover a problem the highest preference wins, then the narrower mask, then the module name.  Only

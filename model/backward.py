@@ -46,6 +46,8 @@ class BackwardFamily:
     build: Callable[[Workload, Any, Machine], BackwardPass]
     #: Other names, those of the forward class of its kind.
     also: tuple[str, ...] = ()
+    #: The same as ``space`` of what its authors publish; None: that is no less.
+    published: Callable[[Workload, Machine], Iterable[BackwardVariant]] | None = None
 
 
 TRITON_BACKWARD = BackwardFamily(
@@ -56,7 +58,7 @@ TRITON_BACKWARD = BackwardFamily(
 HOPPER_BACKWARD = BackwardFamily(
     *fa3_backward.NAMES, "Gluon for Hopper, dQ summed in a fixed order", Fa3BackwardVariant,
     fa3_backward.legality, fa3_backward.writable, fa3_backward.space, fa3_backward.chosen, fa3.build,
-    ("fa3", "hopper_ws"),
+    ("fa3", "hopper_ws"), fa3_backward.published,
 )  # fmt: skip
 HOPPER_BACKWARD_APART = BackwardFamily(
     *fa3_backward_apart.NAMES, "Gluon for Hopper, two kernels, head_dim 256", Fa3BackwardApartVariant,

@@ -253,10 +253,11 @@ def ours(
     path: Path, shape: Shape, tensors: tuple[Any, ...]
 ) -> Iterator[tuple[str, str, Callable[[], object], int, int]]:
     """(kernel, its knobs, a launch of it, registers, spilled bytes) of a candidate."""
+    from tilecast.kernels.launching import terms_shape
+
     module = module_of(path)
     q, k, v, out, lse, dout, dq, dk, dv = tensors
-    padded = -(-shape.seqlen // module.PADDED.value) * module.PADDED.value
-    terms = lse.new_empty((*q.shape[:2], 2, padded))
+    terms = lse.new_empty(terms_shape(module, q))
     scale = shape.head_dim**-0.5
     module.launch(*tensors, scale, *shape.window, None, terms)
     knobs = dict(part.split("=") for part in module.TILECAST["variant"].split(","))
@@ -282,13 +283,14 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from tilecast.kernels import registry
+    from tilecast.kernels.launching import terms_shape
 
     q, k, v, lse, dout = *tensors[:3], *tensors[4:6]
     capability = torch.cuda.get_device_capability()
     wanted = capability, "bf16", shape.head_dim, shape.head_dim_v, shape.mask
     for entry in registry.candidates(*wanted, registry.shipped_backward())[:1]:
         module = module_of(registry.INDEX.parent / f"{entry.module}.py")
-        terms = lse.new_empty((*q.shape[:2], 2, -(-shape.seqlen // module.PADDED.value) * module.PADDED.value))
+        terms = lse.new_empty(terms_shape(module, q))
         given = (*tensors, shape.head_dim**-0.5, *shape.window, None, terms)
         yield entry.module, partial(module.launch, *given)
     if shape.mask == "window":

@@ -26,6 +26,7 @@ _MASK_TEXT = {
 }
 #: What the kernel of the products takes: (tensor, constant of its box's rows).
 _BOXES = (
+    ("terms", "TILE_M"),
     ("q", "TILE_M"),
     ("dout", "TILE_M"),
     ("k", "TILE_N"),
@@ -48,6 +49,43 @@ class HopperBackward(RowTerms):
     head_dim_v: int
     variant: Fa3BackwardVariant
     v_pieces: tuple[Piece, ...]
+
+    @property
+    def in_pieces(self) -> bool:
+        """Products subtract LSE, and at head_dim 64 D too."""
+        return True
+
+    @property
+    def loaded_terms(self) -> int:
+        """Numbers of a row that are loaded as float32."""
+        return fa3_backward.loaded_terms(self.variant)
+
+    @property
+    def piece_slots(self) -> int:
+        """Tiles of pieces that are on their way or in use."""
+        return fa3_backward.piece_slots(self.variant)
+
+    @property
+    def step(self) -> str:
+        """What a warpgroup does in a step."""
+        return f"backward/step_{'halves' if self.halves else 'whole'}.j2"
+
+    @property
+    def _in_shared(self) -> tuple[tuple[str, str], ...]:
+        """(field, what the kernel calls it) of what lies in shared memory: tiles, numbers, barriers."""
+        loaded = (("deltas", "deltas_there"), ("pieces_empty", "pieces_empty")) if self.loaded_terms else ()
+        names = ("q", "dout", "k", "v", "ds", "dq", "pieces", "full", "empty", "dq_empty", "kv_full", "ds_full")
+        return (*((name, name) for name in names), *loaded)
+
+    @property
+    def shared(self) -> str:
+        """Fields of what lies in shared memory."""
+        return " ".join(field for field, _ in self._in_shared)
+
+    @property
+    def new_shared(self) -> str:
+        """The statement that collects it."""
+        return in_lines(", ".join(name for _, name in self._in_shared), "shared = Shared(", ")", 116)
 
     @property
     def counters(self) -> bool:
@@ -87,7 +125,7 @@ class HopperBackward(RowTerms):
     @property
     def sum_columns(self) -> int:
         """Columns of them."""
-        return 32 if self.variant.fragments else self.head_dim
+        return 32
 
     @property
     def from_fragments(self) -> str:
@@ -102,18 +140,24 @@ class HopperBackward(RowTerms):
     @property
     def sizes(self) -> str:
         """Fields of what the roles know of a launch."""
-        return " ".join(("terms", "counters", *_SIZES, "scale_log2", "scale"))
+        return " ".join((*self._pointers, *_SIZES, "scale_log2", "scale"))
+
+    @property
+    def _pointers(self) -> tuple[str, ...]:
+        """Tensors that the kernel of the products takes without a descriptor."""
+        return (*(("deltas",) if self.loaded_terms else ()), "counters")
 
     @property
     def signature(self) -> str:
         """The head of the kernel of the products."""
-        names = [*(f"{tensor}_desc" for tensor, _ in _BOXES), *self.sizes.split()]
+        tensors = [tensor.replace("terms", "pieces") for tensor, _ in _BOXES]
+        names = [*(f"{tensor}_desc" for tensor in tensors), *self.sizes.split()]
         return in_lines(", ".join(names), "def gradients(", "):")
 
     @property
     def unspecialized(self) -> str:
         """Places of sizes among its arguments."""
-        first = len(_BOXES) + 2
+        first = len(_BOXES) + len(self._pointers)
         return f"range({first}, {first + len(_SIZES)})"
 
     @property
@@ -141,13 +185,14 @@ class HopperBackward(RowTerms):
     def host_statements(self) -> tuple[str, ...]:
         """Statements that return the launches of a call."""
         boxes = ", ".join(f"({tensor}, {rows})" for tensor, rows in _BOXES)
+        row_tensors = "terms, deltas, counters," if self.loaded_terms else "terms, counters,"
         return (
             "boxes = []",
-            f"for x, count in ({boxes}):",
+            *in_lines(boxes, "for x, count in (", "):", 116).split("\n"),
             "    block = [1, 1, count.value, x.shape[3]]",
             "    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])",
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
-            *(line.replace("terms,", "terms, counters,") for line in FOR_ROWS),
+            *(line.replace("terms,", row_tensors) for line in FOR_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv",
             "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)",
             "row_blocks = padded // ROWS.value * batch * heads_q",
@@ -155,7 +200,7 @@ class HopperBackward(RowTerms):
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
             "return (",
             "    (row_terms, (row_blocks, 1, 1), for_rows),",
-            "    (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),",
+            f"    (gradients, (key_blocks * heads, 1, 1), (*boxes, {', '.join(self._pointers)}, *sizes)),",
             "    (round_dq, (dq_blocks, 1, 1), for_dq),",
             ")",
         )

@@ -43,8 +43,9 @@ class BackwardSteps(Trail):
         right = np.asarray(product.b.a)
         below = self._rows.of(right)
         across = self._rows.of(right.T) if all(one is None for one in below) else []
-        if any(across) and isinstance(a, Shared):
-            self._scored(product, self._rows.of(np.asarray(a.a)), across)
+        if any(across):
+            # K and V are in shared memory or, held, in registers.
+            self._scored(product, self._rows.of(np.asarray(a.a if isinstance(a, Shared) else a)), across)
         elif any(below):
             name = next(one[0] for one in below if one is not None)
             gradient = {"dout": "dv", "q": "dk", "k": "dq"}.get(name, "")

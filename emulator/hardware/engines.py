@@ -401,7 +401,7 @@ class Wgmma:
 
     def _read(self, operand: Shared, access: Access) -> None:
         for cta in range(self.program.ctas):
-            self.program.smem.read(operand.cells_of(cta), access, operand.dtype.bits)
+            self.program.smem.read(operand.cells_of(cta), access, operand.dtype.bits, operand.any_type)
 
     def take_effect(self) -> None:
         """Read the operands as they are now, and compute the registers."""

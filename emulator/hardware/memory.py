@@ -101,8 +101,8 @@ class Shared:
         self.program, self.a, self.cells, self.name, self.layout = program, a, cells, name, layout
         #: How the CTAs of the cluster divide the allocation that this is a view of; cells of one copy of it.
         self._division, self._copy_cells = division, copy_cells
-        #: Whether it is seen as another type than it was allocated as: loads take the bits of any.
-        self._any_type = False
+        #: Whether it is seen as another type than it was allocated as: loads and products take the bits of any.
+        self.any_type = False
         #: Whether its first dimension is one that the layout leaves out.
         self.has_slots = False
 
@@ -133,7 +133,7 @@ class Shared:
         """Some of the memory, seen otherwise."""
         layout = self.layout if layout is None else layout
         made = Shared(self.program, a, cells, self.name, layout, self._division, self._copy_cells)
-        made._any_type = self._any_type
+        made.any_type = self.any_type
         return made
 
     def index(self, i: Any) -> Shared:
@@ -199,7 +199,7 @@ class Shared:
         flat = self.a.reshape(-1).view(np.uint8)[:size].view(kind.numpy).reshape(new)
         octets = np.repeat(self.by_element().reshape(-1), self.dtype.bits // 8)[:size]
         made = self._in_place(flat, octets[:: kind.bits // 8].reshape(new), new, to)
-        made._any_type = True
+        made.any_type = True
         return made
 
     _reinterpret = reinterpret
@@ -314,7 +314,7 @@ class Shared:
         program.meet(certain=False)
         program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
         for access, cells in self._reached(writes=False):
-            program.smem.read(cells, access, self.dtype.bits, self._any_type)
+            program.smem.read(cells, access, self.dtype.bits, self.any_type)
         return Tensor(program.session, self.a.copy(), layout)
 
     def store(self, value: Tensor) -> None:

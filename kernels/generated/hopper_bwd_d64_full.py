@@ -11,7 +11,7 @@ goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=16,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "none", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -39,17 +39,20 @@ copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_glo
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 add_tile = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _add_tile
 
+REINTERPRET_IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # not in Triton 3.6
 HEAD_DIM = gl.constexpr(64)
 TILE_M = gl.constexpr(128)  # query rows of a step
 TILE_N = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of a warpgroup: the M of wgmma
+PARTS = gl.constexpr(2)  # of a step, of 64 queries each
 STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
-HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
+HEADS_ABREAST = gl.constexpr(16)  # heads whose blocks of keys programs take by turns
 ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
+PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
 LOG2E = gl.constexpr(1.4426950408889634)
 DTYPES = {"torch.bfloat16": gl.bfloat16, "torch.float16": gl.float16, "torch.float32": gl.float32}
 OPTIONS = (  # of the kernels, in the order of their launches
@@ -82,10 +85,8 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
 # overwritten.
-Problem = namedtuple(
-    "Problem", "terms counters seqlen_q seqlen_k heads_q group key_blocks heads padded scale_log2 scale"
-)
-Shared = namedtuple("Shared", "q dout k v ds dq terms full empty dq_empty kv_full ds_full")
+Problem = namedtuple("Problem", "counters seqlen_q seqlen_k heads_q group key_blocks heads padded scale_log2 scale")
+Shared = namedtuple("Shared", "q dout k v ds dq pieces full empty dq_empty kv_full ds_full")
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def hide_keys(problem, p, key, row):
 
 # -- the load warp -----------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
+def load_role(pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem):
     """Copies K and V once, then Q, dO and the terms of their rows, blocks of queries from the last to the first."""
     batch, head_kv, block = work_item(problem)
     first, _, end = query_blocks(problem, block)
@@ -135,24 +136,19 @@ def load_role(q_desc, dout_desc, k_desc, v_desc, shared, problem):
     copy_tile(k_desc, [batch, head_kv, block * TILE_N, 0], shared.kv_full, shared.k)
     for g in gl.static_range(2):
         copy_tile(v_desc, [batch, head_kv, block * TILE_N + g * KEYS, 0], shared.kv_full, shared.v.index(g))
-    rows = gl.arange(0, TILE_M, layout=gl.BlockedLayout([TILE_M // 32], [32], [1], [0]))
     n = 0
     for head in range(head_kv * problem.group, head_kv * problem.group + problem.group):
-        terms = problem.terms + (batch * problem.heads_q + head).to(gl.int64) * 2 * problem.padded
         for step in range(end - first):
             row = (end - 1 - step) * TILE_M
             slot = n % STAGES
             full = shared.full.index(slot)
             mbarrier.wait(shared.empty.index(slot), n // STAGES & 1 ^ 1)
-            mbarrier.expect(full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes)
+            mbarrier.expect(
+                full, q_desc.block_type.nbytes + dout_desc.block_type.nbytes + pieces_desc.block_type.nbytes
+            )
             copy_tile(q_desc, [batch, head, row, 0], full, shared.q.index(slot))
             copy_tile(dout_desc, [batch, head, row, 0], full, shared.dout.index(slot))
-            # The bulk copy engine would want a descriptor for these few numbers.
-            lse2 = gl.load(terms + row + rows)
-            delta = gl.load(terms + problem.padded + row + rows)
-            shared.terms.index(2 * slot).store(lse2)
-            shared.terms.index(2 * slot + 1).store(delta)
-            mbarrier.arrive(full, count=1)
+            copy_tile(pieces_desc, [batch, head, row, 0], full, shared.pieces.index(slot))
             n += 1
 
 
@@ -232,10 +228,24 @@ def wait_for_ds(shared, n):
 
 
 @gluon.jit
-def issue_scores(keys, queries):
-    """K Q^T or V dO^T, asynchronous."""
+def issue_less(FIRST: gl.constexpr, pieces, keys, queries):
+    """K Q^T - LSE or V dO^T - D, asynchronous: three pieces of the number of each query from ``FIRST`` on, times ones, and the product."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
+    column = gl.arange(0, PIECES, layout=gl.SliceLayout(0, operand))
+    ones = gl.where((column >= FIRST) & (column < FIRST + 3), 1.0, 0.0)[None, :]
+    ones = (ones + gl.zeros([KEYS, PIECES], gl.float32, layout=operand)).to(gl.bfloat16)
     zero = gl.zeros([KEYS, 64], gl.float32, layout=accumulator(64))
-    return warpgroup_mma(keys, queries.permute((1, 0)), zero, use_acc=False, is_async=True)
+    less = warpgroup_mma(ones, pieces.permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma(keys, queries.permute((1, 0)), less, is_async=True)
+
+
+@gluon.jit
+def pieces_of(shared, slot):
+    """Pieces of the numbers of a step's rows."""
+    pieces = shared.pieces.index(slot)
+    reinterpret: gl.constexpr = pieces.reinterpret if REINTERPRET_IS_PUBLIC else pieces._reinterpret
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_M, PIECES], gl.bfloat16)
+    return reinterpret(gl.bfloat16, [TILE_M, PIECES], layout)
 
 
 @gluon.jit
@@ -246,24 +256,23 @@ def issue_sum(scores, queries, total):
 
 
 @gluon.jit
+def ds_of(shared, n, PART: gl.constexpr):
+    """dS^T of a part of step n."""
+    return shared.ds.index(n % STAGES * PARTS + PART)
+
+
+@gluon.jit
 def issue_dq(g: gl.constexpr, shared, n):
     """This warpgroup's rows of dQ = dS K of step n, asynchronous."""
-    ds = shared.ds.index(n % STAGES)
     k = shared.k.reshape([TILE_N, HEAD_DIM])
     zero = gl.zeros([64, 64], gl.float32, layout=accumulator(64))
-    return warpgroup_mma(ds.slice(g * 64, 64, dim=1).permute((1, 0)), k, zero, use_acc=False, is_async=True)
+    return warpgroup_mma(ds_of(shared, n, g).permute((1, 0)), k, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def term(shared, number, HALF: gl.constexpr):
-    """LSE or D of 64 queries."""
-    return shared.terms.index(number).slice(HALF * 64, 64).load(gl.SliceLayout(0, accumulator(64)))
-
-
-@gluon.jit
-def probabilities(problem, s, lse2, key, row, masked):
-    """P^T of 64 keys and 64 queries."""
-    p = gl.exp2(s * problem.scale_log2 - lse2[None, :])
+def probabilities(problem, s, key, row, masked):
+    """P^T of 64 keys and 64 queries, from scores less LSE."""
+    p = gl.exp2(s * problem.scale_log2)
     if masked:
         p = hide_keys(problem, p, key, row)
     return p
@@ -278,44 +287,40 @@ def rows_of(shared, n):
 
 
 @gluon.jit
-def first_scores(g: gl.constexpr, shared, n):
-    """S^T of the first 64 queries of step n, asynchronous."""
+def first_scores(shared, n, k):
+    """S^T - LSE of the first 64 queries of step n, asynchronous."""
     q, _ = rows_of(shared, n)
-    return issue_scores(shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0), q.slice(0, 64, dim=0))
+    pieces = pieces_of(shared, n % STAGES)
+    return issue_less(0, pieces.slice(0, 64, dim=0), k, q.slice(0, 64, dim=0))
 
 
 @gluon.jit
-def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, last, s_0, dk, dv):
+def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, k, v, last, s_0, dk, dv):
     """What the queries of step n add: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
     dtype: gl.constexpr = shared.k.dtype
     slot = n % STAGES
     q = shared.q.index(slot).reshape([TILE_M, HEAD_DIM])
     dout = shared.dout.index(slot).reshape([TILE_M, HEAD_DIM])
-    k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
-    v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
-    ds_rows = shared.ds.index(n % STAGES).slice(g * KEYS, KEYS, dim=0)
+    pieces = pieces_of(shared, slot)
     # By halves of 64 queries: both at once would not leave registers for P while dV runs.
     q_0, q_1 = q.slice(0, 64, dim=0), q.slice(64, 64, dim=0)
     dout_0, dout_1 = dout.slice(0, 64, dim=0), dout.slice(64, 64, dim=0)
-    dp_0 = issue_scores(v, dout_0)
-    s_1 = issue_scores(k, q_1)
-    lse2 = term(shared, 2 * slot, 0)
-    p = probabilities(problem, s_0, lse2, key, row, masked)
+    pieces_0, pieces_1 = pieces.slice(0, 64, dim=0), pieces.slice(64, 64, dim=0)
+    dp_0 = issue_less(3, pieces_0, v, dout_0)
+    s_1 = issue_less(0, pieces_1, k, q_1)
+    p = probabilities(problem, s_0, key, row, masked)
     dv = issue_sum(p.to(dtype), dout_0, dv)
-    delta = term(shared, 2 * slot + 1, 0)
     dp_0 = warpgroup_mma_wait(2, deps=[dp_0])
-    ds = (p * (dp_0 - delta[None, :])).to(dtype)
-    ds_rows.slice(0, 64, dim=1).store(ds)
+    ds = (p * dp_0).to(dtype)
+    ds_of(shared, n, 0).slice(g * KEYS, KEYS, dim=0).store(ds)
     dk = issue_sum(ds, q_0, dk)
-    dp_1 = issue_scores(v, dout_1)
-    lse2 = term(shared, 2 * slot, 1)
+    dp_1 = issue_less(3, pieces_1, v, dout_1)
     dv, s_1 = warpgroup_mma_wait(2, deps=[dv, s_1])
-    p = probabilities(problem, s_1, lse2, key, row + 64, masked)
+    p = probabilities(problem, s_1, key, row + 64, masked)
     dv = issue_sum(p.to(dtype), dout_1, dv)
-    delta = term(shared, 2 * slot + 1, 1)
     dk, dp_1 = warpgroup_mma_wait(1, deps=[dk, dp_1])
-    ds = (p * (dp_1 - delta[None, :])).to(dtype)
-    ds_rows.slice(64, 64, dim=1).store(ds)
+    ds = (p * dp_1).to(dtype)
+    ds_of(shared, n, 1).slice(g * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(n % STAGES), count=1)
     # dK runs while the other warpgroup's dS comes, the next step's S^T while dQ is stored.
@@ -325,7 +330,7 @@ def work_step(g: gl.constexpr, shared, problem, n, key, row, masked, last, s_0, 
     # dS leaves its registers before S^T takes as many.
     dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])
     # After the last step once more, for nobody: a branch would keep no product in flight.
-    s_0 = first_scores(g, shared, gl.minimum(n + 1, last))
+    s_0 = first_scores(shared, gl.minimum(n + 1, last), k)
     dq = warpgroup_mma_wait(1, deps=[dq])
     mbarrier.arrive(shared.empty.index(slot), count=1)
     store_dq(g, shared, dq, n + 1)
@@ -343,9 +348,15 @@ def store_dq(g: gl.constexpr, shared, dq, n):
 
 
 @gluon.jit
-def store_sum(g: gl.constexpr, desc, shared, total, batch, head, key):
-    """dK or dV of a warpgroup, by way of its rows of V, which nobody else reads."""
-    rows = shared.v.index(g)
+def rows_in_ds(desc, ds):
+    """dS^T of 64 queries as tiles of ``desc``."""
+    reinterpret: gl.constexpr = ds.reinterpret if REINTERPRET_IS_PUBLIC else ds._reinterpret
+    return reinterpret(desc.dtype, [TILE_N // KEYS] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def store_sum(desc, rows, total, batch, head, key):
+    """dK or dV of a warpgroup, by way of ``rows`` of shared memory that nobody else reads or writes."""
     rows.reshape([KEYS, HEAD_DIM]).store(total.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, [batch, head, key, 0], rows)
@@ -353,7 +364,7 @@ def store_sum(g: gl.constexpr, desc, shared, total, batch, head, key):
 
 
 @gluon.jit
-def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
+def product_role(g: gl.constexpr, v_desc, dk_desc, dv_desc, shared, problem):
     """The products of KEYS keys with all queries of all heads that share them."""
     batch, head_kv, block = work_item(problem)
     first, whole, end = query_blocks(problem, block)
@@ -361,18 +372,25 @@ def product_role(g: gl.constexpr, dk_desc, dv_desc, shared, problem):
     dk = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
     dv = gl.zeros([KEYS, HEAD_DIM], gl.float32, layout=accumulator(HEAD_DIM))
     mbarrier.wait(shared.kv_full, 0)
+    k = shared.k.reshape([TILE_N, HEAD_DIM]).slice(g * KEYS, KEYS, dim=0)
+    v = shared.v.index(g).reshape([KEYS, HEAD_DIM])
+    # In registers, where the products need not read them again for each step.
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=accumulator(64), k_width=2)
+    k, v = k.load(operand), v.load(operand)
     m = end - 1
     steps = problem.group * (end - first)
     gl.assume(steps > 0)
     # One loop: with one each for masked and whole blocks, sums would change registers in between, and the compiler spills.
-    s = warpgroup_mma_wait(0, deps=[first_scores(g, shared, 0)])
+    s = warpgroup_mma_wait(0, deps=[first_scores(shared, 0, k)])
     for n in range(steps):
-        s, dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, steps - 1, s, dk, dv)
+        s, dk, dv = work_step(g, shared, problem, n, key, m * TILE_M, m < whole, k, v, steps - 1, s, dk, dv)
         m = gl.where(m == first, end - 1, m - 1)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(steps % STAGES), count=1)
-    store_sum(g, dv_desc, shared, dv, batch, head_kv, key)
-    store_sum(g, dk_desc, shared, dk * problem.scale, batch, head_kv, key)
+    # What the last step did not write: both warpgroups are beyond the step that did.
+    rows = rows_in_ds(v_desc, ds_of(shared, steps, 0)).index(g)
+    store_sum(dv_desc, rows, dv, batch, head_kv, key)
+    store_sum(dk_desc, rows, dk * problem.scale, batch, head_kv, key)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -384,14 +402,27 @@ def load_rows(ptr, stride, valid, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHE
     return tl.load(pointers, mask=rows < valid, other=0.0) if CHECKED else tl.load(pointers)
 
 
+@triton.jit
+def in_pieces(number, FIRST: tl.constexpr, words):
+    """``words``, pairs of bf16, with three pieces of each row's ``number`` from ``FIRST`` on: bf16 that add up to what it is less."""
+    word = tl.arange(0, PIECES // 2)[None, :]
+    for i in tl.static_range(3):
+        piece = number.to(tl.bfloat16)
+        number -= piece.to(tl.float32)
+        bits = (-piece).to(tl.uint16, bitcast=True).to(tl.uint32)
+        words = tl.where(word == (FIRST + i) // 2, words | (bits << (FIRST + i) % 2 * 16)[:, None], words)
+    return words
+
+
 # Numbers vary from call to call: without this their divisibility by 16 would recompile.  Strides, which are whole 8
 # elements, come in that unit, so that rows are always read 16 bytes at a time and added up in the same order.
 @triton.jit(do_not_specialize=range(6, 16))
 def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, stride_ob, stride_oh, stride_os, stride_db,
-              stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows):  # fmt: skip
-    """Two numbers of each query row: its LSE in base 2, and D = sum(dO * O) - dLSE, which every dS of the row subtracts.
+              stride_dh, stride_ds, heads_q, seqlen_q, padded, dlse_rows, scale_log2, scale):  # fmt: skip
+    """Two numbers of each query row: LSE / scale, which is taken from its scores, and D = sum(dO * O) - dLSE, from its dP.
 
-    Rows past the end, and rows that saw no key, get an LSE of +inf: exp2(anything - inf) is 0, so P is, and with D = 0 dS.
+    Pieces of the first are 0 to 2 of a row, with the other sign; those of D 3 to 5.
+    Rows past the end, and rows that saw no key, get 3e38 and D = 0: exp2 of a score less that is 0, so P is, and dS.
     """
     blocks = padded // ROWS
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -407,39 +438,43 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, counters_ptr, str
     lse = tl.load(lse_ptr + batch_head * seqlen_q + rows, mask=rows < seqlen_q, other=float("-inf"))
     delta -= tl.load(dlse_ptr + batch_head * seqlen_q + rows, mask=rows < dlse_rows, other=0.0)
     empty = lse == float("-inf")
-    terms_ptr += batch_head * 2 * padded
-    tl.store(terms_ptr + rows, tl.where(empty, float("inf"), lse * LOG2E))
-    tl.store(terms_ptr + padded + rows, tl.where(empty, 0.0, delta))
+    level = tl.where(empty, 3.0e38, lse * LOG2E / scale_log2)
+    delta = tl.where(empty, 0.0, delta)
+    words = in_pieces(level, 0, tl.zeros([ROWS, PIECES // 2], tl.uint32))
+    words = in_pieces(delta, 3, words)
+    terms_ptr += (batch_head * padded + row) * (PIECES // 2)
+    at = tl.arange(0, ROWS)[:, None] * (PIECES // 2) + tl.arange(0, PIECES // 2)[None, :]
+    tl.store(terms_ptr + at, words.to(tl.float32, bitcast=True))
     if row % TILE_M == 0:
         tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
 
 
 @gluon.jit(do_not_specialize=range(9, 16))
-def gradients(q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, terms, counters, seqlen_q, seqlen_k,
+def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, counters, seqlen_q, seqlen_k,
               heads_q, group, key_blocks, heads, padded, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(terms, counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded, scale_log2, scale)
+    problem = Problem(counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded, scale_log2, scale)
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(dtype, [STAGES] + dout_desc.block_type.shape, dout_desc.layout)
     k = gl.allocate_shared_memory(dtype, k_desc.block_type.shape, k_desc.layout)
-    v = gl.allocate_shared_memory(dtype, [2] + v_desc.block_type.shape, v_desc.layout)
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, TILE_M], dtype)
-    ds = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, TILE_M], ds_layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_N, 64], dtype)
+    ds = gl.allocate_shared_memory(dtype, [STAGES * PARTS, TILE_N, 64], ds_layout)
+    # Both warpgroups have V in registers before either has dS of a second step.
+    v = rows_in_ds(v_desc, ds.index(PARTS))
     dq = gl.allocate_shared_memory(gl.float32, [DQ_SLOTS] + sums_desc.block_type.shape, sums_desc.layout)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    terms_there = gl.allocate_shared_memory(gl.float32, [2 * STAGES, TILE_M], plain)
-    full = barriers(STAGES, 2)
+    pieces = gl.allocate_shared_memory(gl.float32, [2] + pieces_desc.block_type.shape, pieces_desc.layout)
+    full = barriers(STAGES, 1)
     empty = barriers(STAGES, 2)
     dq_empty = barriers(DQ_SLOTS, 1)
     kv_full = barriers(1, 1).index(0)
     ds_full = barriers(STAGES, 2)
-    shared = Shared(q, dout, k, v, ds, dq, terms_there, full, empty, dq_empty, kv_full, ds_full)
+    shared = Shared(q, dout, k, v, ds, dq, pieces, full, empty, dq_empty, kv_full, ds_full)
     fence_async_shared()
     gl.warp_specialize([
-        (product_role, (0, dk_desc, dv_desc, shared, problem)),
-        (product_role, (1, dk_desc, dv_desc, shared, problem)),
-        (load_role, (q_desc, dout_desc, k_desc, v_desc, shared, problem)),
+        (product_role, (0, v_desc, dk_desc, dv_desc, shared, problem)),
+        (product_role, (1, v_desc, dk_desc, dv_desc, shared, problem)),
+        (load_role, (pieces_desc, q_desc, dout_desc, k_desc, v_desc, shared, problem)),
         (add_role, (0, sums_desc, shared, problem)),
         (add_role, (1, sums_desc, shared, problem)),
     ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
@@ -465,8 +500,8 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
 
 
 def workspaces(terms):
-    """What launches need beside terms, (batch, heads_q, 2, rows): sums of dQ, and 4 bytes to each block of queries to count in."""
-    batch, heads_q, _, padded = terms.shape
+    """What launches need beside terms, (batch, heads_q, rows, 8): sums of dQ, 4 bytes to each block of queries to count in."""
+    batch, heads_q, padded, _ = terms.shape
     sums = terms.new_empty((batch, heads_q, padded // TILE_M.value * SUM_ROWS.value, SUM_COLUMNS.value))
     return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value))
 
@@ -491,7 +526,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     padded = triton.cdiv(seqlen_q, PADDED.value) * PADDED.value
     dlse_or_any = lse if dlse is None else dlse
     for name, x in (("lse", lse), ("dlse", dlse_or_any), ("terms", terms)):
-        want = (*rows[:2], 2, padded) if name == "terms" else rows
+        want = (*rows[:2], padded, PIECES.value // 2) if name == "terms" else rows
         if (tuple(x.shape), str(x.dtype), x.device) != (want, "torch.float32", q.device) or not x.is_contiguous():
             raise ValueError(
                 f"{name}: expected contiguous float32 {want}, got {x.dtype} {tuple(x.shape)} on {x.device}"
@@ -499,7 +534,8 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     if q.numel() == 0 or k.numel() == 0:  # the copy engine knows no empty tensors
         return ()
     boxes = []
-    for x, count in ((q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, SUM_ROWS), (dk, KEYS), (dv, KEYS)):
+    for x, count in ((terms, TILE_M), (q, TILE_M), (dout, TILE_M), (k, TILE_N), (v, KEYS), (sums, SUM_ROWS), (dk, KEYS),
+                     (dv, KEYS)):  # fmt: skip
         block = [1, 1, count.value, x.shape[3]]
         layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[str(x.dtype)])
         boxes.append(TensorDescriptor.from_tensor(x, block, layout))
@@ -512,7 +548,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, windo
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
     return (
         (row_terms, (row_blocks, 1, 1), for_rows),
-        (gradients, (key_blocks * heads, 1, 1), (*boxes, terms, counters, *sizes)),
+        (gradients, (key_blocks * heads, 1, 1), (*boxes, counters, *sizes)),
         (round_dq, (dq_blocks, 1, 1), for_dq),
     )
 
@@ -522,17 +558,17 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
 
     q, dq, out, dout: (batch, heads_q, seqlen_q, 64); k, v, dk, dv: (batch, heads_kv, seqlen_k, 64); all bf16 or all fp16, unit
     last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
-    (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, 2, seqlen_q rounded up to PADDED), float32:
+    (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, seqlen_q rounded up to PADDED, 8), float32:
     written here, allocated where it is None, as the sums of dQ are: 4 bytes for each element.
     """
     if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     if terms is None:
-        terms = lse.new_empty((*q.shape[:2], 2, triton.cdiv(q.shape[2], PADDED.value) * PADDED.value))
+        padded = triton.cdiv(q.shape[2], PADDED.value) * PADDED.value
+        terms = lse.new_empty((*q.shape[:2], padded, PIECES.value // 2))
     launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right)
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
-        scales = () if kernel is row_terms else (max(scale * LOG2E.value, 1e-37), scale)  # the first as in the forward
-        kernel[grid](*arguments, *scales, **options)
+        kernel[grid](*arguments, max(scale * LOG2E.value, 1e-37), scale, **options)  # the first scale as in the forward
     if not launches:
         for gradient in (dq, dk, dv):
             gradient.zero_()

@@ -117,16 +117,22 @@ def predict_training(
 
 @lru_cache(maxsize=1024)
 def best_backward(
-    workload: Workload, machine: Machine, family: str | None = None, clock: str | float = "sustained"
+    workload: Workload,
+    machine: Machine,
+    family: str | None = None,
+    clock: str | float = "sustained",
+    published: bool = False,
 ) -> tuple[BackwardVariant, str]:
-    """The variant of ``family`` with the shortest forecast (the first among equals), and what was searched.
+    """The variant of ``family`` with the shortest forecast (the first among equals), and what was searched: what can be written, or
+    with ``published`` what its authors have.
 
     Every variant of the space is forecast, but where a class has two loops that do not depend on each other: then each loop.
     """
     check_clock(clock, machine)
     refuse_unknown(workload, machine)
     record = find_backward(family) if family is not None else native_backward(workload, machine)
-    listed = tuple(record.space(workload, machine))
+    space = record.published if published and record.published is not None else record.space
+    listed = tuple(space(workload, machine))
     if not listed:
         raise PredictError(f"{record.name} cannot run the backward pass of {workload.label()} on {machine.name}: {_refusal(record, workload, machine)}")  # fmt: skip
     found = record.chosen(workload, machine)

@@ -25,7 +25,6 @@ from tilecast.model.backward import (
     named_in,
     parse_backward,
 )
-from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
 from tilecast.model.training.evaluate import evaluate_backward
@@ -35,6 +34,8 @@ from tilecast.validation.published.points import machine_of
 from tilecast.validation.statistics import ErrorSummary, grouped, rank_correlation, summarise
 
 PASSES, LOOPS = MEASURED / "h200_backward_kernels.csv", MEASURED / "h200_backward_sweep.csv"
+#: The same passes on an H100.
+H100_PASSES = MEASURED / "h100_backward_kernels.csv"
 COLUMNS = ("head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen", "kernel", "knobs", "ms", "spilled", "sm_clock_mhz", "note", "gpu", "date", "driver")  # fmt: skip
 #: What tells one shape's rows from the next one's.
 _SHAPE = ("date", "head_dim", "head_dim_v", "mask", "batch", "heads", "seqlen")
@@ -222,9 +223,7 @@ def _variant(row: Mapping[str, str]) -> BackwardVariant | None:
     named = named_in(row["knobs"])
     if named is None or not row["ms"]:
         return None
-    # Rows from before there was the knob had one warp that adds.
-    base: BackwardVariant = Fa3BackwardVariant(adders=1) if named.variant is Fa3BackwardVariant else named.variant()
-    return parse_backward(row["knobs"], base)
+    return parse_backward(row["knobs"], named.variant())
 
 
 def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | None = None) -> BackwardRow | str:

@@ -72,7 +72,7 @@ def forecast_published(row: FastestBackward, clock: str) -> PublishedBackward:
     """The best variant's forecast for a published row."""
     machine = load_machine(row.machine)
     family = "fa2_bwd" if row.kernel in _PORTABLE else None
-    variant, _ = best_backward(row.workload, machine, family, clock)
+    variant, _ = best_backward(row.workload, machine, family, clock, published=True)
     seconds = evaluate_backward(row.workload, machine, variant, clock).seconds
     return PublishedBackward(
         row.machine, row.workload, row.kernel, row.source, row.measured_ms, seconds * 1e3, variant.family

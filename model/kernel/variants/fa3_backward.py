@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
@@ -20,6 +21,14 @@ NAMES = ("fa3_bwd", "hopper_bwd")
 TILE_N, KEYS = 128, 64
 #: Tiles of Q and dO that are on their way or in use, and of dS.
 STAGES = 2
+#: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
+FOLDED, PIECES = ("none", "lse", "both"), 16
+#: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes (docs/training.md has
+#: what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
+_WRITTEN: dict[int, dict[str, Any]] = {
+    64: {"tile_m": 128, "dk_first": False, "ahead": True, "fragments": True, "folded": "both", "held": True},
+    128: {"tile_m": 64, "dk_first": False, "ahead": False, "fragments": True, "folded": "lse", "held": False},
+}
 #: Registers a thread of a warpgroup that multiplies may have.
 REGISTERS = 240
 #: Bytes beside the tiles: barriers, and what the compiler hands to the roles.
@@ -29,7 +38,7 @@ _MARGIN = 512
 @dataclass(frozen=True, slots=True)
 class Fa3BackwardVariant:
     """Query rows of a step, tiles of dQ on their way out, heads whose keys programs take by turns, order of the last two
-    products, warps that add, what runs while dQ is stored, and how it lies then."""
+    products, warps that add, what runs while dQ is stored, how it lies then, and what products take of shared memory."""
 
     family: str = "fa3_bwd"
     tile_m: int = 64
@@ -43,29 +52,59 @@ class Fa3BackwardVariant:
     ahead: bool = False
     #: Whether dQ is stored, and summed, in the order in which registers hold it: 16 bytes of a thread at a time, which no two
     #: threads write to one bank of shared memory.
-    fragments: bool = False
+    fragments: bool = True
+    #: What products subtract of each query, as three bf16 pieces that lie beside Q and dO: "none", the LSE of its scores ("lse"), or
+    #: D of its dP too ("both").  What is left all threads load, eight bytes at a time, and shared memory gives that to each.
+    folded: str = "lse"
+    #: Whether K and V of a warpgroup stay in registers, of which a product reads shared memory less.
+    held: bool = False
+
+
+def piece_slots(variant: Fa3BackwardVariant) -> int:
+    """Tiles of pieces that are on their way or in use: where K and V take all the room, one."""
+    return 0 if variant.folded == "none" else STAGES if variant.held else 1
+
+
+def loaded_terms(variant: Fa3BackwardVariant) -> int:
+    """Numbers of a row that threads load as float32: LSE and D, D, or none."""
+    return len(FOLDED) - 1 - FOLDED.index(variant.folded)
+
+
+def piece_bytes(variant: Fa3BackwardVariant) -> int:
+    """Bytes of a row's pieces, in memory and in a tile of them."""
+    return 0 if variant.folded == "none" else 2 * PIECES
+
+
+def term_bytes(variant: Fa3BackwardVariant) -> int:
+    """Shared memory of the rows' numbers: float32 that are loaded, and pieces."""
+    return variant.tile_m * (4 * loaded_terms(variant) * STAGES + piece_bytes(variant) * piece_slots(variant))
 
 
 def shared_bytes(variant: Fa3BackwardVariant, workload: Workload) -> int:
-    """Shared memory of the tiles: K, V, stages of Q, dO and dS, dQ in float32, and two float32 terms for each row."""
+    """Shared memory of the tiles: K, V unless it is held, which comes by way of dS, stages of Q, dO and dS, dQ in float32, terms."""
     v, d = variant, workload.head_dim_qk
-    halves = TILE_N * 2 * d + STAGES * (2 * v.tile_m * d + TILE_N * v.tile_m)
-    return workload.dtype_bytes * halves + 4 * v.dq_slots * v.tile_m * d + 8 * STAGES * v.tile_m
+    owned = TILE_N * (d if v.held else 2 * d)
+    halves = owned + STAGES * (2 * v.tile_m * d + TILE_N * v.tile_m)
+    return workload.dtype_bytes * halves + 4 * v.dq_slots * v.tile_m * d + term_bytes(v)
 
 
 def registers(variant: Fa3BackwardVariant, workload: Workload) -> int:
     """Registers a thread that sums and score tiles take at least: dK, dV, P in float32 and for the product, dP.
 
-    Steps of 128 queries go in two halves, of which P, dP and the next S are there at a time.
+    Steps of 128 queries go in two halves, of which P, dP and the next S are there at a time.  K and V that are held take half as
+    many each as their sums.
     """
     tiles = 2 * workload.head_dim_qk + (64 + 64 + 32 if variant.tile_m == 64 else 3 * 64 + 32)
-    return KEYS * tiles // 128
+    held = workload.head_dim_qk if variant.held else 0
+    return KEYS * (tiles + held) // 128
 
 
 def legality(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
     if machine.tensor_kind != "wgmma":
         return Verdict(f"family fa3_bwd multiplies with wgmma, which {machine.name} has not", "use family fa2_bwd")
+    if variant.folded not in FOLDED:
+        return Verdict(f"folded must be one of {', '.join(FOLDED)}, got '{variant.folded}'", "use folded=lse")
     need, limit = shared_bytes(variant, workload), machine["smem.per_cta_bytes"] - _MARGIN
     if need > limit:
         return over_limit("shared memory", need, limit, "bytes", "use a smaller tile_m or dq_slots=1")
@@ -85,35 +124,47 @@ def writable(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
         )
     if workload.mask == "window":
         return Verdict("family fa3_bwd is not written for windows", "use family fa2_bwd")
-    if variant.tile_m * dims[0] != TILE_N * KEYS:
-        # dQ of a step is one 64x64 tile for each warpgroup.
-        return Verdict(f"tile_m must be {TILE_N * KEYS // dims[0]} at head_dim {dims[0]}, got {variant.tile_m}",
-                       f"use tile_m={TILE_N * KEYS // dims[0]}")  # fmt: skip
+    for name, value in _WRITTEN[dims[0]].items():
+        if (got := getattr(variant, name)) != value:
+            want, got = (str(x).lower() for x in (value, got))
+            return Verdict(f"{name} must be {want} at head_dim {dims[0]}, got {got}", f"use {name}={want}")
     if variant.dq_slots not in (1, 2):
         return Verdict(f"dq_slots must be 1 or 2, got {variant.dq_slots}", "use dq_slots=2")
     if variant.adders not in (1, 2):
         return Verdict(f"adders must be 1 or 2, got {variant.adders}", "use adders=2")
-    if variant.ahead and variant.dk_first:
-        return Verdict("with ahead=true dK goes before dQ already, got dk_first=true as well", "use dk_first=false")
     return LEGAL
+
+
+def _abreast(workload: Workload) -> tuple[int, ...]:
+    # At head_dim 128, 64 heads were slower at every length measured: L2 has less to share the more Q and dO there are.
+    return (1, 2, 4, 8, 16, 32, *((64,) if workload.head_dim_qk <= 64 else ()))
 
 
 def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """Every combination of knobs worth telling apart that can be written and run."""
-    switch = (False, True)
-    # At head_dim 128, 64 heads were slower at every length measured: L2 has less to share the more Q and dO there are.
-    abreast = (1, 2, 4, 8, 16, 32, *((64,) if workload.head_dim_qk <= 64 else ()))
-    for knobs in product((64, 128), (1, 2), abreast, switch, (1, 2), switch, switch):
-        found = Fa3BackwardVariant(NAMES[0], *knobs)
+    written = _WRITTEN.get(workload.head_dim_qk, {})
+    for slots, heads, adders in product((1, 2), _abreast(workload), (1, 2)):
+        found = Fa3BackwardVariant(NAMES[0], dq_slots=slots, heads_abreast=heads, adders=adders, **written)
         if legality(found, workload, machine).legal and writable(found, workload, machine).legal:
             yield found
 
 
+def published(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
+    """FlashAttention-3's form, in which threads load LSE and D and products read K and V from shared memory, with any other knobs."""
+    switch = (False, True)
+    for knobs in product((1, 2), _abreast(workload), switch, (1, 2), switch, switch):
+        slots, heads, dk_first, adders, ahead, fragments = knobs
+        rows = TILE_N * KEYS // workload.head_dim_qk if workload.head_dim_qk in _WRITTEN else 0
+        found = Fa3BackwardVariant(NAMES[0], rows, slots, heads, dk_first, adders, ahead, fragments, "none", False)
+        if rows and not (ahead and dk_first) and workload.mask != "window" and legality(found, workload, machine).legal:
+            yield found
+
+
 def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
-    """The variant to start from for a shape: what ran fastest on an H200 (data/measured/h200_backward_kernels.csv).
+    """The variant to start from for a shape: what ran fastest on an H100 (data/measured/h100_backward_kernels.csv; not timed on an H200).
 
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    abreast = 16 if wide else 32 if workload.mask == "none" else 64
-    return Fa3BackwardVariant(tile_m=64 if wide else 128, heads_abreast=abreast, ahead=not wide, fragments=True)
+    abreast = 16 if wide or workload.mask == "none" else 32
+    return Fa3BackwardVariant(heads_abreast=abreast, **_WRITTEN[128 if wide else 64])

@@ -12,18 +12,18 @@ def probabilities(machine: Machine, workload: Workload, elements: float) -> comm
     return common.exp_work(machine, workload, elements, 0.0, 3)
 
 
-def differences(machine: Machine, workload: Workload, elements: float) -> common.Work:
-    """Subtract, multiply, pack: dS of ``elements`` scores."""
-    subtract, count = common.fma_cost(machine, elements)
+def differences(machine: Machine, workload: Workload, elements: float, steps: int = 2) -> common.Work:
+    """Subtract, multiply, pack: dS of ``elements`` scores; with one of the ``steps``, the product has subtracted D."""
+    once, count = common.fma_cost(machine, elements)
     packs = elements / 2.0
     return common.work(
         machine,
         {
-            "fma": 2 * subtract,
+            "fma": steps * once,
             "cvt": packs / machine[common.packing_fact(workload)],
             "alu": packs / machine["alu.lanes"],
         },
-        {"fma": 2 * count, "alu": packs / 128.0},
+        {"fma": steps * count, "alu": packs / 128.0},
     )
 
 

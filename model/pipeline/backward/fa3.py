@@ -7,13 +7,26 @@ what it gets goes through shared memory once more, from where warps have it adde
 Steps of 128 queries (head_dim 64) go in two halves: S and dP of the second are under way while the first is exponentiated.
 Both warpgroups do the same at about the same time; what lies between them is the dS that each waits for.
 
+With `folded` a product of scores takes 16 columns more, in which three bf16 pieces of the LSE of each query meet ones, and with
+"both" that of dP does so with D: what comes out is less those numbers, which no thread loads then.  With `held` the operands from
+K and V are registers.
+
 With `ahead` a lap of the loop begins with S^T of its step, issued while dQ of the step before is under way; that dQ is stored
 next, and the other products follow once S^T is there.
 """
 
 from __future__ import annotations
 
-from tilecast.model.kernel.variants.fa3_backward import KEYS, STAGES, TILE_N, Fa3BackwardVariant
+from tilecast.model.kernel.variants.fa3_backward import (
+    KEYS,
+    PIECES,
+    STAGES,
+    TILE_N,
+    Fa3BackwardVariant,
+    loaded_terms,
+    piece_bytes,
+    piece_slots,
+)
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
@@ -37,13 +50,14 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     tile = v.tile_m * w.head_dim_qk * kernels.FLOAT
     # A program's tile is added, its turn passed on by way of L2, and seen there by the next one.
     turn = kernels.add_cycles(machine, tile, together=True) + 2 * machine["l2.latency_cycles"]
-    moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + 2 * kernels.FLOAT
+    terms = loaded_terms(v) * kernels.FLOAT + piece_bytes(v)
+    moving = (w.head_dim_qk + w.head_dim_v) * w.dtype_bytes + terms
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
         heads_abreast=v.heads_abreast, turn_cycles=turn, query_heads=w.group_size,
     )  # fmt: skip
-    return kernels.BackwardPass((kernels.row_terms(w, v.tile_m), main, kernels.round_sums(w)))
+    return kernels.BackwardPass((kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w)))
 
 
 class _Loop(Warpgroups):
@@ -54,6 +68,8 @@ class _Loop(Warpgroups):
         self.v = v
         #: Parts of a step of 64 queries, by the letter that its operations end in.
         self.parts = ("a", "b")[: v.tile_m // ROWS]
+        #: Whether scores come less LSE, and dP less D.
+        self.less_lse, self.less_d = v.folded != "none", v.folded == "both"
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -63,16 +79,18 @@ class _Loop(Warpgroups):
         elements, ramp = float(KEYS * ROWS), common.ramp_latency(m)
         d, dv = w.head_dim_qk, w.head_dim_v
         exp = probabilities(m, w, elements)
-        ds = differences(m, w, elements)
+        ds = differences(m, w, elements, 1 if self.less_d else 2)
+        home = "register" if v.held else "smem"
+        columns, columns_v = d + PIECES * self.less_lse, dv + PIECES * self.less_d
         found = [self.hold(f"ahead{g}", role, self.poll, g)]
         for part in self.parts:
             found += [
-                product(w, m, f"s{part}{g}", "s", role, g, ROWS, d, "smem"),
-                product(w, m, f"dp{part}{g}", "dp", role, g, ROWS, dv, "smem"),
-                self.shared(f"lse{part}{g}", "terms", role, g, term_bytes(), TERM_LOADS, loads=True),
+                product(w, m, f"s{part}{g}", "s", role, g, ROWS, columns, home),
+                product(w, m, f"dp{part}{g}", "dp", role, g, ROWS, columns_v, home),
+                *([] if self.less_lse else [self._terms(f"lse{part}{g}", role, g)]),
                 arithmetic(m, f"exp{part}{g}", "exp", role, g, exp, ramp, common.one_warp_cycles(m, exp)),
                 product(w, m, f"dv{part}{g}", "dv", role, g, dv, ROWS, "register"),
-                self.shared(f"delta{part}{g}", "terms", role, g, term_bytes(), TERM_LOADS, loads=True),
+                *([] if self.less_d else [self._terms(f"delta{part}{g}", role, g)]),
                 arithmetic(m, f"ds{part}{g}", "ds", role, g, ds, m["fma.latency_cycles"] + m["alu.latency_cycles"],
                            common.one_warp_cycles(m, ds)),
                 self.shared(f"store{part}{g}", "ds to shared memory", role, g, elements * w.dtype_bytes, 4, loads=False),
@@ -98,6 +116,14 @@ class _Loop(Warpgroups):
             self.hold(f"done{g}", role, self.signal, g),
         ]  # fmt: skip
 
+    def _terms(self, name: str, role: str, g: int) -> Op:
+        return self.shared(name, "terms", role, g, term_bytes(), TERM_LOADS, loads=True)
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """Copies of a step."""
+        return ("load_q", "load_do", *(("load_pieces",) if self.less_lse else ()))
+
     def copies(self) -> list[Op]:
         """Loads of Q and dO, and the addition of dQ."""
         w, v, m = self.w, self.v, self.m
@@ -115,6 +141,7 @@ class _Loop(Warpgroups):
         return [
             self.copy("load_q", "load", rows * w.head_dim_qk),
             self.copy("load_do", "load", rows * w.head_dim_v),
+            *([self.copy("load_pieces", "load", v.tile_m * piece_bytes(v))] if self.less_lse else []),
             add,
         ]
 
@@ -128,15 +155,15 @@ class _Loop(Warpgroups):
         found = []
         last = self.parts[-1]
         for g in _GROUPS:
-            found += [Edge(load, f"ahead{g}", 0, self.landed, "data", "Q and dO") for load in ("load_q", "load_do")]
+            found += [Edge(load, f"ahead{g}", 0, self.landed, "data", "Q and dO") for load in self.loads]
             for i, part in enumerate(self.parts):
                 found += [
                     Edge(f"s{part}{g}", f"exp{part}{g}", 0, done, "data", "S accumulator"),
-                    Edge(f"lse{part}{g}", f"exp{part}{g}", 0, 0.0, "data", "LSE"),
+                    *([] if self.less_lse else [Edge(f"lse{part}{g}", f"exp{part}{g}", 0, 0.0, "data", "LSE")]),
                     Edge(f"exp{part}{g}", f"dv{part}{g}", 0, 0.0, "data", "P registers"),
                     Edge(f"dp{part}{g}", f"ds{part}{g}", 0, done, "data", "dP accumulator"),
                     Edge(f"exp{part}{g}", f"ds{part}{g}", 0, 0.0, "data", "P registers"),
-                    Edge(f"delta{part}{g}", f"ds{part}{g}", 0, 0.0, "data", "D"),
+                    *([] if self.less_d else [Edge(f"delta{part}{g}", f"ds{part}{g}", 0, 0.0, "data", "D")]),
                     Edge(f"ds{part}{g}", f"store{part}{g}", 0, 0.0, "data", "dS registers"),
                     Edge(f"ds{part}{g}", f"dk{part}{g}", 0, 0.0, "data", "dS registers"),
                 ]
@@ -168,10 +195,15 @@ class _Loop(Warpgroups):
                 Edge(f"out{g}", "add", 1 - lag, 0.0, "data", "dQ in shared memory"),
                 Edge(f"tell{g}", "add", 0, self.arrive, "order", "dQ in shared memory"),
             ]
+            slots = piece_slots(v)
             found += [
                 Edge(f"done{g}", load, STAGES - lag, self.arrive, "buffer", "Q and dO slot")
-                for load in ("load_q", "load_do")
+                for load in self.loads
+                if load != "load_pieces" or slots == STAGES
             ]
+            if slots == 1:
+                # The only tile of pieces, given back as soon as S is there.
+                found += [Edge(f"s{last}{g}", "load_pieces", 1, done + self.arrive, "buffer", "pieces of LSE")]
         return found
 
     def program(self, g: int) -> tuple[Step, ...]:
@@ -187,7 +219,18 @@ class _Loop(Warpgroups):
             lap += [last, "have_ds", "dq", "done", "room", "out"]
         else:
             lap += ["have_ds", "dq", last, "room", "out", "done"]
-        return tuple(Step(f"{name}{g}") for name in ("ahead", *lap, "step"))
+        gone = (("lse",) if self.less_lse else ()) + (("delta",) if self.less_d else ())
+        return tuple(Step(f"{name}{g}") for name in ("ahead", *lap, "step") if not name.startswith(gone or "-"))
+
+    def _name(self) -> str:
+        v = self.v
+        told = (
+            (v.dk_first, " dK first"),
+            (v.ahead, " ahead"),
+            (v.held, " held"),
+            (self.less_lse, f" folded {v.folded}"),
+        )
+        return "".join(text for holds, text in told if holds)
 
     def pipeline(self) -> Pipeline:
         w, v, m = self.w, self.v, self.m
@@ -195,15 +238,16 @@ class _Loop(Warpgroups):
         owned = TILE_N * (d + w.head_dim_v)
         masked = common.mask_work(m, KEYS * ROWS * 2.0)
         return Pipeline(
-            name=f"fa3 backward {v.tile_m}x{TILE_N}" + (" dK first" if v.dk_first else "") + (" ahead" if v.ahead else ""), machine=m.name,
+            name=f"fa3 backward {v.tile_m}x{TILE_N}" + self._name(), machine=m.name,
             ops=(*self.copies(), *(op for g in _GROUPS for op in self.group(g))), edges=tuple(self.edges()),
             roles=(
-                Role("load", (Step("load_q"), Step("load_do")), 1, 24), Role("add", (Step("add"),), v.adders, 24),
+                Role("load", tuple(Step(load) for load in self.loads), 1, 24), Role("add", (Step("add"),), v.adders, 24),
                 *(Role(f"keys{g}", self.program(g), WARPS, 240) for g in _GROUPS),
             ),
             buffers=(
                 Buffer("K", "smem", TILE_N * d * size, 1, "", "sa0"),
-                Buffer("V", "smem", TILE_N * w.head_dim_v * size, 1, "", "dpa0"),
+                Buffer("V", "registers" if v.held else "smem", TILE_N * w.head_dim_v * size, 1, "", "dpa0"),
+                *([Buffer("LSE and D", "smem", v.tile_m * piece_bytes(v), piece_slots(v), "load_pieces", f"s{self.parts[-1]}0")] if self.less_lse else []),
                 Buffer("Q", "smem", v.tile_m * d * size, STAGES, "load_q", f"dk{self.parts[-1]}0"),
                 Buffer("dO", "smem", v.tile_m * w.head_dim_v * size, STAGES, "load_do", f"dv{self.parts[-1]}0"),
                 Buffer("dS", "smem", TILE_N * v.tile_m * size, STAGES, f"store{self.parts[-1]}0", "dq0"),

@@ -78,12 +78,13 @@ def seen_from_keys(workload: Workload) -> Workload:
     )  # fmt: skip
 
 
-def row_terms(workload: Workload, counters_of: int = 0) -> RowKernel:
-    """LSE in base 2 and D = sum(dO * O) of every query row; ``counters_of`` rows share a counter that is set to zero."""
+def row_terms(workload: Workload, counters_of: int = 0, row_bytes: int = 2 * FLOAT) -> RowKernel:
+    """LSE and D = sum(dO * O) of every query row, ``row_bytes`` of it written; ``counters_of`` rows share a counter that is set to
+    zero."""
     w = workload
     rows = float(w.batch * w.heads_q * w.seqlen_q)
     counters = FLOAT / counters_of if counters_of else 0.0
-    return RowKernel("row terms", rows * (2 * w.head_dim_v * w.dtype_bytes + FLOAT), rows * (2 * FLOAT + counters))
+    return RowKernel("row terms", rows * (2 * w.head_dim_v * w.dtype_bytes + FLOAT), rows * (row_bytes + counters))
 
 
 def round_sums(workload: Workload) -> RowKernel:

@@ -73,7 +73,7 @@ SAYS = {
     "diagonal off by one": "P. Of batch 0, head 0, query 0, key 0 it is 0",
     "D forgotten": "dS. Of batch 0, head 0, query 0, key 0",
     "every program adds": "P and dS are right: the sums of dq",
-    "half of the bytes of Q and dO": "is on its way, and ",
+    "half of the bytes of Q and dO": "the phase would complete before they have landed",
 }
 
 
@@ -132,11 +132,17 @@ def test_only_forward_passes_take_a_problem_of_the_caller() -> None:
         emulate(SERVING, *[None] * 3)
 
 
-@pytest.mark.parametrize("wide", ["row.to(tl.int64)", "(batch * problem.heads_q + head).to(gl.int64)"])
-def test_a_32_bit_place_of_a_backward_pass_overflows_in_a_larger_problem(wide: str) -> None:
-    text = kernel_path("hopper_bwd_d64_full").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("kernel", "wide"),
+    [
+        (BACKWARD, "row.to(tl.int64)"),
+        ("hopper_bwd_d128_full", "(batch * problem.heads_q + head).to(gl.int64) * problem.padded"),
+    ],
+)
+def test_a_32_bit_place_of_a_backward_pass_overflows_in_a_larger_problem(kernel: str, wide: str) -> None:
+    text = kernel_path(kernel).read_text(encoding="utf-8")
     assert wide in text
     narrow = wide.replace(".to(tl.int64)", "").replace(".to(gl.int64)", "")
-    found = run_battery(Source("hopper_bwd_d64_full.py", text.replace(wide, narrow)), most=1)
+    found = run_battery(Source(f"{kernel}.py", text.replace(wide, narrow)), most=1)
     assert [failure.kind for failure in found.failures] == ["integer"]
     assert "a 32-bit integer overflows in larger problems" in found.failures[0].message

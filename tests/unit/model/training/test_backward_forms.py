@@ -51,7 +51,7 @@ def test_hoppers_port_is_the_fact_sheets(dim: int, port: float) -> None:
 def test_forms_are_the_demand_of_the_loops(dim: int) -> None:
     work = Workload(head_dim_qk=dim)
     found = backward_demand_dict(H200, work)
-    loops = {"five_products": build_backward(work, Fa3BackwardVariant(tile_m=128 if dim == 64 else 64, fragments=True), H200).loops[0].pipeline}  # fmt: skip
+    loops = {"five_products": build_backward(work, Fa3BackwardVariant(tile_m=128 if dim == 64 else 64, folded="none"), H200).loops[0].pipeline}  # fmt: skip
     if dim == 256:
         keys, queries = build_backward(work, Fa3BackwardApartVariant(), H200).loops
         loops = {"keys": keys.pipeline, "queries": queries.pipeline}
@@ -65,7 +65,7 @@ def test_forms_are_the_demand_of_the_loops(dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "traffic", "dim"),
-    [(Fa3BackwardVariant(), five_product_traffic, 128), (Fa3BackwardApartVariant(), apart_traffic, 256)],
+    [(Fa3BackwardVariant(folded="none"), five_product_traffic, 128), (Fa3BackwardApartVariant(), apart_traffic, 256)],
 )
 def test_bytes_are_those_of_the_launches(variant, traffic, dim: int) -> None:  # type: ignore[no-untyped-def]
     # Heads enough to be in L2 one after the other; counters of whose turn it is are not in the forms.

@@ -38,7 +38,7 @@ from tilecast.model.training.whatif import backward_what_if
 
 H200, B200 = load_machine("h200"), load_machine("b200")
 PAPER = Workload(batch=4, heads_q=16, seqlen_q=4096)
-FIVE = Fa3BackwardVariant()
+FIVE = Fa3BackwardVariant(fragments=False, folded="none")
 SHAPES = (
     PAPER,
     Workload(2, 32, 8, 2048, 3000, 64, mask="causal"),
@@ -73,6 +73,26 @@ def test_demand_of_five_products_in_closed_form(dim: int) -> None:
     assert kernel.pipeline.demand()["smem"] == pytest.approx((scores + sums + queries + moved + terms) / 128)
     # The port has more to do than the tensor core.
     assert bounds(kernel.pipeline).res.unit == "smem"
+
+
+@pytest.mark.parametrize(
+    ("dim", "m", "folded", "held"), [(64, 128, "lse", True), (64, 128, "both", True), (128, 64, "lse", False)]
+)
+def test_numbers_in_products_and_operands_in_registers_relieve_the_port(dim, m, folded, held) -> None:  # type: ignore[no-untyped-def]
+    """By hand: a product that subtracts a number reads 16 columns more of bf16; one whose left operand is held, 64 rows of it less."""
+    n, halves = 128, 2 * (m // 64)
+    before, after = (
+        loops(Workload(head_dim_qk=dim), replace(FIVE, tile_m=m, fragments=True, ahead=held, folded=f, held=h))[0].pipeline.demand()
+        for f, h in (("none", False), (folded, held))
+    )  # fmt: skip
+    subtracting = 2 if folded == "both" else 1
+    more = halves * subtracting * (64 + 64 * (not held)) * 16 * 2 + m * 32
+    less = halves * subtracting * 4 * 8 * 128 + halves * 2 * held * 64 * dim * 2
+    assert after["smem"] - before["smem"] == pytest.approx((more - less) / 128)
+    assert after["tensor"] - before["tensor"] == pytest.approx(2 * m * n * 16 * subtracting / 4096)
+    # D that a product has subtracted is no instruction's.
+    subtractions = m * n / 128 if folded == "both" else 0.0
+    assert before["fma"] - after["fma"] == pytest.approx(subtractions)
 
 
 @pytest.mark.parametrize(("pair", "dim"), [(1, 128), (2, 128), (1, 64)])

@@ -9,7 +9,7 @@ import pytest
 from support import json_keys
 
 from tilecast.model.machine.machine import load_machine
-from tilecast.validation.measured.backward import LOOPS, PASSES, BackwardTableError, run_backward
+from tilecast.validation.measured.backward import H100_PASSES, LOOPS, PASSES, BackwardTableError, run_backward
 from tilecast.validation.measured.backward_text import as_dict, as_text
 from tilecast.validation.published import backward as published
 from tilecast.validation.published.backward import by_machine, run_published_backward
@@ -53,6 +53,18 @@ def test_published_shapes_by_their_fastest_kernel(monkeypatch: pytest.MonkeyPatc
     report = run_backward(thinned(PASSES, tmp_path, 60), thinned(LOOPS, tmp_path, 60))
     printed = json_keys.paths(as_dict(report, {"short": rows}))
     assert json_keys.differences(json_keys.sections()["validate backward"].keys, printed) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "mean", "bias"), [("fa3_bwd", 3.1, 0.0), ("fa3_bwd_apart", 2.9, 0.5), ("fa2_bwd", 6.3, 4.4)]
+)
+def test_passes_on_an_h100_are_as_far_off_as_the_page_says(family, mean, bias, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    report = run_backward(H100_PASSES, thinned(LOOPS, tmp_path, 1000), "h100-sxm")
+    errors = [row.error for row in report.rows if row.kind == "pass" and row.name == family]
+    assert [round(100 * sum(map(abs, errors)) / len(errors), 1), round(abs(100 * sum(errors) / len(errors)), 1)] == [
+        mean,
+        bias,
+    ]
 
 
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
