@@ -138,8 +138,10 @@ def _value(key: str, text: str, current: object) -> object:
         value = int(text)
     except ValueError:
         raise VariantError(f"--variant: knob '{key}' takes a whole number, got '{text}'") from None
-    if key.endswith("_warps") and value not in (4, 8):
-        raise VariantError(f"--variant: knob '{key}' takes one of 4, 8, got '{text}'")
+    if key.endswith("_warps") and value not in fa2_backward.WARPS:
+        raise VariantError(
+            f"--variant: knob '{key}' takes one of {', '.join(map(str, fa2_backward.WARPS))}, got '{text}'"
+        )
     if not 1 <= value <= 256:
         raise VariantError(f"--variant: knob '{key}' takes 1 to 256, got '{text}'")
     return value

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, check_knobs, takes_workload
 from tilecast.model.gemm.variant import FAMILY_NAMES
 from tilecast.model.machine.machine import Machine
 
@@ -35,11 +35,11 @@ def gemm(
         str, typer.Option("--dtype", help="Of A and B: bf16, fp16 or fp8.", rich_help_panel=_PROBLEM)
     ] = "bf16",
     c_dtype: Annotated[
-        str, typer.Option("--c-dtype", help=f"Of C: {_OTHER} (default: as A's).", rich_help_panel=_PROBLEM)
-    ] = "",
+        str | None, typer.Option("--c-dtype", help=f"Of C: {_OTHER} (default: as A's).", rich_help_panel=_PROBLEM)
+    ] = None,
     d_dtype: Annotated[
-        str, typer.Option("--d-dtype", help=f"Of D: {_OTHER} (default: as C's).", rich_help_panel=_PROBLEM)
-    ] = "",
+        str | None, typer.Option("--d-dtype", help=f"Of D: {_OTHER} (default: as C's).", rich_help_panel=_PROBLEM)
+    ] = None,
     alpha: Annotated[float, typer.Option("--alpha", help="Factor of A B.", rich_help_panel=_PROBLEM)] = 1.0,
     beta: Annotated[
         float, typer.Option("--beta", help="Factor of C; 0: C is not read.", rich_help_panel=_PROBLEM)
@@ -77,12 +77,17 @@ def gemm(
     from tilecast.model.gemm.variant import GemmVariant, parse_gemm_variant
     from tilecast.model.gemm.workload import Gemm
     from tilecast.model.kernel.verdict import VariantError
+    from tilecast.model.kernel.workload import WorkloadError
 
     if output is not None:
         check_writable(output)
+    check_knobs(variant)
     if level not in _LEVELS:
         raise PredictError(f"--level: expected {' or '.join(_LEVELS)}, got '{level}'")
-    problem = Gemm(m, n, k, dtype, c_dtype, d_dtype, alpha, beta, in_place)
+    for option, given_dtype in (("--c-dtype", c_dtype), ("--d-dtype", d_dtype)):
+        if given_dtype == "":
+            raise WorkloadError(f"{option}: expected {_OTHER}, got ''")
+    problem = Gemm(m, n, k, dtype, c_dtype or "", d_dtype or "", alpha, beta, in_place)
     chip = changes.of(machine)
     name = (find_gemm_family(family) if family is not None else native_gemm_family(chip)).name
     if by_k:

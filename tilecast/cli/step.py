@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilecast.cli.workload_options import AsJson, Changes, Clock, Heads, takes_workload
+from tilecast.cli.workload_options import AsJson, Changes, Clock, Heads, check_knobs, takes_workload
 from tilecast.model.kernel.workload import WorkloadError
 from tilecast.model.machine.machine import Machine
 
@@ -26,7 +26,7 @@ Page = Annotated[
 
 
 Cache = Annotated[
-    str, typer.Option("--cache", help='What the caches hold: e4m3, a byte an element (default: as q is).', rich_help_panel=_BATCH)
+    str | None, typer.Option("--cache", help='What the caches hold: e4m3, a byte an element (default: as q is).', rich_help_panel=_BATCH)
 ]  # fmt: skip
 Latent = Annotated[
     bool, typer.Option("--latent", help="Latent attention (MLA): V is the first columns of the one key that all heads share.", rich_help_panel=_BATCH)
@@ -34,7 +34,12 @@ Latent = Annotated[
 
 
 def batch_of(
-    heads: Heads, requests: str | None, batch_file: str | None, page: int, cache: str = "", latent: bool = False
+    heads: Heads,
+    requests: str | None,
+    batch_file: str | None,
+    page: int,
+    cache: str | None = None,
+    latent: bool = False,
 ) -> Batch:
     """The batch from the options; WorkloadError on anything that makes no sense."""
     from tilecast.model.step.batch import Batch, parse_requests, read_batch
@@ -42,12 +47,14 @@ def batch_of(
     if (requests is None) == (batch_file is None):
         given = "neither" if requests is None else "both"
         raise WorkloadError(f"--requests and --batch-file: expected one of the two, got {given}")
+    if cache == "":
+        raise WorkloadError("--cache: expected e4m3, or no --cache for caches as q is, got ''")
     lengths = (
         _in_options("--requests", lambda: parse_requests(requests))
         if requests is not None
         else read_batch(batch_file or "")
     )
-    return Batch(lengths, heads.work, page, cache, latent)
+    return Batch(lengths, heads.work, page, cache or "", latent)
 
 
 def _in_options(option: str, parse: Any) -> Lengths:
@@ -83,7 +90,7 @@ def step(
     ] = None,
     batch_file: BatchFile = None,
     page: Page = 64,
-    cache: Cache = "",
+    cache: Cache = None,
     latent: Latent = False,
     next_: Annotated[
         str | None, typer.Option("--next", help="Sequences to add, as in --requests (default: one like the last of one query).", rich_help_panel=_BATCH)
@@ -103,6 +110,7 @@ def step(
     from tilecast.model.step.decoder import decoders
     from tilecast.model.step.forecast import forecast_step, named_pair
 
+    check_knobs(variant)
     batch = batch_of(heads, requests, batch_file, page, cache, latent)
     more = _in_options("--next", lambda: parse_requests(next_)) if next_ is not None else _one_more(batch)
     limit = _seconds(within) if within is not None else None

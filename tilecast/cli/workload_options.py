@@ -66,12 +66,21 @@ class Machines(tuple[Machine, ...]):
     """One machine, or several with commas between."""
 
 
+def check_knobs(variant: str | None) -> None:
+    """VariantError for a ``--variant`` that says nothing: it is no way to ask for the best kernel."""
+    if variant is not None and not variant.strip():
+        raise VariantError(f"--variant: expected knob=value, got '{variant}'")
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """``--family`` and ``--variant`` as given; what they mean may depend on the machine."""
 
     family: str | None
     variant: str | None
+
+    def __post_init__(self) -> None:
+        check_knobs(self.variant)
 
     def on(self, machine: Machine) -> tuple[str, Any]:
         """(family name, variant or None for the best) on ``machine``; VariantError where the two contradict each other.
@@ -83,8 +92,6 @@ class Kernel:
         record = find_family(self.family) if self.family is not None else native_family(machine)
         if self.variant is None:
             return record.name, None
-        if not self.variant.strip():
-            raise VariantError("--variant: expected knob=value, got ''")
         variant = parse_variant(self.variant, record.variant())
         if self.family is not None and variant.family != record.name:
             raise VariantError(

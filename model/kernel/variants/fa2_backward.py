@@ -18,6 +18,10 @@ from tilecast.model.machine.machine import Machine
 
 #: The family, and the template that writes it.
 NAMES = ("fa2_bwd", "triton_bwd")
+#: Warps of a program.
+WARPS = (4, 8)
+#: Extents of the two loops' tiles.
+_TILES = ("dkv_tile_m", "dkv_tile_n", "dq_tile_m", "dq_tile_n")
 #: Rows of a wgmma and of a tcgen05.mma: the tile that stays must have as many for each warpgroup.
 _MATRIX_ROWS = 64
 #: Bytes that the compiler adds to the tiles: barriers.
@@ -83,6 +87,14 @@ def shared_bytes(variant: Fa2BackwardVariant, workload: Workload, machine: Machi
 
 def legality(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) -> Verdict:
     """Whether the machine can run ``variant``."""
+    for name in _TILES:
+        if getattr(variant, name) < SMALLEST_DOT:
+            return Verdict(f"{name} must be at least {SMALLEST_DOT}, got {getattr(variant, name)}", "use 32 or 64")
+    for name in ("dkv_warps", "dq_warps"):
+        if getattr(variant, name) not in WARPS:
+            return Verdict(
+                f"{name} must be {WARPS[0]} or {WARPS[1]}, got {getattr(variant, name)}", f"use {name}={WARPS[0]}"
+            )
     for loop, need in shared_bytes(variant, workload, machine).items():
         limit = machine["smem.per_cta_bytes"] - _MARGIN
         if need > limit:
@@ -99,7 +111,7 @@ def writable(variant: Fa2BackwardVariant, workload: Workload, machine: Machine) 
     """Whether the template can write a legal ``variant`` that computes what it should."""
     if workload.dtype not in ("bf16", "fp16"):
         return Verdict(f"family fa2_bwd is written for bf16 and fp16, got dtype '{workload.dtype}'", "use bf16 or fp16")
-    for name in ("dkv_tile_m", "dkv_tile_n", "dq_tile_m", "dq_tile_n"):
+    for name in _TILES:
         extent = getattr(variant, name)
         if extent < SMALLEST_DOT or extent & (extent - 1):
             return Verdict(f"{name} must be a power of two of at least {SMALLEST_DOT}, got {extent}", "use 32 or 64")
@@ -139,7 +151,7 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa2BackwardVariant]:
     """Every combination of knobs worth telling apart that the machine can run."""
     loads = LOADS if machine.tensor_kind in ("wgmma", "tcgen05") else LOADS[:1]
     tiles = (16, 32, 64, 128)
-    keys, queries = product(tiles, tiles[1:], (4, 8), (2, 3)), product(tiles[2:], tiles, (4, 8), (2, 3))
+    keys, queries = product(tiles, tiles[1:], WARPS, (2, 3)), product(tiles[2:], tiles, WARPS, (2, 3))
     for one, other, apart, dkv, dq in product(loads, loads, (False, True), keys, queries):
         found = Fa2BackwardVariant(
             NAMES[0], dkv[0], dkv[1], dkv[2], dkv[3], dq[0], dq[1], dq[2], dq[3], one, other, apart

@@ -19,6 +19,8 @@ from tilecast.model.machine.machine import Machine
 NAMES = ("fa3_bwd", "hopper_bwd")
 #: Keys of a program: two warpgroups with as many rows each as a wgmma has.
 TILE_N, KEYS = 128, 64
+#: Query rows of a step: whole tiles of 64 columns of S^T.
+TILES_M = (64, 128)
 #: Tiles of Q and dO that are on their way or in use, and of dS.
 STAGES = 2
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
@@ -105,6 +107,8 @@ def legality(variant: Fa3BackwardVariant, workload: Workload, machine: Machine) 
         return Verdict(f"family fa3_bwd multiplies with wgmma, which {machine.name} has not", "use family fa2_bwd")
     if variant.folded not in FOLDED:
         return Verdict(f"folded must be one of {', '.join(FOLDED)}, got '{variant.folded}'", "use folded=lse")
+    if variant.tile_m not in TILES_M:
+        return Verdict(f"tile_m must be {TILES_M[0]} or {TILES_M[1]}, got {variant.tile_m}", f"use tile_m={TILES_M[0]}")
     need, limit = shared_bytes(variant, workload), machine["smem.per_cta_bytes"] - _MARGIN
     if need > limit:
         return over_limit("shared memory", need, limit, "bytes", "use a smaller tile_m or dq_slots=1")
