@@ -186,10 +186,12 @@ class Far:
 
         ``name``: of what a loop adds to.
         """
-        beyond = ((self.values[:, 1] >= _LIMIT) | (self.values[:, 0] < -_LIMIT)) & ~np.asarray(self.wide, bool)
         indices, frame = self.larger.indices, _kernel_frame()
         place = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
         indices.checked.add(place)
+        if self.wide is True or (self.values.max(initial=0) < _LIMIT and self.values.min(initial=0) >= -_LIMIT):
+            return self
+        beyond = ((self.values[:, 1] >= _LIMIT) | (self.values[:, 0] < -_LIMIT)) & ~np.asarray(self.wide, bool)
         if not beyond.any():
             return self
         single = beyond & self.larger.single & (np.abs(self.values).max(1) <= self.larger.most)
@@ -241,7 +243,9 @@ def combined(name: str, left: Any, right: Any, wide: bool) -> Far | None:
     if known is None or compute is None or isinstance(left, float) or isinstance(right, float):
         return None
     a, b = _rows(left), _rows(right)
-    values = np.broadcast_to(compute(a, b), known.values.shape)
+    values = compute(a, b)
+    if values.shape != known.values.shape:
+        values = np.broadcast_to(values, known.values.shape)
     if name == "sub" and two is not None and two.share is not None and two.share[0] is one:
         values = _rest(two.share, values)
     # A comparison may go either way; what bounds a number has its reason; a remainder may be any.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 _MOST = 2**61
 
 
+@lru_cache(maxsize=1 << 12)
 def constant(low: int, high: int) -> Any:
-    """One row for all problems."""
-    return np.clip(np.array([[low, high]], dtype=object), -_MOST, _MOST).astype(np.int64)
+    """One row for all problems, not to be written to."""
+    made = np.array([[max(min(n, _MOST), -_MOST) for n in (low, high)]], np.int64)
+    made.flags.writeable = False
+    return made
 
 
 def ends(array: Any) -> Any:
@@ -26,7 +30,7 @@ def _hull(*candidates: Any) -> Any:
 
 
 def _cut(values: Any) -> Any:
-    return np.clip(values, -_MOST, _MOST)
+    return np.minimum(np.maximum(values, -_MOST), _MOST)
 
 
 def _add(a: Any, b: Any) -> Any:
@@ -44,8 +48,7 @@ def _product(x: Any, y: Any) -> Any:
 
 
 def _mul(a: Any, b: Any) -> Any:
-    a, b = np.broadcast_arrays(a, b)
-    if (a[:, 0] >= 0).all() and (b[:, 0] >= 0).all():
+    if a[:, 0].min() >= 0 and b[:, 0].min() >= 0:
         return _product(a, b)
     return _hull(*(_product(a[:, i], b[:, j]) for i in (0, 1) for j in (0, 1)))
 
@@ -65,7 +68,6 @@ def _divisor(b: Any) -> Any:
 
 def _floordiv(a: Any, b: Any) -> Any:
     b = _divisor(b)
-    a, b = np.broadcast_arrays(a, b)
     return _hull(*(_quotient(a[:, i], b[:, j]) for i in (0, 1) for j in (0, 1)))
 
 

@@ -16,8 +16,10 @@ settings.register_profile("fixed", deadline=None, derandomize=True, database=Non
 settings.register_profile("fresh", deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
-# Before numpy loads: workers fill the cores, and threads inside the emulator's small products only get in the way.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before numpy and torch load: workers fill the cores, and threads inside small products only get in the way.  Those of torch wait for
+# each other by spinning: its references took thirty times as long beside another worker.
+for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
 
 #: Files that take longest, in the order in which they begin.
 LONG = {

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tilecast.emulator.errors import RequestError
@@ -42,15 +43,31 @@ class _Tensor:
         steps = self.steps(sizes)
         return 1 + sum((sizes.get(n, n) - 1) * step for n, step in zip(self.shape, steps, strict=True))
 
-    def steps(self, sizes: Mapping[int, int]) -> list[int]:
+    def steps(self, sizes: Mapping[int, int]) -> Sequence[int]:
         """Strides, in the same order of memory and with the same gaps in proportion."""
-        found = []
-        for step in self.strides:
-            for n, inner in zip(self.shape, self.strides, strict=True):
-                if 0 < inner * n <= step:
-                    step = step * sizes.get(n, n) // n
-            found.append(step)
-        return found
+        grown = tuple((n, sizes[n]) for n in dict.fromkeys(self.shape) if n in sizes)
+        return _steps(self.shape, self.strides, grown) if grown else self.strides
+
+
+@lru_cache(maxsize=1 << 14)
+def _steps(shape: tuple[int, ...], strides: tuple[int, ...], grown: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    sizes, found = dict(grown), []
+    for step in strides:
+        for n, inner in zip(shape, strides, strict=True):
+            if 0 < inner * n <= step:
+                step = step * sizes.get(n, n) // n
+        found.append(step)
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 10)
+def _products(shape: tuple[int, ...]) -> Mapping[int, tuple[tuple[int, ...], ...]]:
+    """Product of two sizes or more -> those sizes, of every way to make it."""
+    found: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for count in range(2, len(shape) + 1):
+        for part in itertools.combinations(shape, count):
+            found[math.prod(part)] = (*found.get(math.prod(part), ()), part)
+    return found
 
 
 def grown(given: Mapping[str, Any], constants: Mapping[str, Any], grid: Sequence[int], growth: Growth) -> Larger | None:
@@ -112,14 +129,19 @@ def _most(
 ) -> dict[int, int]:  # fmt: skip
     """The size grown twofold again and again, while memory and the grid hold it and no tensor has ``enough``; {} for no growth."""
     found: dict[int, int] = {}
+    grows = [one for one in tensors if size in one.shape]
+    still = [one for one in tensors if size not in one.shape]
+    others = sum(one.elements({}) * one.itemsize for one in still)
+    largest = max((one.elements({}) for one in still), default=0)
     for doublings in itertools.count(1):
         sizes = {size: size << doublings}
-        taken = sum(one.elements(sizes) * one.itemsize for one in tensors)
+        elements = [one.elements(sizes) for one in grows]
+        taken = others + sum(count * one.itemsize for count, one in zip(elements, grows, strict=True))
         extents = [_grown(n, sizes, tensors, fixed, True) for n in grid]
         if taken > memory_bytes or any(n > most for n, most in zip(extents, _GRID, strict=False)):
             return found
         found = sizes
-        if max(one.elements(sizes) for one in tensors) >= enough:
+        if max((largest, *elements)) >= enough:
             return found
     return found
 
@@ -154,15 +176,13 @@ def _grown(number: int, sizes: Mapping[int, int], tensors: Sequence[_Tensor], fi
         return number
     found = set()
     for one in tensors:
-        steps = one.steps(sizes)
         if number in one.shape:
             found.add(number)
-        for old, new in zip(one.strides, steps, strict=True):
-            found |= {new // unit for unit in (1, *_UNITS) if not grid and old == number * unit}
-        for count in range(2, len(one.shape) + 1):
-            for part in itertools.combinations(one.shape, count):
-                if math.prod(part) == number:
-                    found.add(math.prod(sizes.get(n, n) for n in part))
+        if not grid:
+            for old, new in zip(one.strides, one.steps(sizes), strict=True):
+                found |= {new // unit for unit in (1, *_UNITS) if old == number * unit}
+        for part in _products(one.shape).get(number, ()):
+            found.add(math.prod(sizes.get(n, n) for n in part))
     blocks = [(-(-old // n), -(-new // n)) for old, new in sizes.items() for n in fixed if n > 1]
     found |= {new for old, new in blocks if old == number and old > 1}
     if grid and not found:
