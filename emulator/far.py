@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError
-from tilecast.emulator.intervals import COMPARISONS, OPERATIONS, constant, ends
+from tilecast.emulator.intervals import COMPARISONS, OPERATIONS, computed, constant, ends
 
 #: Frames that an operation remembers when it overflows: from the line of the kernel outwards.
 _DEPTH = 6
@@ -239,11 +239,10 @@ def combined(name: str, left: Any, right: Any, wide: bool) -> Far | None:
     """Intervals of ``left`` (operation) ``right``; None where neither has any, or the operation is not followed."""
     one, two = far_of(left), far_of(right)
     known = one if one is not None else two
-    compute = OPERATIONS.get(name)
-    if known is None or compute is None or isinstance(left, float) or isinstance(right, float):
+    if known is None or name not in OPERATIONS or isinstance(left, float) or isinstance(right, float):
         return None
     a, b = _rows(left), _rows(right)
-    values = compute(a, b)
+    values = computed(name, a, b)
     if values.shape != known.values.shape:
         values = np.broadcast_to(values, known.values.shape)
     if name == "sub" and two is not None and two.share is not None and two.share[0] is one:
@@ -274,7 +273,7 @@ def summed(x: Any, count: int, wide: bool) -> Far | None:
     far = far_of(x)
     if far is None:
         return None
-    values = OPERATIONS["union"](far.values, OPERATIONS["mul"](far.values, constant(count, count)))
+    values = computed("union", far.values, computed("mul", far.values, constant(count, count)))
     counted = bool((far.values >= 0).all() and (far.values <= 1).all())
     return Far(far.larger, values, wide or far.wide, far.exact and counted, far.over).checked()
 

@@ -156,5 +156,22 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": _lt, "le": _le, "gt": lambda a, b: _lt(b, a), "ge": lambda a, b: _le(b, a), "eq": _eq,
     "ne": lambda a, b: 1 - _eq(a, b)[:, ::-1],
 }  # fmt: skip
+#: What came out, by operation and operands: a kernel does the same with the same numbers in every program and turn.
+_KNOWN: dict[tuple[str, bytes, bytes], Any] = {}
+_MOST_KNOWN = 1 << 15
+
+
+def computed(name: str, a: Any, b: Any) -> Any:
+    """``a`` (operation of that name) ``b``, not to be written to."""
+    key = name, a.tobytes(), b.tobytes()
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        found = _KNOWN[key] = OPERATIONS[name](a, b)
+        found.flags.writeable = False
+    return found
+
+
 #: Those that give truth values.
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
