@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -10,18 +12,34 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.cli import main
+
 PREDICT = ["predict", "--machine", "b200", "--batch", "4", "--heads", "16", "--heads-kv", "16", "--seqlen", "8192",
            "--head-dim", "128", "--causal", "--dtype", "bf16"]  # fmt: skip
 
 
-def tilecast(*arguments: str) -> subprocess.CompletedProcess[str]:
+def from_a_shell(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tilecast.cli", *arguments], capture_output=True, text=True, check=False
     )
 
 
+def tilecast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same without the second that a process takes to begin."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return subprocess.CompletedProcess(arguments, int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def test_a_shell_sees_what_python_sees() -> None:
+    for arguments in (["machine", "list"], ["predict", "b20"], ["emulate", "no_such_kernel"], ["--version"]):
+        shell, python = from_a_shell(*arguments), tilecast(*arguments)
+        assert (shell.returncode, shell.stdout, shell.stderr) == (python.returncode, python.stdout, python.stderr)
+
+
 def test_main_job_prints_the_forecast() -> None:
-    done = tilecast(*PREDICT)
+    done = from_a_shell(*PREDICT)
     assert done.returncode == 0
     assert done.stderr == ""
     assert "NVIDIA B200" in done.stdout
