@@ -17,6 +17,7 @@ from typing import Any
 from tilecast.emulator.expressions import (
     Function,
     argument_of,
+    comprehensions,
     hides_scores,
     is_constant,
     last_name,
@@ -246,7 +247,7 @@ class Dataflow(Uses):
         for store in self._own_stores.get((function.name, name), ()):
             self._push(cost, frame, store.args[0], (), store)
         assigned = False
-        bound = [one for one in ast.walk(function) if isinstance(one, ast.comprehension) and name in _names(one.target)]
+        bound = [one for one in comprehensions(function) if name in _names(one.target)]
         for one in bound:
             self._push(cost + 1, frame, one.iter, ())
         for node in nearest_assignments(function):

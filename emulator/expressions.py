@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterator
+from functools import lru_cache
 from typing import Any
 
 #: Calls that only say where memory is.
@@ -114,10 +115,18 @@ def targets_of(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> li
     return [one for one in flat if isinstance(one, ast.Name)]
 
 
-def nearest_assignments(function: Function) -> Iterator[ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For]:
+# Who explains a launch that stands still asks for those of the same functions by the ten thousand.
+@lru_cache(maxsize=1 << 10)
+def nearest_assignments(function: Function) -> tuple[ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For, ...]:
     """Assignments, the last first."""
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For)
-    return iter(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
+    return tuple(sorted((n for n in ast.walk(function) if isinstance(n, kinds)), key=lambda node: -node.lineno))
+
+
+@lru_cache(maxsize=1 << 10)
+def comprehensions(function: Function) -> tuple[ast.comprehension, ...]:
+    """The ``for`` parts of all comprehensions."""
+    return tuple(one for one in ast.walk(function) if isinstance(one, ast.comprehension))
 
 
 def on_chip(function: Function) -> bool:

@@ -33,7 +33,7 @@ def run_interpreted(file: str, folder: Path) -> list[str]:
     """Names of the tests of ``file`` that ran in the interpreter, all of them without a failure; ``folder`` is for the report."""
     report = folder / "report.xml"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-W", "ignore",
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W", "ignore",
          f"--junitxml={report}", str(Path(file).resolve())],
         env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
