@@ -86,6 +86,8 @@ class Program:
         self._segment: Work | None = None
         #: Steps so far.
         self.steps = 0
+        #: At random moments: index of the role that goes last (one more than there are: none), chosen for so many roles.
+        self._lagging = self._counted = 0
 
     # -- what memory and engines ask -------------------------------------------------------------------------------
 
@@ -356,7 +358,7 @@ class Program:
             if not ready and not self._forced_effect():
                 raise deadlock(self.roles, self.session.source, self.number)
             if ready:
-                role = ready[0] if self.late else self.random.choice(ready)
+                role = ready[0] if self.late else self._chosen(ready)
                 role.blocked = None
                 self.current, self._segment = role, None
                 role.coroutine.switch()
@@ -369,6 +371,17 @@ class Program:
             transfer.take_effect()
         self._check_end()
         return ProgramTrace(self.number, tuple(role.trace for role in self.roles), self.ctas)
+
+    def _chosen(self, ready: Sequence[Role]) -> Role:
+        """Who goes on next: by chance, but that one role of the program (or none) goes only when no other can.
+
+        A role that lags behind by more than a ring's slots is what a missing wait for it takes.
+        """
+        if len(self.roles) != self._counted:
+            self._counted = len(self.roles)
+            self._lagging = self.random.randint(0, self._counted)
+        others = [role for role in ready if role.index != self._lagging]
+        return self.random.choice(others or ready)
 
     def _check_end(self) -> None:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError

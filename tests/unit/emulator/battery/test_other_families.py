@@ -124,6 +124,15 @@ def test_scratch_memory_that_launch_makes_too_small_is_found() -> None:
     assert "outside scratch 0" in failure.message
 
 
+def test_a_role_that_lags_behind_misses_phases_that_nobody_waits_with() -> None:
+    """Only a merge warp that does not come to its turn for five items shows that the others do not wait for it."""
+    text = Planted("", SERVING, "", "    wait_empty(items.left_empty, turn)\n", "    pass\n").text()[0]
+    (failure,) = put(SERVING, "schedules", text).failures
+    assert failure.kind == "deadlock"
+    assert "merge_role waits for items.left" in failure.message
+    assert "a lap ahead" in failure.message
+
+
 def test_a_file_that_fails_at_its_top_is_refused_with_the_line() -> None:
     text = Planted("", GEMM, "", "STAGES = gl.constexpr(", "STAGES = 3 - gl.constexpr('4' if 1 else ").text()[0]
     with pytest.raises(RequestError, match=r"cannot be loaded: line \d+: STAGES = .*TypeError"):
