@@ -242,7 +242,9 @@ def combined(name: str, left: Any, right: Any, wide: bool) -> Far | None:
     if known is None or compute is None or isinstance(left, float) or isinstance(right, float):
         return None
     a, b = _rows(left), _rows(right)
-    values = np.broadcast_to(compute(a, b), known.values.shape)
+    values = compute(a, b)
+    if values.shape != known.values.shape:
+        values = np.broadcast_to(values, known.values.shape)
     if name == "sub" and two is not None and two.share is not None and two.share[0] is one:
         values = _rest(two.share, values)
     # A comparison may go either way; what bounds a number has its reason; a remainder may be any.

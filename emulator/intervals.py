@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 _MOST = 2**61
 
 
+@lru_cache(maxsize=4096)
 def constant(low: int, high: int) -> Any:
-    """One row for all problems."""
-    return np.clip(np.array([[low, high]], dtype=object), -_MOST, _MOST).astype(np.int64)
+    """One row for all problems, which nobody may change."""
+    row = np.array([[max(-_MOST, min(int(end), _MOST)) for end in (low, high)]], np.int64)
+    row.flags.writeable = False
+    return row
 
 
 def ends(array: Any) -> Any:
@@ -26,7 +30,7 @@ def _hull(*candidates: Any) -> Any:
 
 
 def _cut(values: Any) -> Any:
-    return np.clip(values, -_MOST, _MOST)
+    return np.maximum(np.minimum(values, _MOST), -_MOST)
 
 
 def _add(a: Any, b: Any) -> Any:
