@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tilecast.base.files import check_writable, write_text_atomically
 from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
 
 #: Items of a sequence, and characters of text, that a summary shows.
@@ -30,19 +31,24 @@ class Called:
     operations: int
     #: 32-bit integers that overflow in larger problems, each in words.
     overflows: list[str]
+    #: Of the program that executed most, as it would take alone on an SM; None where nothing ran or a product has no known rate.
+    cycles: float | None = None
 
 
 def run_call(
     file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, whole: bool = False,
-    largest: Mapping[str, int] | None = None,
+    largest: Mapping[str, int] | None = None, trace: str | None = None,
 ) -> Called:  # fmt: skip
     """Evaluate ``call`` among the names of ``file``, or (None) run it as a script, with launches emulated.
 
-    ``whole``: what the call returned is all of it, not tensors by shape, type and range; ``largest``: as `any_kernel.emulated` has it.
+    ``whole``: what the call returned is all of it, not tensors by shape, type and range; ``largest``: as `any_kernel.emulated` has it;
+    ``trace``: a file for the timelines of all programs.
 
     Code that asks torch for a GPU gets the CPU.  An EmulationError or an assertion that fails is an answer; RequestError
     and UnsupportedError are not, and what else the file raises is a RequestError with its place in the file.
     """
+    if trace is not None:
+        check_writable(trace)
     need_packages()
     from tilecast.emulator.any_kernel import chip_for, load_any
     from tilecast.emulator.cuda_on_cpu import cuda_on_cpu
@@ -87,9 +93,19 @@ def run_call(
         )
     over = overflows(session) if session is not None and not wrong else []
     lines += [f"  {'larger' if not number else '':10s} {said}" for number, said in enumerate(over)]
+    cycles = None
+    if traces and not wrong:
+        from tilecast.emulator.replay.spent import described
+        from tilecast.emulator.replay.timing import chrome_trace, replay
+
+        time, cycles = described(traces, chip, session.source.quote)
+        lines += time
+        if trace is not None and cycles is not None:
+            write_text_atomically(trace, chrome_trace(replay(one, chip) for one in traces))
+            lines.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     if returned:
         lines.append(f"  returned   {returned}")
-    return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations, over)
+    return Called("\n".join(lines), not wrong, wrong, returned, launches, len(traces), operations, over, cycles)
 
 
 def read_largest(text: str | None) -> dict[str, int]:

@@ -119,12 +119,13 @@ class Larger:
         start, stop = self._of(first), self._of(last)
         step = self._of(bounds[2] if len(bounds) == 3 else 1)
         exact, wide = all(far.exact for far in known), _widths(known)
+        over = any(far.over for far in known)
         if (step[:, 0] <= 0).any():
             # Downwards: between the bounds.
-            return Far(self, np.stack([np.minimum(stop[:, 0] + 1, start[:, 0]), start[:, 1]], -1), wide, False)
+            return Far(self, np.stack([np.minimum(stop[:, 0] + 1, start[:, 0]), start[:, 1]], -1), wide, False, over)
         turns = self._turns(start, stop, step)
         low, high = start[:, 0] + turns[:, 0] * step[:, 0], start[:, 1] + turns[:, 1] * step[:, 1]
-        return Far(self, np.stack([low, np.maximum(np.minimum(high, stop[:, 1] - 1), low)], -1), wide, exact)
+        return Far(self, np.stack([low, np.maximum(np.minimum(high, stop[:, 1] - 1), low)], -1), wide, exact, over)
 
     def _of(self, value: Any) -> Any:
         return np.broadcast_to(_rows(value), self.turns.shape)
@@ -249,7 +250,9 @@ def combined(name: str, left: Any, right: Any, wide: bool) -> Far | None:
         values = _rest(two.share, values)
     # A comparison may go either way; what bounds a number has its reason; a remainder may be any.
     known_ends = [far is None or far.exact for far in (one, two)]
-    exact = any(known_ends) if name in ("min", "max", "mod") else all(known_ends) or name in COMPARISONS
+    exact = all(known_ends) or name in COMPARISONS or (name == "mod" and any(known_ends))
+    if name in ("min", "max") and any(known_ends) and not exact:
+        exact = _bounds(name, *((a, b) if known_ends[0] else (b, a)))
     both = [far for far in (one, two) if far is not None]
     over = name not in COMPARISONS and any(far.over for far in both)
     rows = wide or _widths(both)
@@ -259,6 +262,11 @@ def combined(name: str, left: Any, right: Any, wide: bool) -> Far | None:
     elif name == "mul" and (share := one.share if one is not None and one.share else two.share if two else None):
         found.share = *share[:2], share[2] * (b if one is not None and one.share else a)
     return found
+
+
+def _bounds(name: str, known: Any, other: Any) -> bool:
+    """Whether the smaller or larger of a ``known`` interval and a wider ``other`` is as ``known`` on the side that is not bounded, too."""
+    return bool((other[:, 0] >= known[:, 0]).all() if name == "min" else (other[:, 1] <= known[:, 1]).all())
 
 
 def _rest(share: tuple[Far, Any, Any], values: Any) -> Any:

@@ -47,7 +47,16 @@ def _product(x: Any, y: Any) -> Any:
         return np.where(np.abs(near) < _MOST, x * y, np.sign(near).astype(np.int64) * _MOST)
 
 
+def _alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """Both with as many rows."""
+    if a.shape == b.shape:
+        return a, b
+    one, other = np.broadcast_arrays(a, b)
+    return one, other
+
+
 def _mul(a: Any, b: Any) -> Any:
+    a, b = _alike(a, b)
     if a[:, 0].min() >= 0 and b[:, 0].min() >= 0:
         return _product(a, b)
     return _hull(*(_product(a[:, i], b[:, j]) for i in (0, 1) for j in (0, 1)))
@@ -68,12 +77,13 @@ def _divisor(b: Any) -> Any:
 
 def _floordiv(a: Any, b: Any) -> Any:
     b = _divisor(b)
+    a, b = _alike(a, b)
     return _hull(*(_quotient(a[:, i], b[:, j]) for i in (0, 1) for j in (0, 1)))
 
 
 def _mod(a: Any, b: Any) -> Any:
     """Of C: the remainder has the sign of ``a``."""
-    a, b = np.broadcast_arrays(a, _divisor(b))
+    a, b = _alike(a, _divisor(b))
     most = np.abs(b).max(1) - 1
     low = np.where(a[:, 0] < 0, np.maximum(a[:, 0], -most), 0)
     high = np.where(a[:, 1] > 0, np.minimum(a[:, 1], most), 0)
@@ -95,7 +105,7 @@ def _bitwise(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Exact where both are known; between what the bits of both can make otherwise."""
 
     def of(a: Any, b: Any) -> Any:
-        a, b = np.broadcast_arrays(a, b)
+        a, b = _alike(a, b)
         known = (a[:, 0] == a[:, 1]) & (b[:, 0] == b[:, 1])
         exact = compute(a[:, 0], b[:, 0])
         size = np.maximum(_bits(np.abs(a)), _bits(np.abs(b)))
@@ -122,7 +132,7 @@ def _lshift(a: Any, b: Any) -> Any:
 
 
 def _rshift(a: Any, b: Any) -> Any:
-    a, b = np.broadcast_arrays(a, np.clip(b, 0, 63))
+    a, b = _alike(a, np.clip(b, 0, 63))
     return _hull(*(a[:, i] >> b[:, j] for i in (0, 1) for j in (0, 1)))
 
 

@@ -55,11 +55,12 @@ def _inputs(work: Workload, seed: int) -> tuple[Any, ...]:
 def _cycles(done: Emulation) -> tuple[list[str], Any]:
     """What to print about time, and the comparison of the longest program."""
     from tilecast.emulator.replay.compare import AGREES, compare
+    from tilecast.emulator.replay.spent import longest
 
-    longest = max(done.traces, key=lambda trace: sum(len(role.events) for role in trace.roles))
-    found = compare(done.header, longest, done.machine)
+    program = longest(done.traces)
+    found = compare(done.header, program, done.machine)
     lines = [
-        f"  cycles     {found.timeline.cycles:.0f} for the longest of {len(done.traces)} programs (number {longest.program})"
+        f"  cycles     {found.timeline.cycles:.0f} for the longest of {len(done.traces)} programs (number {program.program})"
     ]
     if not found.ii_cycles:
         lines.append(

@@ -12,6 +12,8 @@ from tilecast.emulator.trace import ProgramTrace
 
 #: Names that Triton's releases differ in: the release whose names a kernel sees.
 RELEASES = ("3.6", "3.9")
+#: The number of no step.
+NO_STEP = -1
 #: The names of all of them, for kernels that were not generated for one.
 ANY_RELEASE = "any"
 
@@ -19,8 +21,11 @@ ANY_RELEASE = "any"
 class Charged(Protocol):
     """The program that runs (`hardware.program.Program`), as far as values need it: it counts their work."""
 
-    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
-        """Account for work of the role that runs."""
+    def charge(
+        self, pipe: str, count: float, shape: tuple[int, ...] = (), layout: Any = None, operands: tuple[int, ...] = (),
+        axis: int | None = None,
+    ) -> int:  # fmt: skip
+        """Account for a step (`trace.Step`) of the role that runs; its number."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,9 @@ class Session:
         """The running line, quoted."""
         return self.source.quote(self.source.line())
 
-    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
-        """Account for work of the role that runs."""
-        if self.program is not None:
-            self.program.charge(pipe, count, chain)
+    def charge(
+        self, pipe: str, count: float, shape: tuple[int, ...] = (), layout: Any = None, operands: tuple[int, ...] = (),
+        axis: int | None = None,
+    ) -> int:  # fmt: skip
+        """Account for a step (`trace.Step`) of the role that runs; its number, NO_STEP outside a kernel."""
+        return NO_STEP if self.program is None else self.program.charge(pipe, count, shape, layout, operands, axis)

@@ -6,9 +6,32 @@ Counts are of one SM: half of what a pair of CTAs does together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 #: (barrier number, phase): what completes, and what waits.
 Key = tuple[int, int]
+
+
+class Step(NamedTuple):
+    """One operation on a tensor, of the warps of a role.
+
+    ``pipe``: what executes it: fma, fma2 (two results an instruction), alu, mufu, cvt (two results), div, mma (products of elements); max, sum and combine (integers) along ``axis``; all (what several
+    steps make together);
+    smem_load, smem_store, tmem_load, tmem_store, global_load, global_store; fence, barrier.
+    """
+
+    #: Steps of a program are numbered as they are executed.
+    number: int
+    pipe: str
+    #: Instructions of single threads (of reductions: elements), or bytes, of one CTA.
+    amount: float
+    #: Of the result (of reductions: of what is reduced), of all CTAs; the layout says which of it a thread has (None: not known).
+    shape: tuple[int, ...]
+    layout: Any
+    #: The steps whose results it takes.
+    operands: tuple[int, ...]
+    #: The dimension that a reduction takes away.
+    axis: int | None
 
 
 @dataclass(slots=True)
@@ -16,12 +39,15 @@ class Work:
     """Arithmetic and memory traffic between two synchronising operations."""
 
     line: int
-    #: Scalar results by pipe: fma, alu, mufu, cvt (packed pairs), div; bytes by port: smem, tmem_read, tmem_write.
-    counts: dict[str, float] = field(default_factory=dict)
-    #: Operations on one number a row, which depend on each other: how many, by pipe.
-    chain: dict[str, int] = field(default_factory=dict)
-    #: Tensor memory loads, each a latency when nothing else runs meanwhile.
-    loads: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What every pipe and port executes, in the units of its steps."""
+        found: dict[str, float] = {}
+        for step in self.steps:
+            found[step.pipe] = found.get(step.pipe, 0.0) + step.amount
+        return found
 
 
 @dataclass(slots=True)
@@ -121,3 +147,5 @@ class ProgramTrace:
 
     program: int
     roles: tuple[RoleTrace, ...]
+    #: CTAs that it consists of.
+    ctas: int = 1

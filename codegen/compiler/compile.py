@@ -277,6 +277,8 @@ def compile_kernels(
     with _offline(capability, sms, found), contextlib.redirect_stdout(io.StringIO()):
         try:
             module.launch(*arguments, **options)
+        except ModuleNotFoundError as error:
+            raise CompileError(f"compiling needs {error.name}, which the host code of {path} imports") from None
         except Exception as error:
             raise CompileError(f"{path}: does not compile for {target}: {_root_cause(error)}") from error
     return tuple(_compiled(kernel, target) for kernel in found)

@@ -25,7 +25,7 @@ from tilecast.model.machine.machine import load_machine
 REFUSED, WARNING, NOT_ASKED = "refused", "warning", "not asked"
 #: Seconds after which the compiler counts as stuck: the largest shipped kernels take about ten.
 _PATIENCE_S = 300.0
-_INSTALL = "compiling needs triton"
+_INSTALL = "compiling needs"
 
 
 @dataclass(frozen=True, slots=True)

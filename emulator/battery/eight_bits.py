@@ -37,17 +37,20 @@ class NarrowBench(Bench):
         """Those of 16 bits, but for scores that 8 bits have no numbers for, and kept plans."""
         wide = "e5m2" if self.kernel.header["family"] == "blackwell_ws" else "e4m3"
         kept = [one for one in super().todo() if "infinity" not in one.kind and one.again != "plan"]
-        return [replace(one, dtype="e4m3" if one.dtype == "fp16" else wide) for one in kept]
+        found = [replace(one, dtype="e4m3" if one.dtype == "fp16" else wide) for one in kept]
+        # Every factor by head, as one number and not at all where there are several key heads.
+        several = next(one for one in found if one.heads[1] > 1)
+        return [*found, *(replace(several, name="factors", rows=several.rows + more) for more in (1, 2))]
 
     def _launch(self, problem: Problem, scale: float, seed: int, planned: bool = False) -> None:
         work = self.workload
         q, k, v = inputs(problem, work.head_dim_qk, work.head_dim_v, seed)
         rng = np.random.default_rng(seed)
         by_head = (problem.batch, problem.heads[1])
-        # A factor for each key head, one number, none, by turns.
-        factors: list[Any] = [rng.uniform(0.5, 1.5, by_head), np.array([0.8]), rng.uniform(0.5, 1.5, by_head)]
-        if problem.rows % 3 == 1:
-            factors = [None, rng.uniform(0.5, 1.5, by_head), np.array([1.25])]
+        # A factor for each key head, one number, none, by turns: each of the three has been each of these.
+        kinds = [rng.uniform(0.5, 1.5, by_head), np.array([0.8]), None]
+        turn = problem.rows % 3
+        factors: list[Any] = [*kinds[turn:], *kinds[:turn]]
         factors = [
             None if one is None else Array(one.astype(np.float32), name)
             for one, name in zip(factors, _NAMES, strict=True)

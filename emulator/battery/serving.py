@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tilecast.emulator.battery.host import handed_on, taken
+from tilecast.emulator.battery.host_torch import torch_of_host_code
 from tilecast.emulator.battery.large_serving import large_batches
 from tilecast.emulator.battery.launches import LaunchBench, Trail, always, compare, explain, must_refuse, stored_at
 from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
@@ -60,6 +61,8 @@ class Batch:
     with_lse: bool = True
     #: Fewest and most rows of the sequences that are asked for.
     rows: tuple[int, int] = (1, 1 << 29)
+    #: Whether launch makes its scratch memory itself.
+    own: bool = False
 
     def label(self) -> str:
         """For messages, and for ``--case``."""
@@ -144,6 +147,10 @@ class ServingBench(LaunchBench):
         yield replace(base, name="longest sequence not told", lengths=((2, 70), (2, 130)), told=False, packed_q=False)
         yield replace(base, name="longest sequence not told", lengths=((1, 200), (2, 3)), told=False, layout="packed")
         yield replace(base, name="another launch in the same scratch", lengths=many, launches=2)
+        # One query of each of several sequences: a scratch memory for fewer is too small.
+        yield replace(
+            base, name="scratch memory of its own", lengths=((1, 700),) * 4, packed_q=False, layout="cache", own=True
+        )
         yield replace(
             base, name="splits as shipped", lengths=((1, 1200), (2, 1100), (1, 1024)), small=False, heads=(2, 1)
         )
@@ -178,13 +185,14 @@ class ServingBench(LaunchBench):
                 value = max(value, self.number("TILE_N", 64)) if name == "SPLIT" else value
                 setattr(module, name, constexpr(value) if hasattr(saved[name], "value") else value)
         try:
-            self._run(problem)
+            with torch_of_host_code(module, problem.sms) as made:
+                self._run(problem, made)
         finally:
             for name, value in saved.items():
                 setattr(module, name, value)
 
-    def _run(self, problem: Batch) -> None:
-        work: list[Array] = []
+    def _run(self, problem: Batch, own: list[Array]) -> None:
+        work: list[Array] = own if problem.own else []
 
         def launched(number: int, watcher: Watcher | None = None) -> _Made:
             made = make(problem, self._dims, problem.seed + 1000 * number, self._narrow)
@@ -196,7 +204,9 @@ class ServingBench(LaunchBench):
                 whole = made.k.shape[0 if problem.layout == "packed" else 1]
                 most_q = made.q.shape[0 if problem.packed_q else 1]
                 most_k = whole * (made.lists["block_table"].shape[1] if problem.layout == "paged" else 1)
-            if not work or watcher is not None:
+            if problem.own:
+                work.clear()
+            elif not work or watcher is not None:
                 sizes = self.loaded.module.scratch(batch, hk, hq // hk, max(most_q, 1), max(most_k, 1), problem.sms)
                 work[:] = [
                     Array(np.full(sizes[0], np.nan, np.float32), "partials"), Array(np.zeros(sizes[1], np.int32), "arrived"),
@@ -206,11 +216,12 @@ class ServingBench(LaunchBench):
                 session.far_launches = large_batches(
                     session, self.loaded.module, self._dims, problem.latent, self._narrow
                 )
+            given = {} if problem.own else {"work": work, "sms": problem.sms}
             self.launch(
                 lambda: self.loaded.module.launch(
                     made.q, made.k, made.v, made.out, made.lse if problem.with_lse else None, scale, sinks=made.sinks,
                     **({"max_seqlen_q": max(most_q, 1), "max_seqlen_k": max(most_k, 1)} if problem.told else {}), window=problem.window, softcap=problem.softcap,
-                    rows=problem.rows, work=work, sms=problem.sms, **made.lists,
+                    rows=problem.rows, **given, **made.lists,
                 ),
                 problem.mode, problem.seed, problem.sms, watcher, counted=watcher is None,
             )  # fmt: skip

@@ -60,8 +60,11 @@ class Memories(Context, Protocol):
     def step(self) -> None:
         """A point where other roles may go first."""
 
-    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
-        """Account for work of the running role."""
+    def charge(
+        self, pipe: str, count: float, shape: tuple[int, ...] = (), layout: Any = None, operands: tuple[int, ...] = (),
+        axis: int | None = None,
+    ) -> int:  # fmt: skip
+        """Account for a step of the running role; its number."""
 
     def accesses(self) -> list[tuple[int, Access]]:
         """(CTA, the running role's access to its memory)."""
@@ -216,8 +219,10 @@ class Shared:
     def gather(self, indices: Tensor, axis: Any) -> Tensor:
         """Elements along an axis by number, into registers with the layout of the numbers."""
         where = self._numbers(indices, int(axis))
-        self.charged_access(False)
-        return Tensor(self.program.session, np.take_along_axis(self.a, where, int(axis)), indices.layout)
+        made = self.charged_access(False)
+        out = Tensor(self.program.session, np.take_along_axis(self.a, where, int(axis)), indices.layout)
+        out.made = made
+        return out
 
     def scatter(self, values: Tensor, indices: Tensor, axis: Any) -> None:
         """Registers to elements along an axis by number; of several for one element, one stays."""
@@ -252,17 +257,21 @@ class Shared:
             )
         return indices.a.astype(np.int64)
 
-    def charged_access(self, writes: bool, together: bool = False) -> None:
-        """Note that the running role reads or writes all of it by ordinary instructions; ``together``: reads what it writes."""
+    def charged_access(self, writes: bool, together: bool = False) -> int:
+        """Note that the running role reads or writes all of it by ordinary instructions; ``together``: reads what it writes.
+
+        The number of the step.
+        """
         program = self.program
         program.step()
         program.meet(certain=False)
-        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        made = program.charge("smem_store" if writes else "smem_load", self.a.nbytes, self.a.shape)
         for access, cells in self._reached(writes or together):
             if writes:
                 program.smem.write(cells, access, self.dtype.bits)
             else:
                 program.smem.read(cells, access, self.dtype.bits)
+        return made
 
     def permute(self, order: Any) -> Shared:
         """Dimensions in another order."""
@@ -312,10 +321,12 @@ class Shared:
         program.step()
         program.fits(layout, self.a.shape)
         program.meet(certain=False)
-        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        made = program.charge("smem_load", self.a.nbytes, self.a.shape, layout)
         for access, cells in self._reached(writes=False):
             program.smem.read(cells, access, self.dtype.bits, self.any_type)
-        return Tensor(program.session, self.a.copy(), layout)
+        out = Tensor(program.session, self.a.copy(), layout)
+        out.made = made
+        return out
 
     def store(self, value: Tensor) -> None:
         """From registers; a store of what is there already is no race."""
@@ -327,7 +338,7 @@ class Shared:
             )
         program.step()
         program.meet(certain=False)
-        program.charge("smem", self.a.nbytes if self.a.ndim > 1 else 0, True)
+        program.charge("smem_store", self.a.nbytes, self.a.shape, value.layout, (value.made,))
         changes = self.a.tobytes() != value.a.tobytes()
         if program.session.watcher is not None:
             program.session.watcher.stored(self.name, program.session.calls())

@@ -35,8 +35,8 @@ from tilecast.emulator.hardware.role import Role
 from tilecast.emulator.hardware.shadow import Access, Shadow
 from tilecast.emulator.hardware.stuck import deadlock
 from tilecast.emulator.hardware.transfers import Transfer
-from tilecast.emulator.session import Session
-from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Wait, Work
+from tilecast.emulator.session import NO_STEP, Session
+from tilecast.emulator.trace import Arrive, CopyIssue, Event, Fork, Join, ProgramTrace, Step, Wait, Work
 from tilecast.emulator.trace import Commit as CommitEvent
 from tilecast.emulator.values import legal
 from tilecast.emulator.values.wellformed import wrong_rank
@@ -84,6 +84,10 @@ class Program:
         self.scales: dict[tuple[int, int, int], Any] = {}
         self._cell_owner = np.zeros(0, np.int8)
         self._segment: Work | None = None
+        #: Steps so far.
+        self.steps = 0
+        #: At random moments: index of the role that goes last (one more than there are: none), chosen for so many roles.
+        self._lagging = self._counted = 0
 
     # -- what memory and engines ask -------------------------------------------------------------------------------
 
@@ -240,19 +244,19 @@ class Program:
 
     # -- trace -------------------------------------------------------------------------------------------------------
 
-    def charge(self, pipe: str, count: float, chain: bool = False) -> None:
-        """Account for work of the running role."""
+    def charge(
+        self, pipe: str, count: float, shape: tuple[int, ...] = (), layout: Any = None, operands: tuple[int, ...] = (),
+        axis: int | None = None,
+    ) -> int:  # fmt: skip
+        """Account for a step of the running role; its number."""
         if self.current is None:
-            return
+            return NO_STEP
         if self._segment is None:
             self._segment = Work(self.line())
             self.current.trace.events.append(self._segment)
-        segment = self._segment
-        segment.counts[pipe] = segment.counts.get(pipe, 0.0) + count / self.ctas
-        if chain:
-            segment.chain[pipe] = segment.chain.get(pipe, 0) + 1
-        if pipe == "tmem_read":
-            segment.loads += 1
+        number = self.steps = self.steps + 1
+        self._segment.steps.append(Step(number, pipe, count / self.ctas, shape, layout, operands, axis))
+        return number
 
     def record(self, event: Event) -> None:
         """Append to the trace of the running role."""
@@ -354,7 +358,7 @@ class Program:
             if not ready and not self._forced_effect():
                 raise deadlock(self.roles, self.session.source, self.number)
             if ready:
-                role = ready[0] if self.late else self.random.choice(ready)
+                role = ready[0] if self.late else self._chosen(ready)
                 role.blocked = None
                 self.current, self._segment = role, None
                 role.coroutine.switch()
@@ -366,7 +370,18 @@ class Program:
         for transfer in self._transfers():
             transfer.take_effect()
         self._check_end()
-        return ProgramTrace(self.number, tuple(role.trace for role in self.roles))
+        return ProgramTrace(self.number, tuple(role.trace for role in self.roles), self.ctas)
+
+    def _chosen(self, ready: Sequence[Role]) -> Role:
+        """Who goes on next: by chance, but that one role of the program (or none) goes only when no other can.
+
+        A role that lags behind by more than a ring's slots is what a missing wait for it takes.
+        """
+        if len(self.roles) != self._counted:
+            self._counted = len(self.roles)
+            self._lagging = self.random.randint(0, self._counted)
+        others = [role for role in ready if role.index != self._lagging]
+        return self.random.choice(others or ready)
 
     def _check_end(self) -> None:
         """RaceError when a copy or product may still be in flight as the program ends and gives up its memory; AllocationError

@@ -241,11 +241,13 @@ class Tmem:
         self._check(layout, "load")
         program.step()
         values = self.values()
-        program.charge("tmem_read", values.nbytes)
+        made = program.charge("tmem_load", values.nbytes, values.shape, layout)
         for cta, access in program.accesses():
             # Memory that is seen as several types may be read as any of them: what is there are bits.
             program.tmem.read(self.cells_of(cta), access, self.dtype.bits, program.session.adds_fences != "")
-        return Tensor(program.session, values, layout)
+        out = Tensor(program.session, values, layout)
+        out.made = made
+        return out
 
     def load_max(self, layout: Any = None, propagate_nan: Any = None) -> tuple[Tensor, Tensor]:
         """The values and the maximum of every row, which the load unit finds (tcgen05.ld.red)."""
@@ -256,7 +258,9 @@ class Tmem:
         loaded = self.load(layout)
         values = loaded.a
         most = values.max(axis=1) if propagate_nan else np.fmax.reduce(values, axis=1)
-        return loaded, Tensor(self.program.session, most)
+        maxima = Tensor(self.program.session, most)
+        maxima.made = loaded.made
+        return loaded, maxima
 
     def store(self, value: Tensor) -> None:
         """From registers (tcgen05.st)."""
@@ -267,7 +271,7 @@ class Tmem:
             )
         self._check(value.layout, "store")
         program.step()
-        program.charge("tmem_write", value.a.nbytes)
+        program.charge("tmem_store", value.a.nbytes, value.a.shape, value.layout, (value.made,))
         for cta, access in program.accesses():
             program.tmem.write(self.cells_of(cta), access, self.dtype.bits)
         self.assign(value.a)

@@ -103,6 +103,9 @@ class Array:
         """One device for all."""
         return _DEVICE
 
+    #: What host code asks before it asks for the device's properties.
+    is_cuda = True
+
     def data_ptr(self) -> int:
         """An address, aligned as a CUDA allocation is."""
         return 4096

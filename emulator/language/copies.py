@@ -185,5 +185,6 @@ class Copies(Everyday):
 
     def fence_async_shared(self, cluster: bool = False) -> None:
         """Make ordinary stores visible to the copy engine and the tensor core."""
+        self.program.charge("fence", 1.0)
         for agent in self.program.role().agents:
             agent.fence()

@@ -60,15 +60,19 @@ class Everyday:
 
     def max(self, x: Tensor, axis: Any = None) -> Any:
         """Largest along an axis; NaN does not count, as in Triton."""
-        return reduced(self.session, x, axis, np.fmax.reduce if x.a.dtype.kind == "f" else np.max, "max")
+        return reduced(
+            self.session, x, axis, *((np.fmax.reduce, "max") if x.a.dtype.kind == "f" else (np.max, "combine"))
+        )
 
     def min(self, x: Tensor, axis: Any = None) -> Any:
         """Smallest along an axis."""
-        return reduced(self.session, x, axis, np.fmin.reduce if x.a.dtype.kind == "f" else np.min, "max")
+        return reduced(
+            self.session, x, axis, *((np.fmin.reduce, "max") if x.a.dtype.kind == "f" else (np.min, "combine"))
+        )
 
     def sum(self, x: Tensor, axis: Any = None) -> Any:
         """Sum along an axis."""
-        return reduced(self.session, x, axis, np.sum, "fma")
+        return reduced(self.session, x, axis, np.sum, "combine" if x._a.dtype.kind in "iub" else "sum")
 
     def reduce(self, x: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
         """Any reduction of a tensor, or of several together, pair by pair in halves along the axis."""
@@ -124,7 +128,9 @@ class Everyday:
             raise LayoutError(f"{self.session.here()}: join of {list(a.shape)} and {list(b.shape)}")
         # In which threads the pairs lie is not followed: it fits everything.
         del layout
-        return a.like(np.stack([a.a, b.a], axis=-1))
+        out = a.like(np.stack([a.a, b.a], axis=-1))
+        out.made = max(a.made, b.made)
+        return out
 
     def broadcast(self, a: Any, b: Any) -> Any:
         """Both with the extents of both."""
@@ -176,7 +182,7 @@ class Everyday:
                 values = of_arrays(*(a.a if isinstance(a, Tensor) else np.asarray(raw(a), kind) for a in args))
             made = np.asarray(values)
             out = Tensor(self.session, made if own_type else made.astype(kind, copy=False), layout)
-            out.charge(pipe, out.a.size)
+            out.charge(pipe, out.a.size, *args)
             return out
 
         return call

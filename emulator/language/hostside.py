@@ -66,7 +66,8 @@ def store(session: Session, pointer: Pointer, value: Any, mask: Any = None) -> N
     memory, line = pointer.memory, program.line()
     if session.watcher is not None:
         session.watcher.stored(memory.name, session.calls(), offsets[asked])
-    program.charge("global", int(asked.sum()) * memory.flat.itemsize)
+    needs = (value.made,) if isinstance(value, Tensor) else ()
+    program.charge("global_store", int(asked.sum()) * memory.flat.itemsize, offsets.shape, operands=needs)
     values = np.broadcast_to(value.a if isinstance(value, Tensor) else value, offsets.shape)
     if isinstance(value, Tensor):
         # The compiler converts to the element type of the pointer.
@@ -87,7 +88,8 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     program = running(session)
     offsets, asked = wanted(program, pointer, mask, "load")
     memory = pointer.memory
-    program.charge("global", int(asked.sum()) * memory.flat.itemsize, True)
+    needs = (pointer.offset.made,) if isinstance(pointer.offset, Tensor) else ()
+    made = program.charge("global_load", int(asked.sum()) * memory.flat.itemsize, offsets.shape, operands=needs)
     owners = _owners(program, pointer, offsets, stores=False)
     for cta, half in _halves(program, offsets.shape):
         places = offsets[asked & half]
@@ -104,7 +106,9 @@ def load(session: Session, pointer: Pointer, mask: Any = None, other: Any = 0) -
     far = session.larger.loaded(memory.name) if session.larger is not None else None
     if not out.ndim and out.dtype.kind in "iu":
         return (Int64(int(out)) if out.dtype.itemsize == 8 else Int(int(out))).sampled(far)
-    return Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None).sampled(far)
+    found = Tensor(session, out, pointer.offset.layout if isinstance(pointer.offset, Tensor) else None).sampled(far)
+    found.made = made
+    return found
 
 
 def tell(program: Program, memory: Array, places: Any, sem: str) -> None:

@@ -22,6 +22,7 @@ from tilecast.emulator.language.ptx_elementwise import elementwise_or_none
 from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
+from tilecast.emulator.values.registers import stays_in_threads
 from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
 
 #: PTX that copies its operand, or the number of the program.
@@ -74,7 +75,7 @@ class Language(Products):
             kinds = [np.dtype(np.float32 if any(isinstance(x, float) for x in (a, b)) else np.int32)]
         values = (np.asarray(raw(x), kinds[0]) if not isinstance(x, Tensor) else x.a for x in (a, b))
         out = Tensor(self.session, np.where(raw(condition), *values), layout)
-        out.charge("alu", out.a.size)
+        out.charge("alu", out.a.size, condition, a, b)
         return out.sampled(combined("union", a, b, out.bits == 64) if out.bits else None)
 
     def _extreme(self, a: Any, b: Any, scalar: Any, compute: Any) -> Any:
@@ -86,7 +87,7 @@ class Language(Products):
             return best
         layout = joint_layout(self.session, a, b)
         out = Tensor(self.session, compute(raw(a), raw(b)), layout)
-        out.charge("alu", out.a.size)
+        out.charge("alu", out.a.size, a, b)
         return out.sampled(combined(scalar.__name__, a, b, out.bits == 64) if out.bits else None)
 
     def minimum(self, a: Any, b: Any) -> Any:
@@ -101,14 +102,14 @@ class Language(Products):
         """2^x, on the special function unit."""
         with np.errstate(all="ignore"):
             out = Tensor(self.session, np.exp2(x.a), x.layout)
-        out.charge("mufu", out.a.size)
+        out.charge("mufu", out.a.size, x)
         return out
 
     def log2(self, x: Tensor) -> Tensor:
         """Logarithm, on the special function unit."""
         with np.errstate(all="ignore"):
             out = Tensor(self.session, np.log2(x.a), x.layout)
-        out.charge("mufu", out.a.size)
+        out.charge("mufu", out.a.size, x)
         return out
 
     def cdiv(self, a: Any, b: Any) -> Any:
@@ -124,7 +125,12 @@ class Language(Products):
         if assert_trivial and not same_threads(x.layout, layout, x._a.shape):
             raise LayoutError(f"{self.session.here()}: {x.layout!r} to {layout!r} moves values between threads")
         self.program.fits(layout, x._a.shape)
-        return Tensor(self.session, x.a, layout).sampled(x.far)
+        out = x.like(x.a, layout).sampled(x.far)
+        if not stays_in_threads(x.layout, layout, x._a.shape):
+            # The compiler takes the values through shared memory.
+            for pipe in ("smem_store", "barrier", "smem_load"):
+                out.charge(pipe, 1.0 if pipe == "barrier" else out._a.nbytes)
+        return out
 
     def inline_asm_elementwise(
         self,
@@ -179,8 +185,14 @@ class Language(Products):
                 made[:, place] = column
             made = made.reshape(arrays[0].shape)
         out_tensor = Tensor(self.session, made, layout)
-        for pipe, count in ptx.instructions(text).items():
-            out_tensor.charge(pipe, count * made.size / size)
+        shape = out_tensor.a.shape
+        needs = tuple([a.made for a in args if isinstance(a, Tensor)])
+        steps = [
+            self.session.charge(pipe, count * made.size / size, shape, layout, needs)
+            for pipe, count in ptx.instructions(text).items()
+        ]
+        # The pipes work on different registers side by side.
+        out_tensor.made = steps[0] if len(steps) == 1 else self.session.charge("all", 0.0, shape, layout, tuple(steps))
         return out_tensor
 
     def _copied(self, text: str, args: Sequence[Any]) -> Far | None:
@@ -230,6 +242,7 @@ class Language(Products):
     def barrier(self, cluster: Any = False) -> None:
         """The warps of a role meet.  ``cluster``: those of all its CTAs."""
         self.program.step()
+        self.program.charge("barrier", 1.0)
         self.program.meet()
         if cluster:
             self.cluster_barrier()

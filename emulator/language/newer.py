@@ -49,7 +49,7 @@ def _along(compute: Any) -> Callable[..., Tensor]:
         with np.errstate(all="ignore"):
             out = compute.accumulate(values, axis=where, dtype=values.dtype)
         made = Tensor(session, np.ascontiguousarray(np.flip(out, where) if reverse else out), x.layout)
-        made.charge("fma", made.a.size)
+        made.charge("fma", made.a.size, x)
         return made
 
     return call
@@ -57,7 +57,7 @@ def _along(compute: Any) -> Callable[..., Tensor]:
 
 def xor_sum(session: Session, x: Tensor, axis: Any = None, **_more: Any) -> Any:
     """Bits that are set an odd number of times, along an axis."""
-    return reduced(session, x, axis, np.bitwise_xor.reduce, "alu")
+    return reduced(session, x, axis, np.bitwise_xor.reduce, "combine")
 
 
 def reduce_or(session: Session, x: Tensor, axis: Any, **_more: Any) -> Any:
@@ -85,7 +85,7 @@ def fp4_to_fp(session: Session, src: Tensor, elem_type: Any, axis: Any) -> Tenso
     shape[where] *= 2
     # In which threads the pairs lie is not followed.
     out = Tensor(session, dtypes.cast(pair.reshape(shape), elem_type))
-    out.charge("alu", out.a.size)
+    out.charge("alu", out.a.size, src)
     return out
 
 

@@ -48,7 +48,7 @@ class Float2Tensor:
 def _made(like: Tensor, halves: Any, layout: Any) -> Float2Tensor:
     bits = np.ascontiguousarray(halves, np.float32).view(np.int64)[..., 0]
     out = like.like(bits, layout)
-    out.charge("fma", bits.size)
+    out.charge("fma2", bits.size)
     return Float2Tensor(out)
 
 

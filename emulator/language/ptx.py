@@ -211,13 +211,13 @@ def reads_lasting(text: str, lasting: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=512)
 def instructions(text: str) -> dict[str, float]:
-    """Scalar results per pipe of one execution of the block (a packed instruction makes two)."""
+    """Instructions per pipe of one execution of the block; those that make two results at once go to fma2."""
     out: dict[str, float] = {}
     for statement in parsed(text):
         # A shift in front of an addition becomes part of it (LEA, IMAD).
         if statement.pipe and not statement.text.startswith("shl."):
-            size = 2.0 if statement.packed else 1.0
-            out[statement.pipe] = out.get(statement.pipe, 0.0) + size
+            pipe = f"{statement.pipe}2" if statement.packed else statement.pipe
+            out[pipe] = out.get(pipe, 0.0) + 1.0
     return out
 
 

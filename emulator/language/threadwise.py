@@ -74,7 +74,8 @@ def inline_asm(
         count = 1 if places is None else len(places)
         out.append(_put_together(session, kind, places, np.stack(left[at : at + count])))
         at += count
-    session.charge("alu", float(sum(ptx.instructions(str(made)).values()) * threads), False)
+    for pipe, instructions in ptx.instructions(str(made)).items():
+        session.charge(pipe, instructions * threads)
     return tuple(out) if several else out[0]
 
 

@@ -57,7 +57,7 @@ def map_elementwise(session: Session, fn: Callable[..., Any], *args: Any, pack: 
         kind = np.dtype(bool) if isinstance(first, bool) else np.dtype(np.int32) if isinstance(first, int) else floating
         kind = np.dtype(np.int64) if isinstance(first, Int64) else kind
         out = Tensor(session, np.asarray([raw(v) for v in column]).astype(kind).reshape(shape), layout)
-        out.charge("alu", out.a.size)
+        out.charge("alu", out.a.size, *args)
         made.append(out)
     return made[0] if len(made) == 1 else tuple(made)
 
@@ -140,7 +140,9 @@ def _product(session: Session, a: Tensor, b: Tensor, acc: Tensor, tensor_core: b
     with np.errstate(all="ignore"):
         product = matrix_product(_operand(a, truncated), _operand(b, truncated))
         out = acc.like((product + acc.a).astype(acc.a.dtype), acc.layout)
-    out.charge("fma", out.a.size * left[-1])
+    # On a tensor core 16 x 8 x 16 of a warp in one instruction, otherwise one product of a thread.
+    kinds = ("mma", out.a.size * left[-1]) if tensor_core else ("fma", out.a.size * left[-1])
+    out.charge(*kinds, a, b, acc)
     return out
 
 
@@ -155,7 +157,7 @@ def _packed(compute: Callable[..., Any]) -> Callable[..., Tensor]:
         with np.errstate(all="ignore"):
             exact = compute(*(np.asarray(raw(x), np.float64) for x in operands))
         out = Tensor(session, dtypes.cast(np.asarray(exact, np.float32), kind), layout)
-        out.charge("fma", out.a.size / 2)
+        out.charge("fma2" if kind.bits == 32 else "fma", out.a.size / 2, *tensors)
         return out
 
     return call

@@ -1,8 +1,9 @@
 """The second route to a kernel's time: replay what its roles executed, with the costs of a machine.
 
 Roles go in order; products run on the tensor core in issue order, copies side by side, and running operations share the
-units fairly (`model.simulate.fair_speeds`).  Nothing here knows the pipeline: order, counts and dependences come from the
-executed source.
+units fairly (`sharing`).  wgmma goes instruction by instruction, as it was measured: warpgroups in turns, and a role whose next
+instruction finds no room in the queue stands still.  Nothing here knows the pipeline: order, counts and dependences come from the executed source,
+costs from the machine file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from statistics import median
 from tilecast.base import chrome_trace as traces
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.replay import costs
+from tilecast.emulator.replay.sharing import Load, speeds
+from tilecast.emulator.replay.work import work_load
 from tilecast.emulator.trace import (
     Arrive,
     Commit,
@@ -31,13 +34,12 @@ from tilecast.emulator.trace import (
     Work,
 )
 from tilecast.model.machine.machine import Machine
-from tilecast.model.pipeline.graph import Op
-from tilecast.model.sm.fair_share import fair_speeds
 from tilecast.model.sm.fluid import EPS_CYCLES as _EPS
 from tilecast.model.sm.fluid import advance
 
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
+TURNS, BESIDE = "turns of wgmma", "slower arithmetic beside wgmma"
 _NEVER = float("inf")
 _LAP = 4
 
@@ -83,32 +85,44 @@ class _Role:
     place: int = 0
     free: float = 0.0
     busy: bool = False
-    #: Whether exponentials have gone since the last wait.
-    pipe_is_full: bool = False
     #: Whether it stands at a barrier.
     stood: bool = False
     #: When each of its own products is done and may be touched.
     products: dict[int, float] = field(default_factory=dict)
+    #: Of wgmma: instructions of the product that it issues now which found no room yet, and those that wait for the tensor core.
+    to_issue: int = 0
+    issuing: tuple[MatrixIssue, _Product] | None = None
+    queue: deque[_Running] = field(default_factory=deque)
 
     @property
     def done(self) -> bool:
-        return self.started and not self.busy and self.place >= len(self.trace.events)
+        return self.started and not self.busy and not self.to_issue and self.place >= len(self.trace.events)
 
 
 @dataclass(slots=True)
 class _Running:
-    op: Op
+    load: Load
     left: float
     start: float
     role: _Role
     event: Event
+    #: Of wgmma: instructions of the same product that are not done.
+    product: _Product | None = None
+
+
+@dataclass(slots=True)
+class _Product:
+    """A product of wgmma that goes instruction by instruction."""
+
+    left: int
+    start: float = -1.0
 
 
 class _Replay:
     """State of one replay."""
 
     def __init__(self, trace: ProgramTrace, machine: Machine, without: Collection[str]) -> None:
-        self.machine, self.without = machine, without
+        self.machine, self.without, self.ctas = machine, without, trace.ctas
         self.roles = {role.index: _Role(role) for role in trace.roles}
         self.spans: list[Span] = []
         self.active: list[_Running] = []
@@ -123,9 +137,16 @@ class _Replay:
         for event in (event for role in trace.roles for event in role.events):
             for key in _contributions(event):
                 self.missing[key] = self.missing.get(key, 0) + 1
-        self.speeds: dict[tuple[int, ...], tuple[float, ...]] = {}
-        self.ops: dict[object, Op] = {}
+        self.speeds: dict[tuple[Load, ...], tuple[float, ...]] = {}
+        self.loads: dict[object, Load] = {}
         self.sync = costs.synchronisation(machine)
+        #: Of wgmma: instructions that may be under way, those that are, and the role that was served last.
+        self.depth = (
+            int(machine.get("tensor.mma_queue_depth", 0.0))
+            if machine.tensor_kind == "wgmma" and TURNS not in without
+            else 0
+        )
+        self.under_way = self.served = 0
 
     def contribute(self, key: Key, when: float) -> None:
         """One arrival of a phase."""
@@ -138,30 +159,47 @@ class _Replay:
             return 0.0
         return _NEVER if self.missing.get(key, 1) else self.complete[key]
 
-    def same(self, op: Op) -> Op:
-        """One object for equal operations, so that shares are computed once."""
-        return self.ops.setdefault((op.demand, op.min_cycles, op.engine, op.kind), op)
+    def product(self, issue: MatrixIssue) -> Load:
+        """One object for products that are alike, so that shares are computed once."""
+        key = (issue.m, issue.n, issue.k, issue.dtype, issue.a_home, issue.pair)
+        if key not in self.loads:
+            self.loads[key] = costs.product_load(issue, self.machine)
+        return self.loads[key]
+
+    def whole(self, issue: MatrixIssue, one: Load) -> Load:
+        """All instructions of a wgmma product in a row."""
+        key = ("whole", id(one), issue.m, issue.k)
+        if key not in self.loads:
+            self.loads[key] = one.times(costs.wgmma_instructions(issue))
+        return self.loads[key]
+
+    def copy(self, issue: CopyIssue) -> Load:
+        """The same of copies."""
+        if issue.bytes not in self.loads:
+            self.loads[issue.bytes] = costs.copy_load(issue, self.machine)
+        return self.loads[issue.bytes]
 
     # -- roles ---------------------------------------------------------------------------------------------------------
 
     def advance(self, role: _Role, now: float) -> bool:
         """Let a role take its next step if it can at ``now``; whether it did."""
-        if not role.started or role.busy or role.free > now + _EPS or role.place >= len(role.trace.events):
+        if not role.started or role.busy or role.free > now + _EPS:
+            return False
+        if role.to_issue:
+            return self._issue_more(role, now)
+        if role.place >= len(role.trace.events):
             return False
         event = role.trace.events[role.place]
-        if isinstance(event, (Wait, MatrixWait, Join)):
-            if not self._wait(role, event, now):
-                return False
-            role.pipe_is_full = False
+        if isinstance(event, (Wait, MatrixWait, Join)) and not self._wait(role, event, now):
+            return False
         role.place += 1
         if isinstance(event, Work):
             if RESCALE in self.without and costs.is_rescale(event):
                 return True
-            op = self.same(costs.work_op(event, role.trace.name, self.machine, role.pipe_is_full))
-            role.pipe_is_full = role.pipe_is_full or costs.uses_mufu(event)
-            if op.min_cycles > _EPS:
+            load = self._work(role, event)
+            if load.cycles > _EPS:
                 role.busy = True
-                self.active.append(_Running(op, op.min_cycles, now, role, event))
+                self.active.append(_Running(load, load.cycles, now, role, event))
         elif isinstance(event, Arrive):
             role.free = now + self.sync.arrival(1 if MEETINGS in self.without else role.trace.warps)
             self.contribute(event.key, role.free + (self.sync.across if event.across else self.sync.handover))
@@ -173,6 +211,11 @@ class _Replay:
             for index in event.roles:
                 self.roles[index].started, self.roles[index].free = True, now
         return True
+
+    def _work(self, role: _Role, event: Work) -> Load:
+        events = role.trace.events
+        hands_over = role.place < len(events) and not isinstance(events[role.place], (Wait, MatrixWait))
+        return work_load(event.steps, role.trace.warps, self.ctas, self.machine, hands_over)
 
     def _wait(self, role: _Role, event: Wait | MatrixWait | Join, now: float) -> bool:
         """Whether the wait is over; otherwise when to look again, where that is known."""
@@ -195,18 +238,40 @@ class _Replay:
 
     def _issue(self, role: _Role, event: CopyIssue | MatrixIssue, now: float) -> None:
         if isinstance(event, CopyIssue):
-            op = self.same(costs.copy_op(event, role.trace.name, self.machine))
-            self.active.append(_Running(op, op.min_cycles, now, role, event))
+            load = self.copy(event)
+            self.active.append(_Running(load, load.cycles, now, role, event))
         else:
-            op = self.same(costs.product_op(event, role.trace.name, self.machine))
-            self.queue.append(_Running(op, op.min_cycles, now, role, event))
-        role.free = now + op.issue_cycles
+            load = self.product(event)
+            if TURNS in self.without and self.machine.tensor_kind == "wgmma":
+                load = self.whole(event, load)
+            if self.depth:
+                role.to_issue = costs.wgmma_instructions(event)
+                role.issuing = event, _Product(role.to_issue)
+                return
+            self.queue.append(_Running(load, load.cycles, now, role, event))
+        role.free = now + load.issue_cycles
+
+    def _issue_more(self, role: _Role, now: float) -> bool:
+        """Issue the next instruction of a wgmma product if the queue has room; whether it has."""
+        if self.under_way >= self.depth or role.issuing is None:
+            return False
+        event, product = role.issuing
+        load = self.product(event)
+        role.queue.append(_Running(load, load.cycles, now, role, event, product))
+        role.to_issue -= 1
+        self.under_way += 1
+        role.free = now + load.issue_cycles
+        return True
 
     # -- engines -------------------------------------------------------------------------------------------------------
 
     def start_engine(self, now: float) -> bool:
         """Begin the oldest product, or arrive for a commit whose products are done; whether anything happened."""
-        if not self.queue or self.engine_busy:
+        if self.engine_busy:
+            return False
+        if self.depth:
+            return self._start_wgmma(now)
+        if not self.queue:
             return False
         entry = self.queue.popleft()
         if isinstance(entry, tuple):
@@ -214,22 +279,45 @@ class _Replay:
             for key in entry[0].keys:
                 self.contribute(key, max(end + latency, now))
             return True
+        self._start(entry, now)
+        return True
+
+    def _start(self, entry: _Running, now: float) -> None:
         entry.start = now
         self.active.append(entry)
         self.engine_busy = self.multiplied = True
-        return True
+
+    def _start_wgmma(self, now: float) -> bool:
+        """Begin an instruction of the next role in turn that has one."""
+        numbers = list(self.roles)
+        for step in range(1, len(numbers) + 1):
+            turn = (self.served + step) % len(numbers)
+            queue = self.roles[numbers[turn]].queue
+            if queue:
+                self.served = turn
+                entry = queue.popleft()
+                if entry.product is not None and entry.product.start < 0.0:
+                    entry.product.start = now
+                self._start(entry, now)
+                return True
+        return False
 
     def finish(self, entry: _Running, now: float) -> None:
         """An operation has ended."""
         event, name = entry.event, entry.role.trace.name
         if isinstance(event, MatrixIssue):
             self.engine_busy = False
+            began = entry.start
+            if entry.product is not None:
+                self.under_way -= 1
+                entry.product.left -= 1
+                if entry.product.left:
+                    return
+                began = entry.product.start
             latency = costs.completion_cycles(event, self.machine)
             self.last_product = (now, latency)
             entry.role.products[event.number] = now + latency
-            self._span(
-                name, f"{event.name}, {event.m} x {event.n} x {event.k}", entry.start, now, event.line, "product"
-            )
+            self._span(name, f"{event.name}, {event.m} x {event.n} x {event.k}", began, now, event.line, "product")
         elif isinstance(event, CopyIssue):
             self._span(name, event.name, entry.start, now, event.line, "copy")
             if event.key is not None:
@@ -257,9 +345,9 @@ class _Replay:
             if not self.active and all(role.done for role in self.roles.values() if role.started):
                 return max(now, *(role.free for role in self.roles.values()))
             upcoming = min((role.free for role in self.roles.values() if role.free > now + _EPS), default=_NEVER)
-            key = tuple(id(entry.op) for entry in self.active)
+            key = tuple([entry.load for entry in self.active])
             if key not in self.speeds:
-                self.speeds[key] = fair_speeds(tuple(entry.op for entry in self.active))
+                self.speeds[key] = speeds(key, slows=BESIDE not in self.without)
             step, ended = advance(self.active, self.speeds[key], upcoming - now)
             if step == _NEVER:
                 raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
@@ -288,7 +376,8 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
     """Time one program's trace on one SM of ``machine``.
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
-    the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives).
+    the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
+    the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone).
     """
     state = _Replay(trace, machine, without)
     cycles = state.run()

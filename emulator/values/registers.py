@@ -79,6 +79,12 @@ def _accumulator(
     return DistributedLinearLayout(found[_REGISTER], found[_LANE], found[_WARP], [], shape)
 
 
+def stays_in_threads(a: Any, b: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a conversion of a tensor of ``shape`` leaves every element in its thread; of layouts that are not followed it may."""
+    one, two = (None if layout is None else linear_of(layout, tuple(shape)) for layout in (a, b))
+    return one is None or two is None or (one.lane, one.warp, one.block) == (two.lane, two.warp, two.block)
+
+
 @lru_cache(maxsize=256)
 def places_of(layout: DistributedLinearLayout) -> Any:
     """int64 [registers, threads] of one CTA: the element, in row-major order."""

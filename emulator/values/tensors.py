@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
 from tilecast.emulator.far import Far, combined, far_of, frames, near, summed
-from tilecast.emulator.session import Session
+from tilecast.emulator.session import NO_STEP, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
 
@@ -202,7 +202,7 @@ def raw(value: Any) -> Any:
 class Tensor:
     """A tensor in registers: numpy values, a layout (None: not known), and whether a wgmma still writes it."""
 
-    __slots__ = ("_a", "far", "layout", "pending", "product", "session")
+    __slots__ = ("_a", "far", "layout", "made", "pending", "product", "session")
     __array_ufunc__ = None
 
     def __init__(self, session: Session, a: Any, layout: Any = None) -> None:
@@ -213,6 +213,8 @@ class Tensor:
         self.product: tuple[Any, Any] | None = None
         #: What its elements would be in far larger problems; None where nobody asks.
         self.far: Far | None = None
+        #: The step (`trace.Step`) that computed it.
+        self.made = NO_STEP
 
     @property
     def a(self) -> Any:
@@ -282,20 +284,25 @@ class Tensor:
         return functools.partial(function, self)
 
     def like(self, a: Any, layout: Any = None) -> Tensor:
-        """A tensor of the same session."""
-        return Tensor(self.session, a, layout)
+        """A tensor of the same session, which the same step has made."""
+        out = Tensor(self.session, a, layout)
+        out.made = self.made
+        return out
 
-    def charge(self, pipe: str, count: float) -> None:
-        """Account for ``count`` scalar instructions on a pipe."""
-        self.session.charge(pipe, count, self._a.ndim < 2 or self._a.shape[-1] == 1)
+    def charge(self, pipe: str, count: float, *operands: Any) -> None:
+        """Account for ``count`` instructions of single threads that make this tensor of the ``operands`` (without any: of what made it)."""
+        needs = tuple([one.made for one in operands if isinstance(one, Tensor)]) or (self.made,)
+        self.made = self.session.charge(pipe, count, self._a.shape, self.layout, needs)
 
     def to(self, dtype: dtypes.Dtype, bitcast: bool = False) -> Tensor:
         """The values as another type, rounded to nearest even."""
         if bitcast:
             return self.like(self.a.view(dtype.numpy), self.layout)
-        if dtype.bits < 32 and self._a.dtype == np.float32:
-            self.charge("cvt", self._a.size / 2)
         out = self.like(dtypes.cast(self.a, dtype), self.layout)
+        if dtype.bits < 32 and self._a.dtype == np.float32:
+            out.charge("cvt", out._a.size / 2)
+        elif out._a.dtype != self._a.dtype and "f" in (out._a.dtype.kind, self._a.dtype.kind):
+            out.charge("alu", out._a.size)
         return out if self.far is None else out.sampled(self.far.narrowed() if out.bits == 32 else self.far)
 
     def reshape(self, *shape: Any) -> Tensor:
@@ -364,8 +371,9 @@ class Tensor:
         return self.like(self.a[keys], layout).sampled(self.far)
 
     def __invert__(self) -> Tensor:
-        self.charge("alu", self._a.size)
-        return self.like(~self.a, self.layout)
+        out = self.like(~self.a, self.layout)
+        out.charge("alu", out._a.size)
+        return out
 
     def __neg__(self) -> Tensor:
         return self.like(-self.a, self.layout)
@@ -438,7 +446,7 @@ def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
             if fused is not None:
                 return self.like(fused, layout)
         out = self.like(_arithmetic(self, other, name, reflected), layout)
-        out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size)
+        out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size, self, other)
         if (self.far is not None or far_of(other) is not None) and (out.bits or out._a.dtype.kind == "b"):
             wide = out.bits != 32
             out.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
@@ -488,10 +496,12 @@ def reduced(session: Session, x: Tensor, axis: int | None, compute: Any, pipe: s
         raise UnsupportedError("a reduction needs an axis here")
     with np.errstate(all="ignore"):
         values = compute(x.a, axis=int(axis))
-    session.charge("vote" if x._a.ndim == 1 else pipe, x._a.size, x._a.ndim == 1)
+    made = session.charge(pipe, x._a.size, x._a.shape, x.layout, (x.made,), int(axis))
     # A sum has as many elements as the axis; what else is reduced is one of them.
     far = summed(x, x._a.shape[int(axis)], x.bits == 64) if compute is np.sum else x.far
     if x._a.ndim == 1:
         return Int(values).sampled(far) if x._a.dtype.kind in "iub" else Float(values)
     layout = SliceLayout(int(axis), x.layout) if x.layout else None
-    return Tensor(session, values.astype(x._a.dtype), layout).sampled(far)
+    out = Tensor(session, values.astype(x._a.dtype), layout).sampled(far)
+    out.made = made
+    return out

@@ -55,7 +55,7 @@ _OF_EMULATION = (0.7, 1.0)
 _STATISTICS_CYCLES = 450.0
 #: Stall counts of addresses and descriptors ahead of the two products, and barriers of a warpgroup in the vote of "conditional":
 #: the machine code of the generated kernels, whatever their tile, head_dim or mask (so are the barriers of `_hand_overs`).
-_AHEAD_OF_QK_CYCLES, _AHEAD_OF_PV_CYCLES, _BARRIERS_OF_VOTE = 55.0, 15.0, 3
+AHEAD_OF_QK_CYCLES, _AHEAD_OF_PV_CYCLES, _BARRIERS_OF_VOTE = 55.0, 15.0, 3
 #: Shuffles of a warp that close its rows' maxima, and its shuffles, stores and loads in the vote: the same listings.
 _SHUFFLES_OF_MAX, _EXCHANGES_OF_VOTE = 4, 9
 #: FP8 PV needs V transposed in shared memory and P permuted in registers: one byte permute and one shuffle for
@@ -288,7 +288,7 @@ def _hand_overs(v: Fa3Variant, m: Machine) -> dict[str, float]:
     """
     barrier = m.get("sync.barrier_cycles", 0.0) + m.get("sync.barrier_spread_cycles", 0.0) / 2
     poll = m.get("sync.wait_done_cycles", 0.0)
-    found = {"ahead": poll + _AHEAD_OF_QK_CYCLES, "have_s": barrier, "have_o": barrier}
+    found = {"ahead": poll + AHEAD_OF_QK_CYCLES, "have_s": barrier, "have_o": barrier}
     if not v.overlap:
         found["have_s"] += barrier + poll + _AHEAD_OF_PV_CYCLES
     if takes_turns(v):

@@ -76,11 +76,11 @@ def _shared(uses: Sequence[Use]) -> list[float]:
     if beyond > 0.0:
         left["tensor"] = 1.0 - beyond
     for engine_first in (True, False):
-        _share([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds, most)
+        fill([i for i, matrix in enumerate(tensor) if matrix is engine_first], use, left, speeds, most)
     return speeds
 
 
-def _share(
+def fill(
     members: list[int], use: list[dict[str, float]], left: dict[str, float], speeds: list[float], most: list[float]
 ) -> None:
     """Progressive filling among ``members``; updates what is ``left`` of every unit and the ``speeds``, none above its ``most``."""

@@ -120,7 +120,17 @@ def emulate(
         return
     if call is not None or main:
         _emulate_any(
-            file, None if main else call, machine, mode or "late", seed or 0, sms, shape, whole, largest, as_json
+            file,
+            None if main else call,
+            machine,
+            mode or "late",
+            seed or 0,
+            sms,
+            shape[:-1],
+            trace,
+            whole,
+            largest,
+            as_json,
         )
         return
     alone = quick and sum(option is not None for option in (*shape, mode, seed, sms)) == 0
@@ -195,7 +205,7 @@ def _compiler(file: str) -> list[Complaint]:
 
 def _emulate_any(
     file: str, call: str | None, machine: str | None, mode: str, seed: int, sms: int | None, shape: tuple[Any, ...],
-    whole: bool, largest: str | None, as_json: bool,
+    trace: str | None, whole: bool, largest: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """emulate --call and --main: any author's file."""
     from tilecast.cli.tables import show
@@ -204,9 +214,9 @@ def _emulate_any(
 
     if any(option is not None for option in shape):
         raise RequestError(
-            "--call and --main run the file's own code: shapes, --window, --dtype and --trace are for generated kernels"
+            "--call and --main run the file's own code: shapes, --window and --dtype are for generated kernels"
         )
-    found = run_call(file, call, machine, mode, seed, sms, whole, read_largest(largest))
+    found = run_call(file, call, machine, mode, seed, sms, whole, read_largest(largest), trace)
     show(found.text, {"file": file, "call": call, "mode": mode, "seed": seed, **dataclasses.asdict(found)}, as_json)
     if not found.right:
         raise typer.Exit(1)

@@ -145,7 +145,7 @@ def test_ptx_that_is_not_known_is_named() -> None:
 
 def test_ptx_instruction_counts() -> None:
     text = "{ .reg .b64 a; mov.b64 a, {$1, $2}; fma.rn.ftz.f32x2 a, a, a, a; mov.b64 {$0, x}, a; ex2.approx.ftz.f32 $0, $1; }"
-    assert ptx.instructions(text) == {"fma": 2.0, "mufu": 1.0}
+    assert ptx.instructions(text) == {"fma2": 1.0, "mufu": 1.0}
 
 
 # --- layouts --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tilecast.emulator.any_kernel import emulated
 from tilecast.emulator.battery.runner import run_battery
 from tilecast.emulator.call import read_largest, run_call
 from tilecast.emulator.errors import IntegerError, RequestError
+from tilecast.emulator.far import Far, LargeLaunch, Larger, combined
 from tilecast.emulator.intervals import OPERATIONS, constant
 from tilecast.emulator.language.hostside import overflows
 from tilecast.emulator.run import kernel_path
@@ -185,3 +186,31 @@ def test_a_place_that_loses_its_64_bits_is_found_in_every_family(
     found = run_battery(Source(f"{kernel}.py", text.replace(wide, narrow)), most=most)
     assert [failure.kind for failure in found.failures] == ["integer"]
     assert "a 32-bit integer overflows in larger problems" in found.failures[0].message
+
+
+def test_what_is_bounded_on_one_side_only_is_wide_on_the_other() -> None:
+    """A number that nobody knows well, bounded from above: its lower end proves nothing, also in a loop that begins or ends there."""
+    larger = Larger([LargeLaunch("large", {"n": 2**26}, (4,))], fails=True)
+    n = larger.argument("n")
+    assert n is not None
+    loose = Int(1).sampled(Far(larger, np.stack([-n.values[:, 0], n.values[:, 1]], -1), exact=False))
+    known = Int(1).sampled(n)
+    below = combined("min", loose, known, False)
+    assert below is not None
+    assert not below.exact
+    # -2^32 to 2^32: undecided, not an error.
+    wrapped = combined("mul", Int(1).sampled(below), Int(64), False)
+    assert wrapped is not None
+    assert wrapped.over
+    turn = larger.counter((Int(0), Int(3).sampled(wrapped), Int(1)))
+    assert turn is not None
+    assert combined("add", Int(0).sampled(turn), Int(64), False) is not None
+    # From 0 on it is known well: the same product is an error then.
+    positive = Int(1).sampled(Far(larger, np.stack([0 * n.values[:, 0], 2 * n.values[:, 1]], -1), exact=False))
+    bounded = combined(
+        "min", positive, Int(1).sampled(Far(larger, np.stack([0 * n.values[:, 0], n.values[:, 1]], -1))), False
+    )
+    assert bounded is not None
+    assert bounded.exact
+    with pytest.raises(IntegerError):
+        combined("mul", Int(1).sampled(bounded), Int(64), False)

@@ -56,3 +56,15 @@ def test_what_cannot_be_asked_is_no_complaint_about_the_kernel(tmp_path: Path) -
     path.write_text("x = 1\n")
     assert [found.severity for found in checked_by_compiler(path)] == [NOT_ASKED]
     assert [found.severity for found in checked_by_compiler(tmp_path / "none.py")] == [NOT_ASKED]
+
+
+@NEEDS_TRITON
+def test_host_code_that_wants_a_package_which_is_not_there_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8-bit kernels ask torch for a type; who has Triton alone is told so."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (found,) = checked_by_compiler(HOPPER.with_name("hopper_fp8_d64_full.py"))
+    assert found.severity == NOT_ASKED
+    assert found.text.startswith("compiling needs torch")

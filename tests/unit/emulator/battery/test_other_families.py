@@ -26,12 +26,13 @@ def put(kernel: str, case: str, text: str | None = None) -> Battery:
 @pytest.mark.parametrize(
     ("kernel", "case"),
     [
-        (SERVING, "layouts: 6"), (SERVING, "sinks: 5"), (SERVING, "groups of splits"), (SERVING, "same scratch"),
+        (SERVING, "layouts: 6"), (SERVING, "sinks: 5"), (SERVING, "groups of splits"), (SERVING, "same scratch"), (SERVING, "of its own"),
+        ("hopper_mla_d576_512", "one query"), ("hopper_mla_d576_512", "of its own"),
         ("blackwell_serve_d64", "sinks: 5"), ("blackwell_serve_d64", "rise far"),
         ("hopper_serve_d64_e4m3", "groups of splits"),
         (GEMM, "several tiles"), (GEMM, "layouts"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
         (BACKWARD, "several tiles"), (BACKWARD, "one query"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
-        (EIGHT, "several tiles"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
+        (EIGHT, "several tiles"), (EIGHT, "factors"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
     ],
 )  # fmt: skip
 def test_shipped_kernels_have_no_fault(kernel: str, case: str) -> None:
@@ -93,6 +94,7 @@ DRAWN = (
     ("hopper_ws_d64_causal", "long = query_blocks - 1", "long = query_blocks + 1", "one query, one key"),
     (EIGHT, "(rows.to(gl.int64) * stride_s)[:, None] + (columns", "(rows.to(gl.int64))[:, None] + (columns", "without log-sum-exp"),
     (EIGHT, "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch * heads_q", "query_blocks, heads = triton.cdiv(seqlen_q, TILE_M.value), batch", "without log-sum-exp"),
+    (EIGHT, "gl.load(q_descale + batch * q_step_b + head * q_step_h)", "gl.load(q_descale + batch * q_step_b + head)", "factors"),
     ("gemm_blackwell", "slot, lap = slot_of(turn, part, piece)", "slot, lap = slot_of(part, turn, piece)", "one small tile"),
     ("gemm_blackwell", "[STAGES] + a_desc.block_type.shape", "[STAGES] + b_desc.block_type.shape", "one small tile"),
     ("gemm_blackwell", "+ gl.num_programs(0) - 1) // gl", "+ gl.num_programs(0) + 1) // gl", "all rows of tiles"),
@@ -112,6 +114,23 @@ def test_drawn_bugs_are_found_and_pointed_at(kernel: str, old: str, new: str, ca
     quoted = {int(line) for line in re.findall(r"line (\d+):", failures[0].message)}
     # Its P is told by the key that is hidden wrongly: the line that counts blocks lies two functions away.
     assert quoted & changed or (kernel, case) == (BACKWARD, "far below"), failures[0].message
+
+
+def test_scratch_memory_that_launch_makes_too_small_is_found() -> None:
+    right = "    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1\n    if sms is None"
+    text = Planted("", SERVING, "", right, right.replace("[0] if", "[1] if")).text()[0]
+    (failure,) = put(SERVING, "of its own", text).failures
+    assert failure.kind == "bounds"
+    assert "outside scratch 0" in failure.message
+
+
+def test_a_role_that_lags_behind_misses_phases_that_nobody_waits_with() -> None:
+    """Only a merge warp that does not come to its turn for five items shows that the others do not wait for it."""
+    text = Planted("", SERVING, "", "    wait_empty(items.left_empty, turn)\n", "    pass\n").text()[0]
+    (failure,) = put(SERVING, "schedules", text).failures
+    assert failure.kind == "deadlock"
+    assert "merge_role waits for items.left" in failure.message
+    assert "a lap ahead" in failure.message
 
 
 def test_a_file_that_fails_at_its_top_is_refused_with_the_line() -> None:

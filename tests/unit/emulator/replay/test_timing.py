@@ -10,23 +10,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tilecast.emulator.replay.compare import AGREES, Comparison, compare
+from tilecast.emulator.replay.compare import ADDRESSES, AGREES, Comparison, compare
 from tilecast.emulator.replay.costs import synchronisation
-from tilecast.emulator.replay.timing import COPY_LATENCY, MEETINGS, RESCALE, chrome_trace, replay
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, TURNS, chrome_trace, replay
 from tilecast.emulator.routes import as_text, by_all_routes
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
-from tilecast.emulator.trace import Arrive, Commit, CopyIssue, MatrixIssue, Wait
+from tilecast.emulator.trace import Arrive, Commit, CopyIssue, MatrixIssue, Step, Wait, Work
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.chip.launch import play
 from tilecast.model.compiled.evaluate import CompiledVariant
+from tilecast.model.compiled.forecast import forecast
 from tilecast.model.compiled.loops.shelf import loop_at_hand
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine, load_machine
-from tilecast.model.sm.bounds import rec_mii
 
 BLOCKS = 16
 
@@ -56,8 +56,8 @@ def compared(kernel: str) -> Comparison:
 @pytest.mark.parametrize(
     "kernel",
     [
-        "hopper_ws_d64_full", "hopper_ws_d96_full", "hopper_ws_d256_full", "blackwell_ws_d128_full",
-        "blackwell_ws_d192_128_full_pair",
+        "hopper_ws_d256_full", "hopper_ws_d128_causal", "blackwell_ws_d64_full_b300", "blackwell_ws_d128_full",
+        "blackwell_ws_d128_full_pair", "blackwell_ws_d192_128_full_pair", "blackwell_ws_d256_full_pair",
     ],
 )  # fmt: skip
 def test_both_routes_agree(kernel: str) -> None:
@@ -66,25 +66,38 @@ def test_both_routes_agree(kernel: str) -> None:
     assert abs(found.difference) <= AGREES
 
 
-@pytest.mark.parametrize("kernel", ["hopper_ws_d128_full", "hopper_ws_d192_128_full"])
-def test_hopper_sources_leave_the_tensor_core_idle_where_the_compiled_order_does_not(kernel: str) -> None:
-    """docs/emulator.md: sums and conversions of a block stand between the source's products."""
-    found, done = compared(kernel), one_tile(kernel)
-    pipeline = build_pipeline(header_workload(done.header), parse_variant(done.header["variant"]), done.machine)
-    assert found.model_ii_cycles == pytest.approx(pipeline.demand()["tensor"], rel=0.003)
-    assert AGREES < found.difference < 0.08
-
-
-@pytest.mark.parametrize("kernel", ["blackwell_ws_d128_full_pair", "blackwell_ws_d64_full_b300"])
-def test_what_differs_by_the_barriers_that_the_compiler_puts_before_arrivals(kernel: str) -> None:
+@pytest.mark.parametrize("kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full"])
+def test_products_of_warpgroups_in_turns_are_what_the_pipeline_has_not(kernel: str) -> None:
+    """The tensor core takes an instruction of each warpgroup in turn, so that all their products end late; machine code, where this is
+    simulated too, stands on the source's side."""
     found = compared(kernel)
-    assert found.difference > AGREES
-    assert abs(dict(found.without)[MEETINGS]) <= AGREES
+    assert found.difference > 0.2
+    assert abs(dict(found.without)[TURNS]) <= AGREES
+    done = one_tile(kernel)
+    written = header_workload(done.header)
+    code = shipped(written, done.machine, parse_variant(done.header["variant"])).code
+    assert code is not None
+    seen = forecast(code, replace(written, dtype="fp16"), done.machine, done.machine["chip.clock_rated_mhz"])
+    assert found.ii_cycles == pytest.approx(seen.cycles_per_block, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full", "hopper_ws_d192_128_full", "hopper_ws_d256_full"]
-)
+def test_addresses_before_products_are_what_hoppers_short_loop_has_more_in_the_pipeline() -> None:
+    """Two warpgroups and 64 keys: no unit is full, so that a warpgroup's own order decides; the pipeline has the addresses and
+    descriptors that compiled code works out before a product, the source has none."""
+    found = compared("hopper_ws_d64_causal")
+    assert found.difference < -AGREES
+    assert abs(dict(found.without)[ADDRESSES]) <= AGREES
+    assert abs(compared("hopper_ws_d96_causal").difference) <= AGREES
+
+
+def test_arithmetic_beside_wgmma_takes_the_register_ports() -> None:
+    """d64: what was measured of a warp beside wgmma decides; without it the source is as far below the pipeline."""
+    found = compared("hopper_ws_d64_full")
+    assert AGREES < found.difference < 0.06
+    assert dict(found.without)[BESIDE] < -2 * AGREES
+
+
+@pytest.mark.parametrize("kernel", ["hopper_ws_d64_full", "hopper_ws_d192_128_full", "hopper_ws_d256_full"])
 def test_whole_hopper_tiles_agree_with_the_pipeline(kernel: str) -> None:
     """Start, first copies from memory, epilogue: -25 to -28 % before the replay charged them."""
     work = one_tile(kernel)
@@ -104,44 +117,31 @@ def test_an_arrival_of_several_warps_costs_their_barrier_and_one_that_is_over_a_
     assert measured.poll < measured.handover <= measured.across
 
 
-@pytest.mark.parametrize("kernel", ["blackwell_ws_d128_full_b300", "blackwell_ws_d192_128_full_b300"])
-def test_pairs_differ_by_the_rescale_of_every_step(kernel: str) -> None:
+@pytest.mark.parametrize("kernel", ["blackwell_ws_d192_128_full", "blackwell_ws_d192_128_causal_b300"])
+def test_one_slot_for_v_shows_the_latency_of_copies(kernel: str) -> None:
+    """The kernel splits three slots into two for K and one for V; the model lets both share all three."""
     found = compared(kernel)
     assert found.difference > AGREES
-    assert abs(dict(found.without)[RESCALE]) <= AGREES
+    assert abs(dict(found.without)[COPY_LATENCY]) <= AGREES
 
 
-def test_alternate_key_blocks_differ_by_the_rescale_and_by_who_fills_a_slot() -> None:
-    """Each block waits for the rescale of the one before.  Without it the source keeps the tensor core full, as K and V have rings of
-    single blocks; the model, which loads an iteration's two blocks together, waits for a slot."""
-    found = compared("blackwell_ws_d256_full_pair")
-    done = one_tile("blackwell_ws_d256_full_pair")
-    pipeline = build_pipeline(header_workload(done.header), parse_variant(done.header["variant"]), done.machine)
-    tensor = pipeline.demand()["tensor"]
+def test_d96_differs_by_barriers_and_by_how_far_its_groups_are_apart() -> None:
+    """docs/emulator.md: two softmax groups that meet less at MUFU, after one pause of the second, are as fast as in the pipeline."""
+    found, done = compared("blackwell_ws_d96_full"), one_tile("blackwell_ws_d96_full")
     assert found.difference > AGREES
-    assert (1 + dict(found.without)[RESCALE]) * found.model_ii_cycles == pytest.approx(tensor, abs=1.0)
-    assert found.model_ii_cycles > tensor
-    assert ("qk1", "load_k") in {(edge.src, edge.dst) for edge in rec_mii(pipeline).edges}
-
-
-def test_one_slot_for_v_shows_the_latency_of_copies() -> None:
-    """The kernel splits three slots into two for K and one for V; the model lets both share all three."""
-    found = compared("blackwell_ws_d192_128_full")
-    assert found.difference > AGREES
-    assert abs(dict(found.without)[f"{RESCALE} and {COPY_LATENCY}"]) <= AGREES
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    ["blackwell_ws_d64_full", "blackwell_ws_d64_full_pair", "blackwell_ws_d96_full", "blackwell_ws_d96_full_pair"],
-)
-def test_narrow_heads_stay_within_what_the_page_explains(kernel: str) -> None:
-    """docs/emulator.md: the emulated exponentials are all in the first three quarters of P, not spread evenly."""
-    assert 0 < compared(kernel).difference < 0.17
+    fence = Work(0, [Step(0, "fence", 1.0, (), None, (), None)])
+    roles = [
+        replace(role, events=[*role.events[:20], *([fence] * 16), *role.events[20:]])
+        if role.name == "softmax_role 1"
+        else role
+        for role in done.traces[0].roles
+    ]
+    apart = replay(replace(done.traces[0], roles=tuple(roles)), done.machine, (MEETINGS,)).ii_cycles()
+    assert apart == pytest.approx(found.model_ii_cycles, rel=AGREES)
 
 
 def test_a_slower_unit_makes_the_source_slower() -> None:
-    done = one_tile("hopper_ws_d128_full")
+    done = one_tile("hopper_ws_d256_full")
     base = replay(done.traces[0], done.machine)
     slower = done.machine.with_facts({"tensor.fp16_flop_per_clk": done.machine["tensor.fp16_flop_per_clk"] / 2})
     assert replay(done.traces[0], slower).ii_cycles() == pytest.approx(2 * base.ii_cycles(), rel=0.05)
