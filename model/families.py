@@ -105,6 +105,9 @@ _OURS = (("rescale", "anchored"), ("scheduler", "paired"), ("mask_home", "tmem")
 #: Knobs that the open kernels of a family choose by the head dimension alone: FlashAttention-4 and FROST share a pair's query tile by keys
 #: where O fills tensor memory (head_dim 256), nowhere else.
 _BY_HEAD_DIM = ("split",)
+#: Most exponentials that an open kernel emulates: FlashAttention-4 28 % (its pull request 2316) and, at head_dim 256, 37.5 % (2488),
+#: FROST 25 %.
+_MOST_EMULATED, _MOST_EMULATED_AT_256 = 0.28, 0.375
 
 #: Allowed values of knobs with few, of one family where its name goes before; numbers are (low, high) ranges.
 SCHEDULERS = ("grid", "persistent", "longest-first", "longest-grid", "work-stealing", "paired")
@@ -197,11 +200,13 @@ def near_published(workload: Workload, machine: Machine) -> tuple[Variant, ...]:
     family = native_family(machine).name
     shipped = published_variant(family, workload, machine)
     near = one_knob_away(shipped, knob_space(family, workload, machine))
+    most = _MOST_EMULATED_AT_256 if workload.head_dim_qk >= 256 else _MOST_EMULATED
     others = (
         v
         for v in near
         if not any(getattr(v, knob, "") == value for knob, value in _OURS)
         and all(getattr(v, knob, "") == getattr(shipped, knob, "") for knob in _BY_HEAD_DIM)
+        and getattr(v, "emulated_share", 0.0) <= most
     )
     return (shipped, *(v for v in others if legality(v, workload, machine).legal))
 

@@ -1,8 +1,8 @@
 """Loops of machine code (`data/loops`, and the user's own): which are wanted, made with the compiler at hand, written down.
 
-For every head dimension and mask that the generated Hopper kernels serve, the loops that the search before compilation puts
-first for a short, a middling and a long problem of the same number of tokens: a variant that it puts behind those is rarely
-the best (docs/machine-code.md).
+For every head dimension, mask and width of elements that the generated Hopper kernels serve, the loops of kernels that ship and
+those that the search before compilation puts first for a short, a middling and a long problem of the same number of tokens: a
+variant that it puts behind those is rarely the best (docs/machine-code.md).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.kept import FOLDER, kept_profile
 from tilecast.codegen.compiler.profile import compiler_name
 from tilecast.codegen.generate import generate
+from tilecast.codegen.shipping.ship import read_e4m3_list, read_list
 from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.loops.shelf import (
     DTYPES,
@@ -40,12 +41,16 @@ from tilecast.model.search.best import search_space
 from tilecast.model.search.rank import rank
 
 MACHINE = "h200-sxm"
-HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+#: (dtype, head dimensions, mask) that kernels are generated for: all masks in 16 bits, no windows in e4m3.
 MASKS = ("none", "causal", "window")
+SERVED = (
+    *(("bf16", dims, mask) for dims in ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)) for mask in MASKS),
+    *(("fp8", dims, mask) for dims in ((64, 64), (128, 128), (256, 256)) for mask in ("none", "causal")),
+)
 _WINDOW = (1024, 0)
 #: (rows, batch) of the problems, 32 heads.
 _PROBLEMS = ((4096, 4), (1024, 16), (16384, 1))
-#: Family -> loops of a head dimension and mask, and how far behind the first they may be.  Of 38 measured shapes the
+#: Family -> loops of a dtype, head dimension and mask, and how far behind the first they may be.  Of 38 measured shapes the
 #: fastest kernel's loop was always among the first twelve, and never more than 4 % behind the first.
 SHIPPED: dict[str, tuple[int, float]] = {"fa3": (20, 0.88)}
 
@@ -53,20 +58,30 @@ SHIPPED: dict[str, tuple[int, float]] = {"fa3": (20, 0.88)}
 Wanted = tuple[Workload, Variant]
 
 
-def problem(dims: tuple[int, int], mask: str, rows: int = 4096, batch: int = 4) -> Workload:
+def problem(dtype: str, dims: tuple[int, int], mask: str, rows: int = 4096, batch: int = 4) -> Workload:
     """A problem that loops are chosen for."""
-    return Workload(batch, 32, 32, rows, rows, *dims, mask, _WINDOW if mask == "window" else None)
+    return Workload(batch, 32, 32, rows, rows, *dims, mask, _WINDOW if mask == "window" else None, dtype)
 
 
 def wanted() -> Iterator[Wanted]:
     """The kernels that ship, one a loop."""
     machine = load_machine(MACHINE)
     for family, (most, behind) in SHIPPED.items():
-        for dims in HEAD_DIMS:
-            for mask in MASKS:
-                problems = [problem(dims, mask, rows, batch) for rows, batch in _PROBLEMS]
-                for variant in _first(problems, machine, family, most, behind):
-                    yield problem(dims, mask), variant
+        for served in SERVED:
+            problems = [problem(*served, rows, batch) for rows, batch in _PROBLEMS]
+            first = _first(problems, machine, family, most, behind)
+            found = {loop_of(variant): variant for variant in (*_shipped(family, *served), *first)}
+            for variant in found.values():
+                yield problem(*served), variant
+
+
+def _shipped(family: str, dtype: str, dims: tuple[int, int], mask: str) -> Iterator[Variant]:
+    """Variants of ``family`` in the list of kernels that ship."""
+    for kernel in (*read_list(), *read_e4m3_list()):
+        work = kernel.workload
+        at = (find_family(kernel.family).name, work.dtype, (work.head_dim_qk, work.head_dim_v), work.mask)
+        if at == (family, dtype, dims, mask):
+            yield parse_variant(f"family={family},{kernel.variant}")
 
 
 def _first(problems: Iterable[Workload], machine: Machine, family: str, most: int, behind: float) -> list[Variant]:
@@ -149,7 +164,7 @@ def add(
     name = variant.family if variant is not None else family or native_family(machine).name
     if machine.arch not in LOOP_TARGETS or work.dtype not in DTYPES:
         raise PredictError(
-            f"loops are kept of {' and '.join(DTYPES)} kernels for {', '.join(LOOP_TARGETS)}, got {work.dtype} on {machine.name} ({machine.arch})"
+            f"loops are kept of {', '.join(DTYPES[:-1])} and {DTYPES[-1]} kernels for {', '.join(LOOP_TARGETS)}, got {work.dtype} on {machine.name} ({machine.arch})"
         )
     variants = [variant] if variant is not None else _first([work], machine, name, most, 0.0)
     if any(loop_of(v) is None for v in variants):

@@ -131,9 +131,13 @@ def _emulated_share(version: str) -> float | None:
 
 
 def _locked_clock(row: dict[str, str]) -> float | None:
-    """Clocks the sources locked: PR #2605's GB300 rows (1965 set, 1957 effective) and PR #488's NCU runs (845)."""
-    if "#2605" in row["source_ref"] and row["gpu"].startswith("GB300"):
-        return 1957.0
+    """Clocks the sources locked: PR #2605's GB300 rows (1965 set, 1957 effective) and B200 rows, and PR #488's NCU runs (845).
+
+    PR #2605 says that clocks were locked; for its B200 (driver 580.159.03, CUDA 13.1, torch 2.11.0a0+eb65b36914) the value is from the same
+    author's issue #2569, a fortnight before with the same driver, CUDA and torch build: 1755.
+    """
+    if "#2605" in row["source_ref"]:
+        return 1957.0 if row["gpu"].startswith("GB300") else 1755.0
     if "#488" in row["source_ref"]:
         return 845.0
     return None

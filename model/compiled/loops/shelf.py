@@ -2,7 +2,7 @@
 
 A loop's code depends on few knobs: stages and the scheduler move an instruction or two of it, so the code of one kernel
 answers for every variant around its loop (docs/machine-code.md says how closely).  A line holds the loops of a target, head
-dimensions and mask: that name, the hashes of the sources they were compiled from, and their code.
+dimensions, mask and width of elements: that name, the hashes of the sources they were compiled from, and their code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _AROUND: dict[str, dict[str, Any]] = {
     # Triton pipelines a loop by its stages: of another depth it is another loop.
     "fa2": {"scheduler": "grid"},
 }
-#: Types whose kernels take the same instructions but for the names of conversions and products.
-DTYPES = ("bf16", "fp16")
+#: What stands for a threshold that no instruction has.
+_UNREAD_THRESHOLD: dict[str, Any] = {"rescale_threshold": 8.0}
+#: Types whose kernels are kept.  Those of 16 bits take the same instructions but for the names of conversions and products.
+DTYPES = ("bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,14 @@ class KeptLoop:
 def loop_of(variant: Variant) -> Variant | None:
     """The variant that stands for all with the loop of ``variant``; None for families whose loops are not kept."""
     around = _AROUND.get(variant.family)
-    return replace(variant, **around) if around is not None else None
+    if around is None:
+        return None
+    return replace(variant, **around, **(_UNREAD_THRESHOLD if _has_no_threshold(variant) else {}))
+
+
+def _has_no_threshold(variant: Variant) -> bool:
+    """Whether the code of ``variant`` holds no threshold of rescaling: spaces of 8 and 16 bits name it differently there."""
+    return getattr(variant, "rescale", "") == "always"
 
 
 def loops_at_hand(workload: Workload, machine: Machine) -> Mapping[Variant | None, KeptLoop]:
@@ -55,7 +64,9 @@ def loops_at_hand(workload: Workload, machine: Machine) -> Mapping[Variant | Non
     """
     if workload.dtype not in DTYPES:
         return {}
-    return _loops(_name(machine.arch, workload.head_dim_qk, workload.head_dim_v, workload.mask))
+    return _loops(
+        _name(machine.arch, workload.head_dim_qk, workload.head_dim_v, workload.mask, workload.dtype == "fp8")
+    )
 
 
 def loop_at_hand(workload: Workload, machine: Machine, variant: Variant) -> CompiledVariant | None:
@@ -87,8 +98,8 @@ def _compiled(kept: KeptLoop, variant: str) -> CompiledVariant:
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-def _name(target: str, head_dim_qk: int, head_dim_v: int, mask: str) -> str:
-    return f"{target} {head_dim_qk}/{head_dim_v} {mask}"
+def _name(target: str, head_dim_qk: int, head_dim_v: int, mask: str, narrow: bool) -> str:
+    return f"{target} {head_dim_qk}/{head_dim_v} {mask}" + (" fp8" if narrow else "")
 
 
 def own_loops() -> Path:
@@ -161,7 +172,9 @@ def shelf_text(loops: Iterable[KeptLoop]) -> str:
     named: dict[str, list[KeptLoop]] = {}
     for loop in loops:
         code = loop.code
-        named.setdefault(_name(code.arch, code.head_dim_qk, code.head_dim_v, code.mask), []).append(loop)
+        named.setdefault(
+            _name(code.arch, code.head_dim_qk, code.head_dim_v, code.mask, code.dtype == "fp8"), []
+        ).append(loop)
     lines = []
     for name, kept in sorted(named.items()):
         kept.sort(key=lambda loop: loop.code.variant)

@@ -26,10 +26,10 @@ from tilecast.model.machine.machine import load_machine
 H200 = load_machine("h200-sxm")
 
 
-@pytest.mark.parametrize("mask", loops.MASKS)
-@pytest.mark.parametrize("dims", loops.HEAD_DIMS)
-def test_kernels_are_generated_as_they_were_compiled(dims: tuple[int, int], mask: str) -> None:
-    work = loops.problem(dims, mask)
+@pytest.mark.parametrize("served", loops.SERVED, ids=lambda served: f"{served[0]} {served[1][0]} {served[2]}")
+def test_kernels_are_generated_as_they_were_compiled(served: tuple[str, tuple[int, int], str]) -> None:
+    work = loops.problem(*served)
+    assert loops_at_hand(work, H200)
     stale = [
         kept.code.variant
         for kept in loops_at_hand(work, H200).values()
@@ -39,26 +39,24 @@ def test_kernels_are_generated_as_they_were_compiled(dims: tuple[int, int], mask
 
 
 def test_those_that_the_search_wants_ship(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "HEAD_DIMS", ((256, 256),))
+    served = [at for at in loops.SERVED if at[1] == (256, 256)]
+    monkeypatch.setattr(loops, "SERVED", served)
     wanted = list(loops.wanted())
-    assert {work.mask for work, _ in wanted} == set(loops.MASKS)
-    for mask in loops.MASKS:
-        found = loops_at_hand(loops.problem((256, 256), mask), H200)
-        assert set(found) == {loop_of(variant) for work, variant in wanted if work.mask == mask}
+    assert {(work.dtype, work.mask) for work, _ in wanted} == {(dtype, mask) for dtype, _, mask in served}
+    for at in served:
+        work = loops.problem(*at)
+        assert set(loops_at_hand(work, H200)) == {loop_of(variant) for job, variant in wanted if job == work}
 
 
 def test_they_are_of_one_compiler() -> None:
     compilers = {
-        kept.code.compiler
-        for dims in loops.HEAD_DIMS
-        for mask in loops.MASKS
-        for kept in loops_at_hand(loops.problem(dims, mask), H200).values()
+        kept.code.compiler for served in loops.SERVED for kept in loops_at_hand(loops.problem(*served), H200).values()
     }
     assert compilers == {"triton 3.6.0"}
 
 
 def test_code_that_cannot_be_read_does_not_ship(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = loops.problem((128, 128), "none")
+    work = loops.problem("bf16", (128, 128), "none")
     variant = parse_variant(next(iter(loops_at_hand(work, H200).values())).code.variant)
     monkeypatch.setattr(loops, "kept_profile", lambda *args: Profile(168, 0, unread="a loop without products"))
     with pytest.raises(CompileError, match="cannot be read: a loop without products"):
@@ -66,7 +64,7 @@ def test_code_that_cannot_be_read_does_not_ship(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ship_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = loops.problem((128, 128), "none")
+    work = loops.problem("bf16", (128, 128), "none")
     kept = next(iter(loops_at_hand(work, H200).values()))
     monkeypatch.setattr(loops, "wanted", lambda: iter([(work, parse_variant(kept.code.variant))]))
     monkeypatch.setattr(loops, "make", lambda job: kept)
@@ -87,7 +85,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_a_loop_compiled_on_demand_is_at_hand_from_then_on(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is not run: what it would read is the code of a kernel that ships, named for another head dimension."""
-    shipped = next(iter(loops_at_hand(loops.problem((128, 128), "none"), H200).values()))
+    shipped = next(iter(loops_at_hand(loops.problem("bf16", (128, 128), "none"), H200).values()))
     work = Workload(4, 16, seqlen_q=4096, head_dim_qk=160, head_dim_v=160)
     asked: list[Variant] = []
 
@@ -111,14 +109,14 @@ def test_a_loop_compiled_on_demand_is_at_hand_from_then_on(own_cache: Path, monk
     assert loops.add(work, H200, most=3, workers=1)[1] == 2
     assert len(loops_at_hand(work, H200)) == 3 and len(asked) == 3
     # Those that ship are still there.
-    assert len(loops_at_hand(loops.problem((128, 128), "none"), H200)) >= 4
+    assert len(loops_at_hand(loops.problem("bf16", (128, 128), "none"), H200)) >= 4
 
 
 @pytest.mark.parametrize(
     ("machine", "dtype", "words"),
     [
         ("b200", "bf16", "for sm_90a, got bf16 on b200"),
-        ("h200-sxm", "fp8", "of bf16 and fp16 kernels for sm_90a, got fp8"),
+        ("gb300", "fp8", "of bf16, fp16 and fp8 kernels for sm_90a, got fp8 on gb300"),
     ],
 )
 def test_loops_that_are_not_kept_are_refused(machine: str, dtype: str, words: str) -> None:
@@ -127,7 +125,7 @@ def test_loops_that_are_not_kept_are_refused(machine: str, dtype: str, words: st
 
 
 def test_the_verb_says_what_it_compiled(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = next(iter(loops_at_hand(loops.problem((128, 128), "none"), H200).values()))
+    kept = next(iter(loops_at_hand(loops.problem("bf16", (128, 128), "none"), H200).values()))
     monkeypatch.setattr(loops, "make", lambda job: kept)
     found = CliRunner().invoke(app, ["loops", "h200", "--head-dim", "160", "--most", "1", "--workers", "1"])
     assert found.exit_code == 0, found.output

@@ -69,6 +69,13 @@ def test_a_closed_kernel_has_no_tile_that_open_ones_have_at_other_head_dimension
         assert {getattr(variant, "split", "") for variant in near} == {split} and len(near) > 8
 
 
+def test_a_closed_kernel_emulates_no_more_exponentials_than_open_ones() -> None:
+    chip = load_machine("gb200")
+    for dim, most in ((128, 0.25), (256, 0.375)):
+        near = near_published(Workload(2, 64, 8, 8192, 8192, dim, dim, dtype="fp8"), chip)
+        assert max(getattr(variant, "emulated_share", 0.0) for variant in near) == most
+
+
 def test_a_row_that_states_its_share_of_emulation_gets_that_code() -> None:
     (point, *_) = rows_of("b200", "fp8", 64, "none")
     assert point.emulated_share == 0.0

@@ -52,7 +52,7 @@ def test_families_and_clocks() -> None:
     assert kinds[(False, "fa4")] == "fa4"
     assert kinds[(True, "fa4")] == "fa3 by fa4"
     assert kinds[(False, "cudnn")] == ""
-    assert {p.clock_mhz for p in POINTS} == {None, 1957.0, 845.0}
+    assert {p.clock_mhz for p in POINTS} == {None, 1957.0, 1755.0, 845.0}
     assert all("#488" in p.source for p in POINTS if p.clock_mhz == 845.0)
 
 

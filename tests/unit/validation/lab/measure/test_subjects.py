@@ -73,3 +73,54 @@ def test_a_generated_kernel_gets_the_limits_of_the_mask_it_was_generated_for(
     run, _ = made.prepare(work, inputs)
     run()
     assert sys.modules[f"tilecast_measured_{made.source_sha}"].CALLS[0] == ("plan", *limits)
+
+
+BYTES = """
+CALLS = []
+OPTIONS = {}
+PREPARE_WARPS = 4
+LOG2E = 1.4426950408889634
+
+
+def workspaces(v):
+    return (v.new_empty(v.shape),)
+
+
+def plan(q, k, v, out, lse, q_descale, k_descale, v_descale, v_t, window_left, window_right):
+    CALLS.append(("plan", window_left, window_right))
+    return (Kernel("prepare"), (1, 1, 1), (v, v_t)), (Kernel("attention"), (2, 1, 1), (q, v_t, out))
+
+
+class Kernel:
+    def __init__(self, name):
+        self.name = name
+
+    def __getitem__(self, grid):
+        return self.start
+
+    def start(self, *arguments, **options):
+        CALLS.append((self.name, len(arguments)))
+        if self.name == "attention":
+            arguments[2].fill_(1.0)
+
+
+def launch(q, k, v, out, lse, scale, window_left=-1, window_right=-1):
+    raise AssertionError("V is not brought along its keys again")
+"""
+
+
+def test_of_kernels_in_e4m3_attention_alone_is_timed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tilecast.validation.lab.measure.subjects import subject
+
+    work = Workload(1, 2, 1, 8, 8, 64, 64, dtype="fp8")
+    path = tmp_path / "kernel.py"
+    path.write_text(BYTES)
+    inputs = tuple(torch.zeros(1, heads, 8, 64).to(torch.float8_e4m3fn) for heads in (2, 1, 1))
+    made = subject(Item("file", str(path), work, "h200-sxm"), "test")
+    run, output = made.prepare(work, inputs)
+    for _ in range(3):
+        run()
+    assert output().dtype == torch.bfloat16 and (output() == 1.0).all()
+    calls = sys.modules[f"tilecast_measured_{made.source_sha}"].CALLS
+    assert calls == [("plan", -1, -1), ("prepare", 2), *[("attention", 4)] * 3]
