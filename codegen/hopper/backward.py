@@ -98,6 +98,16 @@ class HopperBackward(RowTerms):
         return max(self.variant.tile_m, self.rows)
 
     @property
+    def abreast_rows(self) -> int:
+        """Queries that heads abreast have together, 0 where their number does not depend on it."""
+        return fa3_backward.abreast_rows(self.variant, self.mask)
+
+    @property
+    def least_abreast(self) -> int:
+        """Heads that are abreast however long they are."""
+        return fa3_backward.LEAST_ABREAST
+
+    @property
     def halves(self) -> bool:
         """Whether a step has 128 queries, and takes them by halves to spare registers."""
         return self.variant.tile_m == 2 * fa3_backward.KEYS

@@ -126,18 +126,6 @@ def tell(program: Program, memory: Array, places: Any, sem: str) -> None:
                 known.learn({**released.others, program.number: released})
 
 
-def tell_copies(program: Program, memory: Array, place: int) -> None:
-    """A relaxed change of ``place``, which releases nothing: who acquires there knows of tiles that the copy engine has stored and
-    this role has waited for, since both are changed where all programs see them.
-    """
-    at = memory.flat.__array_interface__["data"][0] + place * memory.flat.itemsize
-    known = program.session.told.setdefault(at, Knowledge())
-    for agent in program.role().agents:
-        done = Knowledge()
-        done.copies = agent.knowledge.copies
-        known.learn({**agent.knowledge.others, program.number: done})
-
-
 def running(session: Session) -> Program:
     """The running program; UnsupportedError outside a kernel."""
     program = session.program

@@ -172,8 +172,6 @@ class _Thread:
                 )
             value = _COMPUTE[compute](before, value)
         hostside.tell(self.program, memory, np.array([place]), ordering)
-        if ordering == "relaxed":
-            hostside.tell_copies(self.program, memory, place)
         memory.flat[place : place + 1] = np.array([_signed(value)], np.int32).view(memory.flat.dtype)
         memory.line[place] = self.program.line()
         if kind == "atom":

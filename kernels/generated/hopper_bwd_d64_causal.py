@@ -11,7 +11,7 @@ goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 TILECAST = {
     "tilecast": "0.1.0", "family": "hopper_bwd", "machine": "h200-sxm", "targets": ["sm_90a"],
     "pass": "bwd",
-    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=32,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true",
+    "variant": "family=fa3_bwd,tile_m=128,dq_slots=2,heads_abreast=64,dk_first=false,adders=2,ahead=true,fragments=true,folded=both,held=true",
     "workload": {"batch": 4, "heads_q": 32, "heads_kv": 32, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim_qk": 64, "head_dim_v": 64, "mask": "causal", "window": None, "dtype": "bf16"},
 }  # fmt: skip
 
@@ -49,7 +49,8 @@ STAGES = gl.constexpr(2)  # tiles of Q and dO, and of dS
 ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
-HEADS_ABREAST = gl.constexpr(32)  # heads whose blocks of keys programs take by turns
+HEADS_ABREAST = gl.constexpr(64)  # heads whose blocks of keys programs take by turns, at most
+ABREAST_ROWS = gl.constexpr(131072)  # queries of all of them together, whose tiles are to be found in L2
 ROWS = gl.constexpr(64)  # rows of a program of row_terms
 PADDED = gl.constexpr(128)  # terms and sums of a head are there for a multiple of so many rows
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
@@ -99,8 +100,9 @@ def work_item(problem):
     """
     pid = gl.program_id(0)
     key_blocks = own_copy(problem.key_blocks)
-    first_head = pid // (HEADS_ABREAST * key_blocks) * HEADS_ABREAST
-    abreast = gl.minimum(HEADS_ABREAST, problem.heads - first_head)
+    most = gl.maximum(gl.minimum(HEADS_ABREAST, ABREAST_ROWS // own_copy(problem.seqlen_q)), 16)
+    first_head = pid // (most * key_blocks) * most
+    abreast = gl.minimum(most, problem.heads - first_head)
     place = pid - first_head * key_blocks
     head = first_head + place % abreast
     heads_kv = problem.heads_q // problem.group
@@ -180,8 +182,8 @@ def wait_for_turn(counter, turn):
 @gluon.jit
 def pass_turn(counter):
     """Wait until the tile is added, and let the next program add."""
-    # The tile and the counter are both changed in L2, and the first is when the wait returns: a release would only wait
-    # for this warp's loads and stores, of which there are none, and takes as long as the addition.
+    # The wait tells this thread that the tile is added, a release whoever sees the count. With a relaxed addition a tile was lost, or
+    # added out of turn, in 2 to 5 of 1,000 passes over 1,024 causal tokens on an H100.
     gl.inline_asm_elementwise(
         """
         {
@@ -190,7 +192,7 @@ def pass_turn(counter):
             cp.async.bulk.wait_group 0;
             mov.u32 lane, %laneid;
             setp.eq.u32 first, lane, 0;
-            @first red.relaxed.gpu.global.add.s32 [$1], 1;
+            @first red.release.gpu.global.add.s32 [$1], 1;
             mov.u32 $0, lane;
         }
         """, "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1,

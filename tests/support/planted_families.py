@@ -138,6 +138,7 @@ FAMILIES = (
     _p("dQ's slot not asked for", HB, S, "    mbarrier.wait(shared.dq_empty.index(n % DQ_SLOTS), n // DQ_SLOTS & 1 ^ 1)\n", "", 0, "dq dq_empty"),
     _p("programs do not wait for their turn", HB, S, "                wait_for_turn(counters + m, block)\n", "", 0, "sums new_empty"),
     _p("turn passed before the tile is added", HB, S, "            cp.async.bulk.wait_group 0;\n", "", 0, "sums dq new_empty"),
+    _p("turn passed without a release", HK, S, "red.release.gpu", "red.relaxed.gpu", 0, "sums dq new_empty"),
     _p("turn passed by nobody", HK, S, "                pass_turn(counters + m)\n", "", 0, "counters new_empty"),
     _p("stored gradients not waited for", HB, S, "rows)\n    tma.store_wait(0)\n", "rows)\n", 0, "ds rows"),
     _p("terms stored after they are announced", HK, S, "            shared.terms.index(slot).store(delta)\n            mbarrier.arrive(full, count=1)\n", "            mbarrier.arrive(full, count=1)\n            shared.terms.index(slot).store(delta)\n", 0, "terms"),

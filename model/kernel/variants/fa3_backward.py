@@ -23,6 +23,8 @@ TILE_N, KEYS = 128, 64
 TILES_M = (64, 128)
 #: Tiles of Q and dO that are on their way or in use, and of dS.
 STAGES = 2
+#: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/training.md.
+LEAST_ABREAST, _L2_BYTES = 16, 2**25
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
 #: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes (docs/training.md has
@@ -45,6 +47,7 @@ class Fa3BackwardVariant:
     family: str = "fa3_bwd"
     tile_m: int = 64
     dq_slots: int = 2
+    #: Heads whose blocks of keys programs take by turns; above `LEAST_ABREAST` at most, as L2 has room for (`abreast`).
     heads_abreast: int = 16
     #: Whether dK is issued before dQ, which waits for the other warpgroup.
     dk_first: bool = False
@@ -60,6 +63,24 @@ class Fa3BackwardVariant:
     folded: str = "lse"
     #: Whether K and V of a warpgroup stay in registers, of which a product reads shared memory less.
     held: bool = False
+
+
+def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
+    """Queries of heads abreast for whose tiles of Q and dO, 2 bytes an element, and sums of dQ, 4, L2 has room; 0: as many as there are.
+
+    With a causal mask programs are at half of them at a time.
+    """
+    if variant.heads_abreast <= LEAST_ABREAST:
+        return 0
+    return _L2_BYTES * (2 if mask == "causal" else 1) // (8 * TILE_N * KEYS // variant.tile_m)
+
+
+def abreast(variant: Fa3BackwardVariant, workload: Workload) -> int:
+    """Heads whose blocks of keys programs take by turns."""
+    rows = abreast_rows(variant, workload.mask)
+    if not rows:
+        return variant.heads_abreast
+    return max(min(variant.heads_abreast, rows // workload.seqlen_q), LEAST_ABREAST)
 
 
 def piece_slots(variant: Fa3BackwardVariant) -> int:
@@ -170,5 +191,5 @@ def chosen(workload: Workload, machine: Machine) -> Fa3BackwardVariant:
     The more heads abreast, the less programs of one wait for each other; the fewer, the more of Q and dO they share in L2.
     """
     wide = max(workload.head_dim_qk, workload.head_dim_v) > 64
-    abreast = 16 if wide or workload.mask == "none" else 32
-    return Fa3BackwardVariant(heads_abreast=abreast, **_WRITTEN[128 if wide else 64])
+    most = 16 if wide else 32 if workload.mask == "none" else 64
+    return Fa3BackwardVariant(heads_abreast=most, **_WRITTEN[128 if wide else 64])

@@ -23,6 +23,7 @@ from tilecast.model.kernel.variants.fa3_backward import (
     STAGES,
     TILE_N,
     Fa3BackwardVariant,
+    abreast,
     loaded_terms,
     piece_bytes,
     piece_slots,
@@ -55,7 +56,7 @@ def build(workload: Workload, variant: Fa3BackwardVariant, machine: Machine) -> 
     main = kernels.LoopKernel(
         "gradients", "keys", pipeline, 2.0 * (3 * w.head_dim_qk + 2 * w.head_dim_v),
         step_bytes=v.tile_m * moving, added_bytes=tile, row_bytes=moving, sum_row_bytes=w.head_dim_qk * kernels.FLOAT,
-        heads_abreast=v.heads_abreast, turn_cycles=turn, query_heads=w.group_size,
+        heads_abreast=abreast(v, w), turn_cycles=turn, query_heads=w.group_size,
     )  # fmt: skip
     return kernels.BackwardPass((kernels.row_terms(w, v.tile_m, terms), main, kernels.round_sums(w)))
 

@@ -58,7 +58,7 @@ def rows() -> list[list[str]]:
 def training() -> dict[str, list[dict[str, str]]]:
     """Rows of the training runs, by whose attention it was."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
-    with (MEASURED / "h200_training.csv").open(encoding="utf-8", newline="") as file:
+    with (MEASURED / "h100_training.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             found[row["attention"]].append(row)
     return found
