@@ -68,9 +68,9 @@ class Fa3BackwardVariant:
 def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     """Queries of heads abreast for whose tiles of Q and dO, 2 bytes an element, and sums of dQ, 4, L2 has room; 0: as many as there are.
 
-    With a causal mask programs are at half of them at a time.
+    With a causal mask programs are at half of them at a time.  Kernels that loaded all numbers of a row counted no such rows.
     """
-    if variant.heads_abreast <= LEAST_ABREAST:
+    if variant.heads_abreast <= LEAST_ABREAST or variant.folded == "none":
         return 0
     return _L2_BYTES * (2 if mask == "causal" else 1) // (8 * TILE_N * KEYS // variant.tile_m)
 

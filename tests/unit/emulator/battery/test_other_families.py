@@ -101,7 +101,7 @@ DRAWN = (
     (SERVING, "n // slots & 1 ^ 1)", "n // slots & 2 ^ 1)", "layouts: 4"),
     (GEMM, "adds = c is not None and", "adds = d is not None and", "without C"),
     (GEMM, "sums = issue(ring, n, zero, False, g, A_ROWS", "sums = issue(ring, n, zero, False, A_ROWS, g", "one small tile"),
-    (BACKWARD, "pid // (HEADS_ABREAST * key_blocks)", "pid // (HEADS_ABREAST)", "abreast"),
+    (BACKWARD, "pid // (most * key_blocks)", "pid // most", "abreast"),
     (BACKWARD, "gl.where(m == first, end - 1, m - 1)", "gl.where(m == first, end + 1, m - 1)", "far below"),
     ("blackwell_fp8_d64_full", "store_rows(problem, softmax1, total1, maximum1, batch", "store_rows(problem, softmax1, total1, batch, maximum1", "without log-sum-exp"),
 )  # fmt: skip
