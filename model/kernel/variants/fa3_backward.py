@@ -176,12 +176,17 @@ def space(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
 
 def published(workload: Workload, machine: Machine) -> Iterator[Fa3BackwardVariant]:
     """FlashAttention-3's form, in which threads load LSE and D and products read K and V from shared memory, with any other knobs."""
+    written = _WRITTEN.get(workload.head_dim_qk)
+    if written is None or workload.mask == "window":
+        return
     switch = (False, True)
-    for knobs in product((1, 2), _abreast(workload), switch, (1, 2), switch, switch):
-        slots, heads, dk_first, adders, ahead, fragments = knobs
-        rows = TILE_N * KEYS // workload.head_dim_qk if workload.head_dim_qk in _WRITTEN else 0
-        found = Fa3BackwardVariant(NAMES[0], rows, slots, heads, dk_first, adders, ahead, fragments, "none", False)
-        if rows and not (ahead and dk_first) and workload.mask != "window" and legality(found, workload, machine).legal:
+    for slots, heads, dk_first, adders, ahead, fragments in product(
+        (1, 2), _abreast(workload), switch, (1, 2), switch, switch
+    ):
+        found = Fa3BackwardVariant(
+            NAMES[0], written["tile_m"], slots, heads, dk_first, adders, ahead, fragments, folded="none", held=False
+        )
+        if not (ahead and dk_first) and legality(found, workload, machine).legal:
             yield found
 
 

@@ -221,7 +221,7 @@ class _Loop(Warpgroups):
         else:
             lap += ["have_ds", "dq", last, "room", "out", "done"]
         gone = (("lse",) if self.less_lse else ()) + (("delta",) if self.less_d else ())
-        return tuple(Step(f"{name}{g}") for name in ("ahead", *lap, "step") if not name.startswith(gone or "-"))
+        return tuple(Step(f"{name}{g}") for name in ("ahead", *lap, "step") if not name.startswith(gone))
 
     def _name(self) -> str:
         v = self.v
