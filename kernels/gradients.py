@@ -21,15 +21,17 @@ from tilecast.kernels.flops import attention_backward_flops
 from tilecast.kernels.selection import OPERATOR_TAGS, Kernels, backward_kernels, empty_output, find_kernels, readable
 
 _tensor, _empty_strided = torch.Tensor, torch.empty_strided
-_grad_enabled = torch.is_grad_enabled
+_grad_enabled, _all_deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _memory = Memory()
 
 
 def differentiable(
-    forward: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any, scale: float | None, left: int, right: int
-) -> tuple[Any, Any]:
-    """(out, lse) of ``forward`` on real tensors, with gradients of q, k and v."""
-    return _Attention.apply(forward, q, k, v, scale, left, right)  # type: ignore[no-any-return]
+    forward: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any, scale: float | None, left: int, right: int,
+    deterministic: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(out, lse) of ``forward`` on real tensors, with gradients of q, k and v, which need not have the same bits every run unless
+    ``deterministic``."""
+    return _Attention.apply(forward, q, k, v, scale, left, right, deterministic)  # type: ignore[no-any-return]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -37,30 +39,30 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, forward: Any, q: Any, k: Any, v: Any, scale: float | None, left: int, right: int
+        ctx: Any, forward: Any, q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, deterministic: bool
     ) -> tuple[Any, Any]:
         out, lse = forward(q, k, v, scale, left, right, True)
         # A problem without a backward pass is refused where it can still go elsewhere.
         _kernels_of(q, k, v, *registry.reduce_mask(left, right, q.shape[2], k.shape[2])[:1])
-        _keep(ctx, (q, k, v, out, lse), scale, left, right)
+        _keep(ctx, (q, k, v, out, lse), scale, left, right, deterministic)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
-        return (None, *gradients(ctx, *given)[:6])
+        return (None, *gradients(ctx, *given)[:7])
 
 
 def keep_for_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What a call of ``attention_forward`` keeps; UnsupportedError for one that made no lse."""
-    q, k, v, scale, left, right, return_lse = inputs
+    q, k, v, scale, left, right, return_lse, deterministic = inputs
     if not return_lse:
         raise UnsupportedError(NO_LSE)
-    _keep(ctx, (q, k, v, *output), scale, left, right)
+    _keep(ctx, (q, k, v, *output), scale, left, right, deterministic)
 
 
-def _keep(ctx: Any, tensors: tuple[Any, ...], scale: float | None, left: int, right: int) -> None:
+def _keep(ctx: Any, tensors: tuple[Any, ...], *options: Any) -> None:
     ctx.save_for_backward(*tensors)
-    ctx.options = scale, left, right
+    ctx.options = options
     # Most calls use one of the two outputs: zeros for the other would cost memory and time.
     ctx.set_materialize_grads(False)
 
@@ -68,7 +70,7 @@ def _keep(ctx: Any, tensors: tuple[Any, ...], scale: float | None, left: int, ri
 def gradients(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     """Gradients of the inputs of ``attention_forward`` from those of its outputs, each None where nothing uses it."""
     if dout is None and dlse is None:
-        return (None,) * 7
+        return (None,) * 8
     q, k, v, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
@@ -76,7 +78,7 @@ def gradients(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     plain = type(dout) is _tensor and not _grad_enabled() and not watched(q)
     run = _run if plain else torch.ops.tilecast.attention_backward
     found = run(dout, q, k, v, out, lse, dlse, *ctx.options)
-    return (*found, None, None, None, None)
+    return (*found, None, None, None, None, None)
 
 
 def _kernels_of(q: Any, k: Any, v: Any, mask: str) -> Kernels:
@@ -86,18 +88,20 @@ def _kernels_of(q: Any, k: Any, v: Any, mask: str) -> Kernels:
 
 
 def _run(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int
-) -> tuple[Any, Any, Any]:
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int,
+    deterministic: bool = True,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """The operator on a device: dq, dk, dv, each in the memory order of its tensor."""
+    deterministic = deterministic or _all_deterministic()
     facts = facts_of((q, k, v, out, lse, dout, dlse), False) if type(q) is _tensor else None
-    key = None if facts is None else (facts, scale, left, right)
+    key = None if facts is None else (facts, scale, left, right, deterministic)
     known = _memory.find(key)
     if known is not None:
         return known(q, k, v, out, lse, dout, dlse)  # type: ignore[no-any-return]
     check_ranks(q, k, v)
     check_agreement(q, k, v)
     made = empty_output(q, q.shape[3]), empty_output(k, k.shape[3]), empty_output(v, v.shape[3])
-    start = backward_into(made, dout, q, k, v, out, lse, dlse, scale, left, right)
+    start = backward_into(made, dout, q, k, v, out, lse, dlse, scale, left, right, deterministic)
     if key is not None and start is not None:
         _memory.remember(key, _known_call(start(), made))
     return made
@@ -120,7 +124,7 @@ def _known_call(start: Any, made: tuple[Any, ...]) -> Callable[..., tuple[Any, A
 
 def backward_into(
     made: tuple[Any, Any, Any], dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None,
-    left: int, right: int,
+    left: int, right: int, deterministic: bool,
 ) -> Callable[[], Any] | None:  # fmt: skip
     """The gradients of q, k and v into the three tensors ``made``, which the caller allocated (`operator.forward_into`).
 
@@ -146,15 +150,16 @@ def backward_into(
         *read[:6], dq, dk, dv, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         *((left, right) if windowed else (-1, -1)), read[6],
     )  # fmt: skip
-    launch(*arguments)
+    launch(*arguments, None, deterministic)
     if not hasattr(launch, "started") or any(x is not y for x, y in zip(asked, read, strict=True)):
         return None
-    return lambda: launch.started(*arguments)
+    return lambda: launch.started(*arguments, deterministic)
 
 
 def _fake(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int
-) -> tuple[Any, Any, Any]:
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int,
+    deterministic: bool = True,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """Shapes and strides of the operator, without a device."""
     check_ranks(q, k, v)
     check_agreement(q, k, v)
@@ -174,7 +179,7 @@ def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
     library.define(
         "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float? scale, "
-        "SymInt window_left, SymInt window_right) -> (Tensor, Tensor, Tensor)",
+        "SymInt window_left, SymInt window_right, bool deterministic=True) -> (Tensor, Tensor, Tensor)",
         tags=OPERATOR_TAGS,
     )
     operator = torch.ops.tilecast.attention_backward

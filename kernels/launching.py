@@ -104,35 +104,39 @@ def backward_launcher(module: Any) -> Callable[..., None]:
     """``launch`` of a generated backward pass, which remembers what it works out for a shape.
 
     ``module`` is the file as a module: its ``plan``, its ``OPTIONS``, what it rounds lengths up to, its ``workspaces``
-    where it needs more than terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the shapes and the refusals of the file's ``launch``.
+    where it needs more than terms, and ``PIECES`` where terms are pieces that products add.  The result has the signature, the
+    shapes and the refusals of the file's ``launch``; ``deterministic`` does nothing where every run has the same bits anyway.
     """
     plans: dict[Any, Any] = {}
     workspaces = getattr(module, "workspaces", _nothing_more)
+    any_order = hasattr(module, "ANY_ORDER_ABREAST")
 
-    def find(tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Start]:
+    def find(tensors: tuple[Any, ...], window_left: int, window_right: int, deterministic: bool) -> list[Start]:
         """The launches of a shape (`_backward_steps`), made where they are not known."""
+        order = (deterministic,) if any_order else ()
         key = (
             tensors[0].device,
             *[None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors],
             window_left,
             window_right,
+            *order,
         )
         steps = plans.get(key)
         if steps is None:
             if len(plans) >= MOST_PLANS:
                 plans.clear()
-            steps = plans[key] = _backward_steps(module, tensors, window_left, window_right)
+            steps = plans[key] = _backward_steps(module, tensors, window_left, window_right, *order)
         return steps
 
     def launch(
         q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None,
+        window_left: int = -1, window_right: int = -1, dlse: Any = None, terms: Any = None, deterministic: bool = True,
     ) -> None:  # fmt: skip
         scales = _in_base_2(scale), scale
         if terms is None:
             terms = lse.new_empty(terms_shape(module, q))
         tensors = (q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms))
-        steps = find(tensors, window_left, window_right)
+        steps = find(tensors, window_left, window_right, deterministic)
         for start in steps:
             start(*tensors, *scales)
         if not steps:
@@ -141,14 +145,15 @@ def backward_launcher(module: Any) -> Callable[..., None]:
 
     def started(
         q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dq: Any, dk: Any, dv: Any, scale: float,
-        window_left: int = -1, window_right: int = -1, dlse: Any = None,
+        window_left: int = -1, window_right: int = -1, dlse: Any = None, deterministic: bool = True,
     ) -> Start:  # fmt: skip
         """The launches of tensors like these, which are not empty, as (q, k, v, out, lse, dout, dlse, dq, dk, dv) -> None; none is
         kept."""
         scales = _in_base_2(scale), scale
         shape = terms_shape(module, q)
         terms = lse.new_empty(shape)
-        steps = find((q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)), window_left, window_right)
+        tensors = q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms)
+        steps = find(tensors, window_left, window_right, deterministic)
 
         def again(*tensors: Any) -> None:
             terms = tensors[4].new_empty(shape)
@@ -174,11 +179,11 @@ def _nothing_more(terms: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _backward_steps(module: Any, tensors: tuple[Any, ...], window_left: int, window_right: int) -> list[Any]:
-    """The launches of a shape, each of the tensors and the two scales."""
+def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[Any]:
+    """The launches of a shape, each of the tensors and the two scales; ``asked`` as the module's ``plan`` takes them."""
     apart = told_apart(tensors)
     steps = []
-    launches = zip(module.plan(*apart, window_left, window_right), module.OPTIONS, strict=False)
+    launches = zip(module.plan(*apart, *asked), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
         # The first launch takes no scale, unless what it writes is in scores.
         steps.append(_step(one, apart, 2 if number or hasattr(module, "PIECES") else 0, options, 2))

@@ -69,6 +69,7 @@ def attention(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    deterministic: bool = True,
 ) -> torch.Tensor: ...
 
 
@@ -87,6 +88,7 @@ def attention(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    deterministic: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -103,6 +105,7 @@ def attention(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    deterministic: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale q k^T + mask) v, fused, with gradients of q, k and v.
 
@@ -118,11 +121,13 @@ def attention(
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: also return the natural log of each row's sum of exp(score), float32 (batch, heads_q, seqlen_q).
     q_descale, k_descale, v_descale: what 8-bit tensors are to be multiplied by, float32, one number or (batch, heads_kv).
+    deterministic: whether gradients have the same bits every run.  False lets programs add to dq in any order where that is faster
+    (Hopper, head_dim 64 and 128); the output has the same bits every run anyway, and torch.use_deterministic_algorithms goes first.
     fallback: "sdpa" sends what is not supported (dtype, device, head_dim, torch.func transforms) to PyTorch's SDPA with
     these same semantics; None (the default) raises.
 
     Rows that see no key give zeros and an lse of -inf.  Output memory follows q: heads innermost where q's are.
-    Bit-for-bit deterministic, gradients too, and what one sequence gets does not depend on the rest of the batch: kernels are chosen by
+    Bit-for-bit deterministic, gradients too unless asked otherwise, and what one sequence gets does not depend on the rest of the batch: kernels are chosen by
     facts of one sequence (for few queries on many keys also its heads) and add in a fixed order.
 
     Raises AttentionError (a ValueError) for calls that make no sense, UnsupportedError (also a NotImplementedError) for
@@ -166,7 +171,7 @@ def attention(
     ):
         try:
             if (q.requires_grad or k.requires_grad or v.requires_grad) and _grad_enabled():
-                out, lse = differentiable(_forward, q, k, v, scale, left, right)
+                out, lse = differentiable(_forward, q, k, v, scale, left, right, deterministic)
             else:
                 out, lse = _forward(q, k, v, scale, left, right, return_lse)
         except UnsupportedError:
@@ -174,15 +179,16 @@ def attention(
                 raise
             out, lse = _fall_back(q, k, v, scale, left, right, return_lse)
     else:
-        out, lse = _watched(q, k, v, scale, left, right, return_lse, fallback)
+        out, lse = _watched(q, k, v, scale, left, right, return_lse, deterministic, fallback)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
 def _watched(
-    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, fallback: str | None
-) -> tuple[Any, Any]:
+    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, deterministic: bool,
+    fallback: str | None,
+) -> tuple[Any, Any]:  # fmt: skip
     """The same through the dispatcher."""
     check_ranks(q, k, v)
     if not _is_compiling():
@@ -190,7 +196,7 @@ def _watched(
             if _functorch() is not None or _has_tangent(q, k, v):
                 raise UnsupportedError(NO_TRANSFORMS)
             # Gradients need the lse.
-            return _operator(q, k, v, scale, left, right, return_lse or wants_gradients(q, k, v))  # type: ignore[no-any-return]
+            return _operator(q, k, v, scale, left, right, return_lse or wants_gradients(q, k, v), deterministic)  # type: ignore[no-any-return]
         except UnsupportedError:
             if fallback is None:
                 raise
@@ -199,7 +205,7 @@ def _watched(
     check_agreement(q, k, v)
     refused = refusal(q, k, v, scale, left, right)
     if refused is None:
-        return _operator(q, k, v, scale, left, right, return_lse or wants_gradients(q, k, v))  # type: ignore[no-any-return]
+        return _operator(q, k, v, scale, left, right, return_lse or wants_gradients(q, k, v), deterministic)  # type: ignore[no-any-return]
     if fallback is None:
         raise UnsupportedError(refused)
     return _fall_back(q, k, v, scale, left, right, return_lse)
@@ -339,13 +345,18 @@ def _known_call(start: Any, out: Any, lse: Any) -> Any:
 # --- the operator ----------------------------------------------------------------------------------------------
 
 
-def _run(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool) -> tuple[Any, Any]:
-    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when nobody asked."""
+def _run(
+    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, deterministic: bool = True
+) -> tuple[Any, Any]:
+    """The operator on a device.  A schema has no optional outputs: lse is of size 0 when nobody asked.  ``deterministic`` is for
+    gradients."""
     out, lse = _forward(q, k, v, scale, left, right, return_lse)
     return out, torch.empty((0,), dtype=torch.float32, device=q.device) if lse is None else lse
 
 
-def _fake(q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool) -> tuple[Any, Any]:
+def _fake(
+    q: Any, k: Any, v: Any, scale: float | None, left: int, right: int, return_lse: bool, deterministic: bool = True
+) -> tuple[Any, Any]:
     """Shapes, strides and refusals of the operator, without a device."""
     check_ranks(q, k, v)
     check_agreement(q, k, v)
@@ -359,7 +370,7 @@ def _register() -> tuple[Any, Any]:
     library = torch.library.Library("tilecast", "FRAGMENT")
     library.define(
         "attention_forward(Tensor q, Tensor k, Tensor v, float? scale, SymInt window_left, SymInt window_right, "
-        "bool return_lse) -> (Tensor, Tensor)",
+        "bool return_lse, bool deterministic=True) -> (Tensor, Tensor)",
         tags=OPERATOR_TAGS,
     )
     operator = torch.ops.tilecast.attention_forward

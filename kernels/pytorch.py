@@ -13,6 +13,7 @@ kernel underneath, exactly as before.  Operators, autograd formulas, fake kernel
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -30,9 +31,11 @@ _BACKWARD = "_scaled_dot_product_flash_attention_backward"
 _Problem = tuple[bool, int, Any, int, bool]
 
 
-def register_flash_attention() -> None:
+def register_flash_attention(deterministic: bool = True) -> None:
     """Make "tilecast" an implementation that `torch.nn.attention.activate_flash_attention_impl` knows; activates nothing.
 
+    deterministic: whether gradients have the same bits every run (`tilecast.attention`); torch.use_deterministic_algorithms goes
+    first.  The last registration before an activation counts.
     Raises UnsupportedError where PyTorch has no such registry (before 2.10).
     """
     try:
@@ -42,18 +45,19 @@ def register_flash_attention() -> None:
             f"register_flash_attention: expected PyTorch 2.10 or newer, which lets packages register flash attention, got "
             f"{torch.__version__}; call tilecast.attention, or upgrade"
         ) from None
-    register_flash_attention_impl(NAME, register_fn=_activate)
+    register_flash_attention_impl(NAME, register_fn=functools.partial(_activate, deterministic))
 
 
-def _activate() -> _Active:
+def _activate(deterministic: bool) -> _Active:
     """What PyTorch calls when "tilecast" is activated; it keeps the result and calls its ``remove`` to restore."""
-    return _Active("CUDA")
+    return _Active("CUDA", deterministic)
 
 
 class _Active:
     """tilecast's kernels in front of PyTorch's for tensors of ``key``, until `remove`."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, deterministic: bool = True) -> None:
+        self._deterministic = deterministic
         self._underneath = {name: torch.library.get_kernel(f"aten::{name}", key) for name in (_FORWARD, _BACKWARD)}
         self._refused: set[_Problem] = set()
         self._library: Any = torch.library.Library("aten", "IMPL")
@@ -101,8 +105,9 @@ class _Active:
             made = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
             try:
                 backward_into(
-                    made, grad_out, query, key, value, out, logsumexp, None, scale, -1, 0 if is_causal else -1
-                )
+                    made, grad_out, query, key, value, out, logsumexp, None, scale, -1, 0 if is_causal else -1,
+                    self._deterministic or torch.are_deterministic_algorithms_enabled(),
+                )  # fmt: skip
             except UnsupportedError:
                 self._refused.add(problem)
             else:

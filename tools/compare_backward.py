@@ -2,6 +2,8 @@
 
     python tools/compare_backward.py OUT.csv [--shapes 64:none:1024,128:causal:16384] [--files FILE.py ...] [--seconds 300]
 
+A pass that may add to dQ in any order has a second row, with deterministic=False.
+
 Other processes compile every file before and check it on a small problem, as `sweep_backward.py` does; what is wrong there
 gets a row that says so.  Shapes are those of the FlashAttention papers: 16k tokens, hidden size 2048.
 """
@@ -70,25 +72,30 @@ def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Tabl
     from tilecast.kernels.launching import backward_launcher
 
     tensors = problem(shape)
-    names, knobs, runs = [], [], []
+    names, knobs, notes, runs = [], [], [], []
     for path in files:
         module = module_of(path)
         if wrong[path]:
             table.add(shape, kernel=path.stem, knobs=module.TILECAST["variant"], note=wrong[path])
             continue
-        names.append(path.stem)
-        knobs.append(module.TILECAST["variant"])
-        runs.append(partial(backward_launcher(module), *tensors, shape.head_dim**-0.5, *shape.window))
+        run = partial(backward_launcher(module), *tensors, shape.head_dim**-0.5, *shape.window)
+        for more in ({}, {"deterministic": False}) if hasattr(module, "ANY_ORDER_ABREAST") else ({},):
+            names.append(path.stem)
+            knobs.append(module.TILECAST["variant"])
+            notes.append("any order, whole, in turns" if more else "whole, in turns")
+            runs.append(partial(run, **more))
     for name, run in peers(shape, tensors):
         if name.startswith(("sdpa", "flash-attn-4")):
             names.append(name)
             knobs.append("")
+            notes.append("whole, in turns")
             runs.append(run)
     begin = time.monotonic()
     found = in_turns(runs, evict)
     mhz = clock.between(begin, time.monotonic())
-    for name, text, times in sorted(zip(names, knobs, found, strict=True), key=lambda row: statistics.median(row[2])):
-        table.add(shape, kernel=name, knobs=text, times=times, flop=shape.flop, clock=mhz, note="whole, in turns")
+    rows = sorted(zip(names, knobs, notes, found, strict=True), key=lambda row: statistics.median(row[3]))
+    for name, text, note, times in rows:
+        table.add(shape, kernel=name, knobs=text, times=times, flop=shape.flop, clock=mhz, note=note)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ _BOXES = (
     ("dk", "KEYS"),
     ("dv", "KEYS"),
 )
-_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "heads", "padded")
+_SIZES = ("seqlen_q", "seqlen_k", "heads_q", "group", "key_blocks", "heads", "padded", "in_order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,11 @@ class HopperBackward(RowTerms):
     def least_abreast(self) -> int:
         """Heads that are abreast however long they are."""
         return fa3_backward.LEAST_ABREAST
+
+    @property
+    def any_order_abreast(self) -> int:
+        """Heads that are abreast where programs add to dQ in any order."""
+        return fa3_backward.ANY_ORDER_ABREAST
 
     @property
     def halves(self) -> bool:
@@ -204,7 +209,7 @@ class HopperBackward(RowTerms):
             "    boxes.append(TensorDescriptor.from_tensor(x, block, layout))",
             *(line.replace("terms,", row_tensors) for line in FOR_ROWS),
             "key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv",
-            "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)",
+            "sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded, int(deterministic))",
             "row_blocks = padded // ROWS.value * batch * heads_q",
             "dq_blocks = padded // TILE_M.value * batch * heads_q",
             "for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)",
@@ -237,7 +242,7 @@ def _description(variant: Fa3BackwardVariant, workload: Workload) -> str:
         "to the first: a load warp copies Q, dO and two numbers of each row, two warpgroups of 64 keys compute S^T, dP^T and",
         "what dV and dK grow by, put dS into shared memory for each other and make a part of dQ each, and a last warp adds",
         "that to a float32 sum in global memory.  Programs add to a block of dQ in the order of their keys, which a counter",
-        "tells, so sums do not depend on who comes first.  row_terms goes before, round_dq after.",
+        "tells, so sums do not depend on who comes first, unless a launch leaves it to them.  row_terms goes before, round_dq after.",
         "Runs on sm_90a with triton and torch alone.",
     ]
     return textwrap.fill(" ".join(lines), 120)

@@ -1,4 +1,4 @@
-"""The battery of backward passes: gradients of attention, the same bits in any order of programs."""
+"""The battery of backward passes: gradients of attention, in order and, where a launch may leave it to programs, in any order."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Gradient:
     scale: float | None = None
     #: Whether the log-sum-exp has a gradient; whether q, dout and dq have gaps between rows; a second launch.
     with_dlse: bool = False
+    #: Whether programs may add to dQ in any order.
+    any_order: bool = False
     gaps: bool = False
     again: bool = False
     mode: str = "late"
@@ -56,7 +58,7 @@ class Gradient:
         """For messages, and for ``--case``."""
         words = [
             f"{self.rows}x{self.keys}", f"batch {self.batch}", f"heads {self.heads[0]}/{self.heads[1]}", self.dtype, f"{self.kind} inputs",
-            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []),
+            self.mode + (f" (seed {self.seed})" if self.mode == "random" else ""), *(["dlse"] if self.with_dlse else []), *(["any order"] if self.any_order else []),
             *([f"scale {self.scale:g}"] if self.scale is not None else []),
         ]  # fmt: skip
         return f"{self.name}: {', '.join(words)}"
@@ -85,6 +87,12 @@ class BackwardBench(LaunchBench):
         yield replace(base, name="gradient of the log-sum-exp", with_dlse=True, heads=(2, 1), batch=2, rows=m // 2)
         for scale in (1e-30, 1.0):
             yield replace(base, name="scale", scale=scale, rows=m // 2 + 1)
+        if abreast := self.number("ANY_ORDER_ABREAST", 0):
+            loose = replace(base, name="sums in any order", keys=3 * n + 5, heads=(2, 1), any_order=True)
+            yield from (loose, replace(loose, mode="random", seed=4, rows=2 * m + 9, dtype="bf16"))
+            yield replace(
+                loose, name="more heads than go abreast", heads=(abreast + 1, abreast + 1), rows=3, keys=n + 1
+            )
         # Keys beyond the last one, which score 0, would weigh infinitely much.
         yield replace(base, name="scores far below 0", kind="far below 0", keys=n + n // 2 + 3, heads=(2, 1))
         for seed in (1, 2, 3):
@@ -133,7 +141,8 @@ class BackwardBench(LaunchBench):
                     np.full((*given["q"].shape[:3], given["q"].shape[3] + 8), np.nan, given["q"].dtype)[..., :-8], "dq"
                 )
             order = ("q", "k", "v", "out", "lse", "dout", *_GRADIENTS)
-            more = {"dlse": tensors["dlse"]} if problem.with_dlse else {}
+            more: dict[str, Any] = {"dlse": tensors["dlse"]} if problem.with_dlse else {}
+            more |= {"deterministic": False} if problem.any_order else {}
             launch = self.loaded.module.launch
             session = self.loaded.session
             if session.far_launches is None:

@@ -28,6 +28,15 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 #: ld, st, red or atom; what of ordering, scope and operation follows; the type.
 _MEMORY = re.compile(r"(ld|st|red|atom)((?:\.\w+)*)\.global((?:\.\w+)*)\.([sub]32)$")
+#: What orders nothing here: for global memory atomics say what is known, and engines use it as threads do.
+_FENCES = (
+    "membar.gl",
+    "membar.sys",
+    "fence.acq_rel.gpu",
+    "fence.acq_rel.sys",
+    "fence.proxy.async.global",
+    "nanosleep.u32",
+)
 _ORDERINGS = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
 
 
@@ -131,13 +140,13 @@ class _Thread:
             self.values[operands[0]] = int(compared)
         elif first in ("add", "sub", "and", "or", "xor") and rest in ("s32", "u32", "b32"):
             self.values[operands[0]] = _COMPUTE[first](self._read(operands[1]), self._read(operands[2]))
-        elif op == "fence.proxy.async":
+        elif op in ("fence.proxy.async", "fence.proxy.async.shared::cta"):
             for agent in self.program.role().agents:
                 agent.fence()
         elif op in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
             role = self.program.role()
             role.stores.wait(self._read(operands[0]), role.agents)
-        elif op not in ("membar.gl", "membar.sys", "fence.acq_rel.gpu", "fence.acq_rel.sys", "nanosleep.u32"):
+        elif op not in _FENCES:
             raise UnsupportedError(
                 f"{self.program.here()}: the emulator does not know the PTX instruction '{step.text}'"
             )

@@ -4,8 +4,8 @@ Query i sees keys up to i + seqlen_k - seqlen_q; only blocks on that diagonal ar
 keys of one head and walk over 64 queries at a time, from the last to the first: a load warp copies Q, dO and two
 numbers of each row, two warpgroups of 64 keys compute S^T, dP^T and what dV and dK grow by, put dS into shared memory
 for each other and make a part of dQ each, and a last warp adds that to a float32 sum in global memory.  Programs add to
-a block of dQ in the order of their keys, which a counter tells, so sums do not depend on who comes first.  row_terms
-goes before, round_dq after. Runs on sm_90a with triton and torch alone.
+a block of dQ in the order of their keys, which a counter tells, so sums do not depend on who comes first, unless a
+launch leaves it to them.  row_terms goes before, round_dq after. Runs on sm_90a with triton and torch alone.
 """
 
 TILECAST = {
@@ -50,6 +50,7 @@ ADDERS = gl.constexpr(2)  # warps that add up dQ, tiles by turns
 DQ_SLOTS = gl.constexpr(2)  # tiles of dQ on their way out
 SUM_ROWS, SUM_COLUMNS = gl.constexpr(256), gl.constexpr(32)  # of a tile of dQ in its workspace
 HEADS_ABREAST = gl.constexpr(16)  # heads whose blocks of keys programs take by turns
+ANY_ORDER_ABREAST = gl.constexpr(8)  # heads abreast where programs do not wait for each other
 ROWS = gl.constexpr(32)  # rows of a program of row_terms
 PADDED = gl.constexpr(64)  # terms and sums of a head are there for a multiple of so many rows
 PIECES = gl.constexpr(16)  # bf16 pieces of the numbers of a row, the K of wgmma
@@ -86,7 +87,7 @@ def barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
 # One launch, and what of it lies in shared memory: tiles; barriers that tell that tiles of a step are there or may be
 # overwritten.
 Problem = namedtuple(
-    "Problem", "deltas counters seqlen_q seqlen_k heads_q group key_blocks heads padded scale_log2 scale"
+    "Problem", "deltas counters seqlen_q seqlen_k heads_q group key_blocks heads padded in_order scale_log2 scale"
 )
 Shared = namedtuple("Shared", "q dout k v ds dq pieces full empty dq_empty kv_full ds_full deltas pieces_empty")
 
@@ -97,11 +98,13 @@ def work_item(problem):
     """(batch, key/value head, block of keys) of this program.
 
     Blocks of a head go to programs in their order, so a program only ever waits for programs that were started before it.
-    Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ.
+    Some heads take turns: the fewer programs of one head run together, the less they wait at its first block of dQ. Where sums
+    may have any order nobody waits, and few heads share L2.
     """
     pid = gl.program_id(0)
     key_blocks = own_copy(problem.key_blocks)
     most = HEADS_ABREAST
+    most = gl.where(own_copy(problem.in_order) != 0, most, ANY_ORDER_ABREAST)
     first_head = pid // (most * key_blocks) * most
     abreast = gl.minimum(most, problem.heads - first_head)
     place = pid - first_head * key_blocks
@@ -180,7 +183,7 @@ def wait_for_turn(counter, turn):
             ld.acquire.gpu.global.s32 count, [$1];
             setp.lt.s32 early, count, $2;
             @early bra again;
-            fence.proxy.async;
+            fence.proxy.async.global;
             mov.s32 $0, count;
         }
         """, "=r,l,r", [counter, turn], dtype=gl.int32, is_pure=False, pack=1,
@@ -209,8 +212,10 @@ def pass_turn(counter):
 
 @gluon.jit
 def add_role(w: gl.constexpr, sums_desc, shared, problem):
-    """Adds every ADDERS-th tile of dQ to its sum in global memory; a block's first program writes it."""
+    """Adds every ADDERS-th tile of dQ to its sum in global memory, which the first block of keys writes; in its turn, or in any order."""
     batch, head_kv, block = work_item(problem)
+    in_order = own_copy(problem.in_order) != 0
+    turn = gl.where(in_order, block, gl.minimum(block, 1))
     first, _, end = query_blocks(problem, block)
     # What is there after the first step is no dQ yet.
     if w == 0:
@@ -222,16 +227,17 @@ def add_role(w: gl.constexpr, sums_desc, shared, problem):
         for step in range(end - first):
             m = end - 1 - step
             if n % ADDERS == w:
-                wait_for_turn(counters + m, block)
+                wait_for_turn(counters + m, turn)
                 wait_for_ds(shared, n)
                 if block == 0:
                     store_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
                 else:
                     add_tile(sums_desc, [batch, head, m * SUM_ROWS, 0], shared.dq.index(n % DQ_SLOTS))
-                # Read, the tile may be overwritten; the next program must wait until it is added.
+                # Read, the tile may be overwritten; whoever adds after it must wait until it is added.
                 tma.store_wait(0)
                 mbarrier.arrive(shared.dq_empty.index(n % DQ_SLOTS), count=1)
-                pass_turn(counters + m)
+                if in_order | (block == 0):
+                    pass_turn(counters + m)
             n += 1
 
 
@@ -447,11 +453,11 @@ def row_terms(out_ptr, dout_ptr, lse_ptr, dlse_ptr, terms_ptr, deltas_ptr, count
         tl.store(counters_ptr + (batch_head * padded + row) // TILE_M, 0.0)
 
 
-@gluon.jit(do_not_specialize=range(10, 17))
+@gluon.jit(do_not_specialize=range(10, 18))
 def gradients(pieces_desc, q_desc, dout_desc, k_desc, v_desc, sums_desc, dk_desc, dv_desc, deltas, counters, seqlen_q,
-              seqlen_k, heads_q, group, key_blocks, heads, padded, scale_log2, scale):  # fmt: skip
+              seqlen_k, heads_q, group, key_blocks, heads, padded, in_order, scale_log2, scale):  # fmt: skip
     """Allocate, set up the barriers, and start the roles: dK and dV of TILE_N keys, and what they add to dQ."""
-    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded,
+    problem = Problem(deltas, counters, seqlen_q, seqlen_k, heads_q, group, key_blocks, heads, padded, in_order,
                   scale_log2, scale)  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     q = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
@@ -486,8 +492,10 @@ def round_dq(sums_ptr, dq_ptr, counters_ptr, stride_dqb, stride_dqh, stride_dqs,
              scale):  # fmt: skip
     """dQ from its sums: scaled and rounded; zero for blocks of queries that see no key, to which nothing was added."""
     blocks = padded // TILE_M
-    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
-    row = tl.program_id(0) % blocks * TILE_M
+    # From the last to the first: L2 has what was added last.
+    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    batch_head = (place // blocks).to(tl.int64)
+    row = place % blocks * TILE_M
     batch, head = batch_head // heads_q, batch_head % heads_q
     sums_ptr += (batch_head * padded + row) * HEAD_DIM
     sums = load_rows(sums_ptr, SUM_COLUMNS // 8, SUM_ROWS, SUM_ROWS, SUM_COLUMNS, False)
@@ -507,7 +515,8 @@ def workspaces(terms):
     return sums, terms.new_empty((batch, heads_q, padded // TILE_M.value)), terms.new_empty((batch, heads_q, padded))
 
 
-def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, deltas, window_left, window_right):
+def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, deltas, window_left, window_right,
+         deterministic=True):  # fmt: skip
     """(kernel, grid, arguments but the scales) of the launches, () for empty tensors; ValueError for what they do not take."""
     if (window_left, window_right) not in ((-1, -1), (-1, 0)):
         raise ValueError(f"window: this kernel has no window, got ({window_left}, {window_right})")
@@ -552,7 +561,7 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
     )
     for_rows += (heads_q, seqlen_q, padded, 0 if dlse is None else seqlen_q)
     key_blocks, heads = triton.cdiv(seqlen_k, TILE_N.value), batch * heads_kv
-    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded)
+    sizes = (seqlen_q, seqlen_k, heads_q, heads_q // heads_kv, key_blocks, heads, padded, int(deterministic))
     row_blocks = padded // ROWS.value * batch * heads_q
     dq_blocks = padded // TILE_M.value * batch * heads_q
     for_dq = (sums, dq, counters, *(n // 8 for n in dq.stride()[:3]), heads_q, seqlen_q, padded)
@@ -563,20 +572,24 @@ def plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, sums, counters, delta
     )
 
 
-def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None,
+           deterministic=True):  # fmt: skip
     """Write the gradients of launch(q, k, v, out, lse, scale) of the forward pass to `dq`, `dk` and `dv`.
 
     q, dq, out, dout: (batch, heads_q, seqlen_q, 128); k, v, dk, dv: (batch, heads_kv, seqlen_k, 128); all bf16 or all fp16, unit
     last stride, rows that start at 16 bytes.  lse, as the forward pass wrote it, and dlse, its gradient where it has one:
     (batch, heads_q, seqlen_q), float32, contiguous.  terms: (batch, heads_q, seqlen_q rounded up to PADDED, 8), float32:
-    written here, allocated where it is None, as the sums of dQ are: 4 bytes for each element.
+    written here, allocated where it is None, as the sums of dQ are: 4 bytes for each element.  deterministic: whether programs add
+    to dQ in the order of their keys, so that every run has the same bits.
     """
     if not 0.0 < scale <= 2.0e38:  # times log2(e), 2e38 is still a float32
         raise ValueError(f"scale: expected a number above 0 and at most 2e+38, got {scale:g}")
     if terms is None:
         padded = triton.cdiv(q.shape[2], PADDED.value) * PADDED.value
         terms = lse.new_empty((*q.shape[:2], padded, PIECES.value // 2))
-    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right)
+    launches = plan(
+        q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right, deterministic
+    )
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
         kernel[grid](*arguments, max(scale * LOG2E.value, 1e-37), scale, **options)  # the first scale as in the forward
     if not launches:

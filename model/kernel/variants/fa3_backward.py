@@ -25,6 +25,8 @@ TILES_M = (64, 128)
 STAGES = 2
 #: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/training.md.
 LEAST_ABREAST, _L2_BYTES = 16, 2**25
+#: Heads abreast where sums of dQ may have any order: nobody waits then, and few share L2 (measured, docs/training.md).
+ANY_ORDER_ABREAST = 8
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
 #: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes (docs/training.md has
@@ -68,11 +70,11 @@ class Fa3BackwardVariant:
 def abreast_rows(variant: Fa3BackwardVariant, mask: str) -> int:
     """Queries of heads abreast for whose tiles of Q and dO, 2 bytes an element, and sums of dQ, 4, L2 has room; 0: as many as there are.
 
-    With a causal mask programs are at half of them at a time.  Kernels that loaded all numbers of a row counted no such rows.
+    With a causal mask programs are at half of them at a time, and half as much again was fastest.  Kernels that loaded all numbers of a row counted no such rows.
     """
     if variant.heads_abreast <= LEAST_ABREAST or variant.folded == "none":
         return 0
-    return _L2_BYTES * (2 if mask == "causal" else 1) // (8 * TILE_N * KEYS // variant.tile_m)
+    return _L2_BYTES * (3 if mask == "causal" else 2) // (16 * TILE_N * KEYS // variant.tile_m)
 
 
 def abreast(variant: Fa3BackwardVariant, workload: Workload) -> int:

@@ -15,11 +15,11 @@ def torch():
 
 @pytest.fixture
 def op(torch, monkeypatch):
-    """The operator module with kernels for the CPU; ``op.launched`` lists (module, arguments)."""
+    """The operator module with kernels for the CPU; ``op.launched`` lists (module, arguments), ``op.orders`` whether gradients were to be deterministic."""
     from tilecast.kernels import operator, selection
     from tilecast.kernels.fallback import sdpa_attention, visible_keys
 
-    launched = []
+    launched, orders = [], []
 
     def launcher(entry):
         if entry.direction == "bwd":
@@ -36,7 +36,11 @@ def op(torch, monkeypatch):
         return launch
 
     def backward_launch(entry):
-        def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None):
+        def launch(
+            q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_right=-1, dlse=None, terms=None,
+            deterministic=True,
+        ):  # fmt: skip
+            orders.append(deterministic)
             launched.append(
                 (entry.module, (q, k, v, out, lse, dout, dq, dk, dv, scale, window_left, window_right, dlse))
             )
@@ -66,8 +70,8 @@ def op(torch, monkeypatch):
     monkeypatch.setattr(selection, "capability_of", lambda kind, device: HOPPER)
     selection.forward_kernels.clear()
     selection.backward_kernels.clear()
-    operator.launched = launched
+    operator.launched, operator.orders = launched, orders
     yield operator
-    del operator.launched
+    del operator.launched, operator.orders
     selection.forward_kernels.clear()
     selection.backward_kernels.clear()

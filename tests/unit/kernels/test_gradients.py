@@ -71,6 +71,28 @@ def test_the_backward_pass_gets_the_reduced_mask_and_readable_tensors(torch, op)
     assert torch.equal(op.launched[-1][1][5], odd) and op.launched[-1][1][5].stride(3) == 1
 
 
+def test_any_order_of_sums_is_for_those_who_ask(torch, op) -> None:
+    inputs = leaves(torch)
+    compiled = torch.compile(op.attention, backend="aot_eager", fullgraph=True)
+    for attention in (op.attention, compiled):
+        for options, want in (({}, True), ({"deterministic": True}, True), ({"deterministic": False}, False)):
+            attention(*inputs, **options).sum().backward()
+            assert op.orders.pop() is want
+    q, k, v = tensors(torch)
+    out, lse = op.attention(q, k, v, return_lse=True)
+    for more, want in (((), True), ((False,), False)):
+        torch.ops.tilecast.attention_backward(out, q, k, v, out, lse, None, None, -1, -1, *more)
+        assert op.orders.pop() is want
+    # What the whole program was told goes first.
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        op.attention(*inputs, deterministic=False).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert op.orders.pop() is True
+
+
 def test_gradients_follow_the_memory_order_of_their_tensors(torch, op) -> None:
     inputs = [t.transpose(1, 2).contiguous().requires_grad_() for t in tensors(torch, d=192, dv=128)]
     out = op.attention(*inputs, layout="bshd")

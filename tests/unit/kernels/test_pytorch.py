@@ -72,11 +72,25 @@ def test_calls_that_mean_the_same_run_on_ours(calls: list[Any], causal: bool) ->
     assert out.stride() == q.stride() and lse.shape == (2, 8, 100) and lse.dtype == torch.float32
     gradients = BACKWARD(out, q, k, v, out, lse, None, None, 100, 100, 0.0, causal, made[6], made[7], scale=0.5)
     (name, (written, *given)) = calls.pop()
-    assert name == "backward" and given == [out, q, k, v, out, lse, None, 0.5, -1, 0 if causal else -1]
+    assert name == "backward" and given == [out, q, k, v, out, lse, None, 0.5, -1, 0 if causal else -1, True]
     assert all(ours is theirs for ours, theirs in zip(gradients, written, strict=True))
 
 
 @pytest.mark.usefixtures("active", "calls")
+@pytest.mark.parametrize(("asked", "everywhere"), [(True, False), (False, False), (False, True)])
+def test_gradients_are_deterministic_unless_asked_otherwise(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, asked: bool, everywhere: bool
+) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: everywhere)
+    made = subject._Active("Meta", asked)
+    try:
+        q, k, v = tensors(1, 2, 64, 64)
+        BACKWARD(q, q, k, v, q, q[..., 0].float(), None, None, 64, 64, 0.0, False, q, q)
+    finally:
+        made.remove()
+    assert calls.pop()[1][-1] is (asked or everywhere)
+
+
 def test_outputs_follow_the_memory_of_the_query() -> None:
     # Sequence first, as torch.nn.MultiheadAttention has it: the batch inside.
     q = torch.empty((100, 2, 8, 64), dtype=torch.bfloat16, device="meta").permute(1, 2, 0, 3)
@@ -136,7 +150,7 @@ def test_restored_kernels_are_those_of_before(calls: list[Any]) -> None:
 
 @pytest.mark.usefixtures("calls")
 def test_pytorch_activates_and_restores_it(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
-    monkeypatch.setattr(subject, "_activate", lambda: subject._Active("Meta"))
+    monkeypatch.setattr(subject, "_activate", lambda deterministic: subject._Active("Meta", deterministic))
     subject.register_flash_attention()
     q, k, v = tensors(2, 8, 100, 64)
     attention.activate_flash_attention_impl("tilecast")
