@@ -2,7 +2,7 @@
 
 A row is forecast at the SM clock sampled while it ran (what NVML reports, of which an SM executes `power.tensor_clock_share` under
 matrix work).  Loops alone are those of the portable passes; kernels that spill, which no forecast before compilation knows, and
-variants that the class refuses by now are counted, not compared.  Passes of the Hopper classes are forecast from machine code as
+variants that the class refuses by now are counted, not compared, and so are sums in any order.  Passes of the Hopper classes are forecast from machine code as
 well: that of today's templates, by the Triton with which they were measured (`backward_code`).
 """
 
@@ -166,7 +166,7 @@ def fastest_passes(path: Path = PASSES) -> tuple[MeasuredPass, ...]:
     """Our fastest pass of every machine and shape; BackwardTableError for a file that is no such table."""
     best: dict[tuple[str, Workload], MeasuredPass] = {}
     for row in _read(path):
-        if not row["ms"] or named_in(row["knobs"]) is None:
+        if not row["ms"] or named_in(row["knobs"]) is None or _in_any_order(row):
             continue
         machine = machine_of(row["gpu"].removeprefix("NVIDIA "))
         found = MeasuredPass(machine, _workload(row), row["kernel"], row["date"], row["driver"], row)
@@ -218,6 +218,11 @@ def measured_variants(machine: Machine, path: Path = PASSES) -> Iterator[tuple[W
             yield _workload(row), variant
 
 
+def _in_any_order(row: Mapping[str, str]) -> bool:
+    """Whether programs added to dQ as they came, which is not forecast."""
+    return "any order" in row["note"]
+
+
 def _variant(row: Mapping[str, str]) -> BackwardVariant | None:
     """The variant of a measured pass; None for a kernel that is not ours."""
     named = named_in(row["knobs"])
@@ -231,6 +236,8 @@ def _pass(row: Mapping[str, str], machine: Machine, recorded: RecordedLoops | No
     variant = _variant(row)
     if variant is None:
         return ""
+    if _in_any_order(row):
+        return "passes with sums in any order"
     record, work, clock = family_of(variant), _workload(row), _clock(row, machine)
     if not record.legality(variant, work, machine).legal:
         return "passes of variants that are refused"

@@ -56,7 +56,7 @@ def test_published_shapes_by_their_fastest_kernel(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("family", "mean", "bias"), [("fa3_bwd", 5.2, 2.6), ("fa3_bwd_apart", 3.6, 0.7), ("fa2_bwd", 5.8, 3.8)]
+    ("family", "mean", "bias"), [("fa3_bwd", 3.7, 0.6), ("fa3_bwd_apart", 2.8, 0.7), ("fa2_bwd", 5.8, 3.8)]
 )
 def test_passes_on_an_h100_are_as_far_off_as_the_page_says(family, mean, bias, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     report = run_backward(H100_PASSES, thinned(LOOPS, tmp_path, 1000), "h100-sxm")
