@@ -582,9 +582,8 @@ def launch(q, k, v, out, lse, dout, dq, dk, dv, scale, window_left=-1, window_ri
     if terms is None:
         padded = triton.cdiv(q.shape[2], PADDED.value) * PADDED.value
         terms = lse.new_empty((*q.shape[:2], padded, PIECES.value // 2))
-    launches = plan(
-        q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right, deterministic
-    )
+    launches = plan(q, k, v, out, lse, dout, dlse, dq, dk, dv, terms, *workspaces(terms), window_left, window_right,
+                    deterministic)  # fmt: skip
     for (kernel, grid, arguments), options in zip(launches, OPTIONS):
         kernel[grid](*arguments, max(scale * LOG2E.value, 1e-37), scale, **options)  # the first scale as in the forward
     if not launches:
