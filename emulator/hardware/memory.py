@@ -66,6 +66,9 @@ class Memories(Context, Protocol):
     ) -> int:  # fmt: skip
         """Account for a step of the running role; its number."""
 
+    def touch_shared(self, memory: int, stores: bool) -> None:
+        """The running role loads or stores of an allocation of shared memory, with the barrier that the compiler puts before it."""
+
     def accesses(self) -> list[tuple[int, Access]]:
         """(CTA, the running role's access to its memory)."""
 
@@ -108,6 +111,8 @@ class Shared:
         self.any_type = False
         #: Whether its first dimension is one that the layout leaves out.
         self.has_slots = False
+        #: Number of the allocation that it is a view of.
+        self.memory = id(self)
 
     @property
     def shape(self) -> list[int]:
@@ -136,7 +141,7 @@ class Shared:
         """Some of the memory, seen otherwise."""
         layout = self.layout if layout is None else layout
         made = Shared(self.program, a, cells, self.name, layout, self._division, self._copy_cells)
-        made.any_type = self.any_type
+        made.any_type, made.memory = self.any_type, self.memory
         return made
 
     def index(self, i: Any) -> Shared:
@@ -265,6 +270,7 @@ class Shared:
         program = self.program
         program.step()
         program.meet(certain=False)
+        program.touch_shared(self.memory, writes)
         made = program.charge("smem_store" if writes else "smem_load", self.a.nbytes, self.a.shape)
         for access, cells in self._reached(writes or together):
             if writes:
@@ -321,6 +327,7 @@ class Shared:
         program.step()
         program.fits(layout, self.a.shape)
         program.meet(certain=False)
+        program.touch_shared(self.memory, stores=False)
         made = program.charge("smem_load", self.a.nbytes, self.a.shape, layout)
         for access, cells in self._reached(writes=False):
             program.smem.read(cells, access, self.dtype.bits, self.any_type)
@@ -338,6 +345,7 @@ class Shared:
             )
         program.step()
         program.meet(certain=False)
+        program.touch_shared(self.memory, stores=True)
         program.charge("smem_store", self.a.nbytes, self.a.shape, value.layout, (value.made,))
         changes = self.a.tobytes() != value.a.tobytes()
         if program.session.watcher is not None:
@@ -370,6 +378,7 @@ class Turned(Shared):
     def __init__(self, parent: Shared, shape: Sequence[int], cells: Any) -> None:
         self._parent, self._extents = parent, list(shape)
         super().__init__(parent.program, None, cells, parent.name, parent.layout, parent._division, parent._copy_cells)
+        self.memory = parent.memory
 
     def index(self, i: Any) -> Shared:
         """One slot, as it is when it is used; outside, one that raises BoundsError then."""

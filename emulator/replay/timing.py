@@ -40,6 +40,7 @@ from tilecast.model.sm.fluid import advance
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
 TURNS, BESIDE = "turns of wgmma", "slower arithmetic beside wgmma"
+PORT = "loads in between the reads of products"
 _NEVER = float("inf")
 _LAP = 4
 
@@ -347,7 +348,7 @@ class _Replay:
             upcoming = min((role.free for role in self.roles.values() if role.free > now + _EPS), default=_NEVER)
             key = tuple([entry.load for entry in self.active])
             if key not in self.speeds:
-                self.speeds[key] = speeds(key, slows=BESIDE not in self.without)
+                self.speeds[key] = speeds(key, BESIDE not in self.without, PORT not in self.without)
             step, ended = advance(self.active, self.speeds[key], upcoming - now)
             if step == _NEVER:
                 raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
@@ -377,7 +378,8 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
     the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
-    the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone).
+    the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone), PORT
+    (loads and stores of shared memory have what the reads of products leave of its port).
     """
     state = _Replay(trace, machine, without)
     cycles = state.run()
