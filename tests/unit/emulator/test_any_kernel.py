@@ -129,6 +129,13 @@ def test_a_kernel_of_a_loaded_module_is_found_again_by_its_file(tmp_path: Path) 
         tilecast.emulated(3)
 
 
+def test_modules_are_imported_by_their_whole_names_too(tmp_path: Path) -> None:
+    x, out = np.random.default_rng(1).standard_normal((70, 64), np.float32), np.zeros((70, 64), np.float32)
+    whole = "import triton.experimental.gluon.language.nvidia.hopper.tma as tma\n"
+    module(tmp_path, whole + PIPELINE, machine="h200").launch(x, out)
+    assert (out == 2 * x).all()
+
+
 @pytest.mark.parametrize(("mode", "seed"), [("late", 0), ("random", 0), ("random", 1)])
 def test_copies_both_ways_by_the_copy_engine(tmp_path: Path, mode: str, seed: int) -> None:
     x, out = np.random.default_rng(1).standard_normal((70, 64), np.float32), np.zeros((70, 64), np.float32)
