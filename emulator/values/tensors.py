@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tilecast.emulator.far import Far, combined, far_of, frames, near, summed
 from tilecast.emulator.session import NO_STEP, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
+from tilecast.emulator.values.repeated import Columns, of_values, together
 
 
 class Int(int):
@@ -202,7 +203,7 @@ def raw(value: Any) -> Any:
 class Tensor:
     """A tensor in registers: numpy values, a layout (None: not known), and whether a wgmma still writes it."""
 
-    __slots__ = ("_a", "far", "layout", "made", "pending", "product", "session")
+    __slots__ = ("_a", "both", "columns", "far", "layout", "made", "pending", "product", "session")
     __array_ufunc__ = None
 
     def __init__(self, session: Session, a: Any, layout: Any = None) -> None:
@@ -213,6 +214,10 @@ class Tensor:
         self.product: tuple[Any, Any] | None = None
         #: What its elements would be in far larger problems; None where nobody asks.
         self.far: Far | None = None
+        #: Which of its columns a thread computes once; None where it is not known.
+        self.columns: Columns | None = None
+        #: Whether it is bits of one value that are in another one: an instruction that also compares with zero.
+        self.both = False
         #: The step (`trace.Step`) that computed it.
         self.made = NO_STEP
 
@@ -294,6 +299,16 @@ class Tensor:
         needs = tuple([one.made for one in operands if isinstance(one, Tensor)]) or (self.made,)
         self.made = self.session.charge(pipe, count, self._a.shape, self.layout, needs)
 
+    def computed(self, pipe: str, *operands: Any, moved: bool = False) -> Tensor:
+        """This tensor, which nobody else has yet, charged as one operation of the ``operands`` for each of its columns that a thread
+        computes; ``moved``: by a number that the launch knows, which is part of an address."""
+        self.columns = joint_columns(self, operands, moved)
+        if self.columns is None:
+            self.charge(pipe, self._a.size, *operands)
+        elif not self.columns.known:
+            self.charge(pipe, self._a.size * self.columns.share, *operands)
+        return self
+
     def to(self, dtype: dtypes.Dtype, bitcast: bool = False) -> Tensor:
         """The values as another type, rounded to nearest even."""
         if bitcast:
@@ -368,7 +383,9 @@ class Tensor:
                 raise LayoutError(
                     f"{self.session.here()}: a register tensor takes None and : as an index, got {item!r}"
                 )
-        return self.like(self.a[keys], layout).sampled(self.far)
+        out = self.like(self.a[keys], layout).sampled(self.far)
+        out.columns = self.columns if keys[-1] is not None else None
+        return out
 
     def __invert__(self) -> Tensor:
         out = self.like(~self.a, self.layout)
@@ -376,7 +393,9 @@ class Tensor:
         return out
 
     def __neg__(self) -> Tensor:
-        return self.like(-self.a, self.layout)
+        out = self.like(-self.a, self.layout)
+        out.columns = self.columns
+        return out
 
     def __bool__(self) -> bool:
         raise UnsupportedError("a branch on a tensor: reduce it to a scalar first")
@@ -393,6 +412,29 @@ def joint_layout(session: Session, *values: Any) -> Any:
             raise LayoutError(f"{session.here()}: operands have different layouts, {layout!r} and {other!r}")
         layout = other
     return layout
+
+
+def joint_columns(out: Tensor, operands: Sequence[Any], moved: bool = False) -> Columns | None:
+    """Which columns of an operation's result a thread computes once, by its operands; ``moved``: numbers of the launch leave what is
+    known to be known."""
+    known = [one.columns for one in operands if isinstance(one, Tensor) and one.columns is not None]
+    if not known or not out._a.ndim:
+        return None
+    width = out._a.shape[-1]
+    alike = Columns((0,) * width, False)
+    found = []
+    for one in operands:
+        if not isinstance(one, Tensor):
+            found.append(Columns(alike.kinds, moved or not isinstance(one, Int)))
+        elif one.columns is not None and len(one.columns.kinds) == width:
+            found.append(one.columns)
+        elif one._a.ndim == out._a.ndim > 1 and one._a.shape[-1] == 1:
+            found.append(alike)
+        else:
+            return None
+    if all(one.known for one in found):
+        return of_values(out._a) if out._a.size == width else None
+    return functools.reduce(together, found)
 
 
 def _arithmetic(tensor: Tensor, other: Any, name: str, reflected: bool) -> Any:
@@ -446,7 +488,11 @@ def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
             if fused is not None:
                 return self.like(fused, layout)
         out = self.like(_arithmetic(self, other, name, reflected), layout)
-        out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size, self, other)
+        if floating:
+            out.charge(_PIPE.get(name, "alu"), out._a.size, self, other)
+        elif not (self.both and name in ("ne", "eq") and type(other) is int and other == 0):
+            out.computed("alu", self, other, moved=name in ("add", "sub"))
+            out.both = name == "and"
         if (self.far is not None or far_of(other) is not None) and (out.bits or out._a.dtype.kind == "b"):
             wide = out.bits != 32
             out.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
