@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, TURNS, Timeline, replay
+from tilecast.emulator.replay.timeline import Timeline
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, TURNS, replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload

@@ -20,7 +20,8 @@ from tilecast.emulator.replay.compare import (
     without_compiled_waits,
 )
 from tilecast.emulator.replay.costs import synchronisation
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, TURNS, chrome_trace, replay
+from tilecast.emulator.replay.timeline import chrome_trace
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, TURNS, replay
 from tilecast.emulator.routes import as_text, by_all_routes
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source

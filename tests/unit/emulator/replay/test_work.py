@@ -179,6 +179,6 @@ def test_anybodys_kernel_has_cycles_lines_and_a_timeline(tmp_path: Path) -> None
 def test_a_product_without_a_known_rate_is_named() -> None:
     issue = MatrixIssue(1, 128, 128, 64, "e2m1", "smem", 1, 1, "acc = a x b")
     trace = ProgramTrace(0, (RoleTrace("", 0, 4, [issue]),))
-    lines, cycles = described([trace], B200, str)
-    assert cycles is None
+    lines, timeline = described([trace], B200, str)
+    assert timeline is None
     assert lines == ["  cycles     not replayed: no rate of products of e2m1 is known here"]
