@@ -23,7 +23,8 @@ from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
 from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.layouts import DistributedLinearLayout
-from tilecast.emulator.values.tensors import Int, Tensor, constexpr
+from tilecast.emulator.values.scalars import Int, constexpr
+from tilecast.emulator.values.tensors import Tensor
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {

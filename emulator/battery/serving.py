@@ -18,7 +18,7 @@ from tilecast.emulator.battery.serving_steps import ServingSteps, by_row
 from tilecast.emulator.errors import WrongResultError
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.session import Watcher
-from tilecast.emulator.values.tensors import constexpr
+from tilecast.emulator.values.scalars import constexpr
 
 _ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 #: Error of the output that rounding explains, in units in the last place of the largest |v| a row sees; of the log-sum-exp.

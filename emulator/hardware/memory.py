@@ -30,7 +30,8 @@ from tilecast.emulator.values.memory_layouts import (
     panels_abreast,
     same_places,
 )
-from tilecast.emulator.values.tensors import Int, Tensor, raw
+from tilecast.emulator.values.scalars import Int
+from tilecast.emulator.values.tensors import Tensor, raw
 from tilecast.emulator.values.wellformed import has_slots, wrong_shared
 
 #: Read-modify-write operations by name (None: exchange).

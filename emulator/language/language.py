@@ -24,7 +24,8 @@ from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
 from tilecast.emulator.values.registers import stays_in_threads
 from tilecast.emulator.values.repeated import of_range
-from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
+from tilecast.emulator.values.scalars import Int, Int64
+from tilecast.emulator.values.tensors import Pointer, Tensor, joint_layout, raw
 
 #: PTX that copies its operand, or the number of the program.
 _COPY = re.compile(r"mov\.[bu]32 \$0, (\$1|%(?:ctaid|clusterid)\.x);")
