@@ -112,8 +112,8 @@ class Shared:
         self.any_type = False
         #: Whether its first dimension is one that the layout leaves out.
         self.has_slots = False
-        #: Number of the allocation that it is a view of.
-        self.memory = id(self)
+        #: The allocation that it is a view of, by its first cell.
+        self.memory = 0
 
     @property
     def shape(self) -> list[int]:
@@ -460,7 +460,7 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         program.smem.call(first, first + count, count // extents[0] if len(extents) > 1 else count, name)
     program.own_cells(owners.reshape(-1))
     made = Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout, division, count)
-    made.has_slots = has_slots(layout, extents)
+    made.has_slots, made.memory = has_slots(layout, extents), start
     return made
 
 
