@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,12 @@ def test_shipped_files_are_what_the_generator_writes() -> None:
     assert there == {path for path in wanted if path.suffix == ".py"}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    """A generated file, read once: there are two hundred."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def test_headers_read_back_without_importing() -> None:
     others = (*ship.read_e4m3_list(), *ship.read_backward_list(), *ship.read_serving_list(), *ship.read_append_list())
     for kernel in (*ship.read_list(), *others):
@@ -154,7 +161,7 @@ def test_headers_read_back_without_importing() -> None:
         assert header_workload(header) == kernel.workload
         # The header is all that a file says about one workload among those it serves.
         assert "TILECAST = {" not in without_header(text)
-        assert isinstance(ast.parse(text).body[0].value.value, str)  # the docstring
+        assert isinstance(_tree(path).body[0].value.value, str)  # the docstring
 
 
 def test_the_index_has_the_forecasts() -> None:
@@ -171,7 +178,7 @@ def test_the_index_has_the_forecasts() -> None:
 def test_generated_files_import_triton_and_torch_alone() -> None:
     known = {"torch", "triton", *sys.stdlib_module_names}
     for path in (ship.KERNELS / "generated").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in names} <= known, path

@@ -22,7 +22,6 @@ from tilecast.codegen.compiler import kept
 from tilecast.model.compiled.native import kept_runs
 
 PAGES = documented.pages()
-VERBS = typer.main.get_command(verbs())
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 #: How many blocks of commands do not run here, by reason: a new one has to be counted.
 SKIPPED = {"needs: gpu": 4, "needs: network": 1, "needs: bundle": 1, "takes: half an hour": 1, "takes: minutes": 6}
@@ -115,11 +114,17 @@ def _unrun(page: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def root():  # type: ignore[no-untyped-def]
+    """The command line."""
+    return typer.main.get_command(verbs())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_commands_that_no_test_runs_have_their_verbs_and_options(page: Path) -> None:
+def test_commands_that_no_test_runs_have_their_verbs_and_options(page: Path, root) -> None:  # type: ignore[no-untyped-def]
     wrong = []
     for span in _unrun(page):
-        command, words = VERBS, [word.rstrip(",") for word in span.split()[1:]]
+        command, words = root, [word.rstrip(",") for word in span.split()[1:]]
         while words and words[0] in getattr(command, "commands", ()):
             command = command.commands[words.pop(0)]
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
