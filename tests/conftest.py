@@ -23,7 +23,7 @@ settings.load_profile("fixed")
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
-# What thousands of tests keep is looked through again and again otherwise, which took a fifth of the time.
+# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.
 collect_rarely()
 
 #: Files that take longest, in the order in which they begin.
