@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from tilecast.base.same import Same
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike, with_knobs
 from tilecast.model.kernel.grid import Grid
@@ -191,11 +192,17 @@ def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Vari
 
 def one_knob_away(variant: Variant, space: Iterable[Variant]) -> Iterator[Variant]:
     """Variants that differ from ``variant`` in one knob, by the values that it takes in ``space``; legal or not."""
-    listed = tuple(space)
-    for knob in (f.name for f in fields(variant) if f.name != "family"):
-        for value in dict.fromkeys(getattr(v, knob) for v in listed):
+    for knob, values in _values(Same(tuple(space))).items():
+        for value in values:
             if value != getattr(variant, knob):
                 yield replace(variant, **{knob: value})
+
+
+@lru_cache(maxsize=16)
+def _values(space: Same[tuple[Variant, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The values that each knob takes in a space, in their order: spaces of thousands are asked again and again."""
+    knobs = [f.name for f in fields(space.value[0]) if f.name != "family"] if space.value else []
+    return {knob: tuple(dict.fromkeys(getattr(v, knob) for v in space.value)) for knob in knobs}
 
 
 def near_published(workload: Workload, machine: Machine) -> tuple[Variant, ...]:
