@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tilecast.codegen.hopper import backward as hopper_backward
 from tilecast.codegen.hopper import backward_apart as hopper_backward_apart
 from tilecast.codegen.portable import backward as triton_backward
 from tilecast.codegen.portable import forward as triton_portable
 from tilecast.codegen.render import render
-from tilecast.model.backward import TRITON_BACKWARD, BackwardVariant, family_of, writable
+from tilecast.model.backward import (
+    HOPPER_BACKWARD,
+    HOPPER_BACKWARD_APART,
+    TRITON_BACKWARD,
+    BackwardVariant,
+    family_of,
+    writable,
+)
 from tilecast.model.kernel.header import header_text
 from tilecast.model.kernel.variant import variant_text
-from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
-from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
-from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -29,11 +35,36 @@ class GeneratedBackward:
     variant: BackwardVariant
 
 
-def targets(variant: BackwardVariant) -> tuple[str, ...]:
-    """Targets that a variant runs on."""
-    if not isinstance(variant, Fa2BackwardVariant):
-        return hopper_backward.TARGETS
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A Jinja2 file, what makes of a variant what it reads, and the targets that the result runs on."""
+
+    file: str
+    context: Callable[[Any, Workload], object]
+    targets: Callable[[Any], tuple[str, ...]]
+
+
+def _portable_targets(variant: Any) -> tuple[str, ...]:
     return triton_portable.targets("descriptors" in (variant.dkv_loads, variant.dq_loads))
+
+
+def _hopper_targets(_variant: Any) -> tuple[str, ...]:
+    return hopper_backward.TARGETS
+
+
+#: By the template's name of a kernel class; the others are forecast only.
+_TEMPLATES = {
+    TRITON_BACKWARD.template: _Template(triton_backward.TEMPLATE, triton_backward.context, _portable_targets),
+    HOPPER_BACKWARD.template: _Template(hopper_backward.TEMPLATE, hopper_backward.context, _hopper_targets),
+    HOPPER_BACKWARD_APART.template: _Template(
+        hopper_backward_apart.TEMPLATE, hopper_backward_apart.context, _hopper_targets
+    ),
+}
+
+
+def targets(variant: BackwardVariant) -> tuple[str, ...]:
+    """Targets that a variant which can be written runs on."""
+    return _TEMPLATES[family_of(variant).template].targets(variant)
 
 
 def generate_backward(
@@ -59,15 +90,6 @@ def generate_backward(
         "variant": variant_text(made),
         "workload": workload.as_dict(),
     }
-    if isinstance(made, Fa2BackwardVariant):
-        source = _render(triton_backward.TEMPLATE, triton_backward.context(made, workload), header)
-    elif isinstance(made, Fa3BackwardApartVariant):
-        source = _render(hopper_backward_apart.TEMPLATE, hopper_backward_apart.context(made, workload), header)
-    else:
-        assert isinstance(made, Fa3BackwardVariant)
-        source = _render(hopper_backward.TEMPLATE, hopper_backward.context(made, workload), header)
+    template = _TEMPLATES[family_of(made).template]
+    source = render(template.file, {"k": template.context(made, workload), "header": header_text(header)})
     return GeneratedBackward(source, header, made)
-
-
-def _render(template: str, kernel: object, header: dict[str, object]) -> str:
-    return render(template, {"k": kernel, "header": header_text(header)})

@@ -95,13 +95,17 @@ def run_call(
     lines += [f"  {'larger' if not number else '':10s} {said}" for number, said in enumerate(over)]
     cycles = None
     if traces and not wrong:
-        from tilecast.emulator.replay.spent import described
-        from tilecast.emulator.replay.timing import chrome_trace, replay
+        from tilecast.emulator.replay.spent import described, longest
+        from tilecast.emulator.replay.timeline import chrome_trace
+        from tilecast.emulator.replay.timing import replay
 
-        time, cycles = described(traces, chip, session.source.quote)
+        time, timeline = described(traces, chip, session.source.quote)
         lines += time
-        if trace is not None and cycles is not None:
-            write_text_atomically(trace, chrome_trace(replay(one, chip) for one in traces))
+        cycles = timeline.cycles if timeline is not None else None
+        if trace is not None and timeline is not None:
+            most = longest(traces)
+            every = (timeline if one is most else replay(one, chip) for one in traces)
+            write_text_atomically(trace, chrome_trace(every))
             lines.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     if returned:
         lines.append(f"  returned   {returned}")

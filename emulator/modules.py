@@ -23,7 +23,8 @@ from tilecast.emulator.language.products import barrier_count
 from tilecast.emulator.session import ANY_RELEASE, Session
 from tilecast.emulator.values import dtypes, memory_layouts
 from tilecast.emulator.values.layouts import DistributedLinearLayout
-from tilecast.emulator.values.tensors import Int, Tensor, constexpr
+from tilecast.emulator.values.scalars import Int, constexpr
+from tilecast.emulator.values.tensors import Tensor
 
 #: Names that a kernel may ask for with hasattr and that one of the releases does not have.
 _NOT_IN = {
@@ -325,8 +326,7 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         "get_tmem_reg_layout": gl.get_tmem_reg_layout, "get_tmem_32x32b_reg_layout": gl.get_tmem_32x32b_reg_layout,
     }  # fmt: skip
     base = "triton.experimental.gluon"
-    float2 = Module(f"{base}.language.nvidia.blackwell.float2", session, packed.NAMES)
-    blackwell["float2"] = float2
+    blackwell["float2"] = Module(f"{base}.language.nvidia.blackwell.float2", session, packed.NAMES)
     device = Module(f"{base}.language.extra.libdevice", session, libdevice.names(gl))
     language = _language(session, gl)
     arch = 90 if session.tensor_kind == "wgmma" else 100
@@ -401,7 +401,6 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
         f"{base}.language.nvidia.blackwell": Module(
             f"{base}.language.nvidia.blackwell", session, {**shared, **blackwell, "tma": tma_rows, "clc": clc}
         ),
-        f"{base}.language.nvidia.blackwell.float2": float2,
         f"{base}.nvidia": Module(f"{base}.nvidia", session, {}),
         f"{base}.nvidia.hopper": Module(
             f"{base}.nvidia.hopper", session, {"TensorDescriptor": described, "TensorDescriptorIm2Col": columns}
@@ -413,8 +412,12 @@ def modules(session: Session) -> dict[str, types.ModuleType]:
 
 
 def linked(found: dict[str, types.ModuleType]) -> None:
-    """Let every module know those below it by their last names."""
+    """Let every module know those below it by their last names, and have those imported by their whole names."""
     for name, module in found.items():
         parent, _, last = name.rpartition(".")
         if parent in found:
             found[parent].__dict__.setdefault(last, module)
+    for name, module in list(found.items()):
+        for last, below in vars(module).items():
+            if isinstance(below, types.ModuleType):
+                found.setdefault(f"{name}.{last}", below)

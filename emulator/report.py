@@ -93,7 +93,7 @@ def run_emulate(
     """
     from tilecast.emulator.departure import explained
     from tilecast.emulator.errors import EmulationError, RequestError, UnsupportedError
-    from tilecast.emulator.replay.timing import chrome_trace
+    from tilecast.emulator.replay.timeline import chrome_trace
     from tilecast.emulator.run import Kernel, emulate, kernel_path
     from tilecast.emulator.source import Source
     from tilecast.emulator.steps import Steps
@@ -138,7 +138,7 @@ def run_emulate(
     ]
     more, found = _cycles(done)
     if trace is not None:
-        write_text_atomically(trace, chrome_trace(done.timelines()))
+        write_text_atomically(trace, chrome_trace(done.timelines(found.timeline)))
         more.append(f"  timeline   {trace}: open in ui.perfetto.dev")
     return Emulated(
         "\n".join(lines + more), not wrong, wrong, verdict.out_error, verdict.lse_error, len(done.traces),

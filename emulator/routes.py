@@ -16,6 +16,7 @@ from tilecast.emulator.replay.compare import compare
 from tilecast.emulator.run import emulate
 from tilecast.emulator.source import Source
 from tilecast.model.chip.launch import play
+from tilecast.model.chip.tiles import head_tiles
 from tilecast.model.compiled.code import CodeError
 from tilecast.model.compiled.evaluate import CompiledVariant
 from tilecast.model.compiled.forecast import forecast
@@ -130,8 +131,10 @@ def _machine_code(made: CompiledVariant, work: Workload, pipeline: Pipeline, chi
         return Route("machine code", seen.cycles_per_block, seen.span_cycles, by)
     if made.roles is None:
         raise CodeError("neither its tiles nor its loop can be followed")
-    # A lap of the loop may be several blocks of keys.
+    # A lap of the loop may be several blocks of keys; of a window a tile sees some of them.
+    tiles = head_tiles(work, pipeline.rows_per_cta * pipeline.cta_group, pipeline.keys_per_iteration)
+    visible = int(tiles.iterations.max())
     block = 2.0 * pipeline.rows_per_cta * pipeline.keys_per_iteration * (work.head_dim_qk + work.head_dim_v)
     blocks = max(1, round(made.roles.flop / block))
     cost = cta_cost(made.roles, role_costs(chip))
-    return Route("machine code", cost.steady.cycles / blocks, cost.cycles(BLOCKS // blocks), made.compiler)
+    return Route("machine code", cost.steady.cycles / blocks, cost.cycles(max(1, visible // blocks)), made.compiler)

@@ -14,9 +14,11 @@ import numpy as np
 from tilecast.base.data import SHIPPED_KERNELS
 from tilecast.emulator.errors import RequestError, UnsupportedError
 from tilecast.emulator.extremes import far_launches
+from tilecast.emulator.host_torch import HostTorch
 from tilecast.emulator.language.arrays import Array
 from tilecast.emulator.modules import counted, modules
-from tilecast.emulator.replay.timing import Timeline, replay
+from tilecast.emulator.replay.timeline import Timeline
+from tilecast.emulator.replay.timing import replay
 from tilecast.emulator.session import RELEASES, Session, Watcher
 from tilecast.emulator.source import Change, Source
 from tilecast.emulator.trace import ProgramTrace
@@ -55,9 +57,12 @@ class Emulation:
     #: Of the log-sum-exp, as ``stored_at``.
     lse_stored_at: Any
 
-    def timelines(self) -> tuple[Timeline, ...]:
-        """Every program's operations on its SM, in cycles."""
-        return tuple(replay(trace, self.machine) for trace in self.traces)
+    def timelines(self, known: Timeline | None = None) -> tuple[Timeline, ...]:
+        """Every program's operations on its SM, in cycles; ``known``: one that was replayed already."""
+        return tuple(
+            known if known is not None and known.program == trace.program else replay(trace, self.machine)
+            for trace in self.traces
+        )
 
     def quote(self, line: int) -> str:
         """A line of the kernel, for messages."""
@@ -103,13 +108,6 @@ def load(session: Session) -> ModuleType:
     return session.source.load(modules(session), {"range": counted(session)})
 
 
-def _torch() -> ModuleType:
-    """What generated files ask of torch: the names of types, for tensors that they make themselves."""
-    module = ModuleType("torch")
-    module.__dict__.update({name: f"torch.{name}" for name in ("float32", "float16", "bfloat16")})
-    return module
-
-
 class Loaded:
     """A generated file that is loaded once and launched on one problem after another.
 
@@ -126,7 +124,8 @@ class Loaded:
         self.machine = machine if isinstance(machine, Machine) else load_machine(machine or str(self.header["machine"]))
         self.session = new_session(source, self.machine, sms=sms, release=release)
         replaced = {"range": counted(self.session), **(names or {})}
-        self.module = source.load({**modules(self.session), "torch": _torch()}, replaced, change=change)
+        self.torch = HostTorch()
+        self.module = source.load({**modules(self.session), "torch": self.torch}, replaced, change=change)
 
     def begin(self, mode: str, seed: int, sms: int | None, watcher: Watcher | None = None) -> None:
         """Set the session for a launch: schedule, SMs, who watches; forget the one before."""

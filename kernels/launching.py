@@ -171,7 +171,13 @@ def terms_shape(module: Any, q: Any) -> tuple[int, ...]:
     """Extents of the float32 terms of a generated backward pass: two numbers for each row of q, or ``PIECES`` bf16 of them."""
     batch, heads, rows, _ = q.shape
     rows = -(-rows // module.PADDED.value) * module.PADDED.value
-    return (batch, heads, rows, module.PIECES.value // 2) if hasattr(module, "PIECES") else (batch, heads, 2, rows)
+    pieces = _pieces(module)
+    return (batch, heads, rows, pieces // 2) if pieces else (batch, heads, 2, rows)
+
+
+def _pieces(module: Any) -> int:
+    """bf16 numbers of a row's terms in a generated backward pass whose products add them; 0 where terms are float32."""
+    return module.PIECES.value if hasattr(module, "PIECES") else 0
 
 
 def _nothing_more(terms: Any) -> tuple[Any, ...]:
@@ -186,7 +192,7 @@ def _backward_steps(module: Any, tensors: tuple[Any, ...], *asked: Any) -> list[
     launches = zip(module.plan(*apart, *asked), module.OPTIONS, strict=False)
     for number, (one, options) in enumerate(launches):
         # The first launch takes no scale, unless what it writes is in scores.
-        steps.append(_step(one, apart, 2 if number or hasattr(module, "PIECES") else 0, options, 2))
+        steps.append(_step(one, apart, 2 if number or _pieces(module) else 0, options, 2))
     return steps
 
 

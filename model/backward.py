@@ -75,7 +75,7 @@ BACKWARD_FAMILIES = (TRITON_BACKWARD, HOPPER_BACKWARD, HOPPER_BACKWARD_APART, BL
 
 def family_of(variant: BackwardVariant) -> BackwardFamily:
     """The kernel class of a variant."""
-    return next(family for family in BACKWARD_FAMILIES if isinstance(variant, family.variant))
+    return next(family for family in BACKWARD_FAMILIES if family.name == variant.family)
 
 
 def writable(variant: BackwardVariant, workload: Workload, machine: Machine) -> Verdict:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from tilecast.base.same import Same
 from tilecast.base.words import did_you_mean, nearest
-from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.alike import Alike, with_knobs
+from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.variant import BOOLEANS, Variant
 from tilecast.model.kernel.variants import (
     fa2,
@@ -51,7 +53,7 @@ class Family:
     legality: Rule
     writable: Rule
     #: Every combination of knobs worth telling apart, in order of preference among equals.
-    space: Callable[[Workload, Machine], Iterable[Variant]]
+    space: Callable[[Workload, Machine], Grid[Any]]
     #: What the authors of the published kernel ship for a shape.
     published: Callable[[Workload, Machine], Variant]
     #: What decides the loop; the tile alone; how many features a variant uses.
@@ -98,6 +100,8 @@ _BY_NAME = {name: family for family in FAMILIES.values() for name in (family.nam
 _KNOBS = frozenset(
     name for family in FAMILIES.values() for name in (*(f.name for f in fields(family.variant)), *family.old_knobs)
 )
+#: The knob that deals tiles, at one value.
+_GRID = {"scheduler": "grid"}
 _NATIVE = {"tcgen05": "fa4", "wgmma": "fa3"}
 
 #: Knob values that no other library's kernels have.
@@ -178,7 +182,7 @@ def published_variant(family: str, workload: Workload, machine: Machine) -> Vari
 
 def knob_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
     """Every variant of the space of ``family``, legal or not; VariantError for unknown families."""
-    return tuple(find_family(family).space(workload, machine))
+    return find_family(family).space(workload, machine).variants
 
 
 def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Variant, ...]:
@@ -188,11 +192,17 @@ def legal_space(family: str, workload: Workload, machine: Machine) -> tuple[Vari
 
 def one_knob_away(variant: Variant, space: Iterable[Variant]) -> Iterator[Variant]:
     """Variants that differ from ``variant`` in one knob, by the values that it takes in ``space``; legal or not."""
-    listed = tuple(space)
-    for knob in (f.name for f in fields(variant) if f.name != "family"):
-        for value in dict.fromkeys(getattr(v, knob) for v in listed):
+    for knob, values in _values(Same(tuple(space))).items():
+        for value in values:
             if value != getattr(variant, knob):
                 yield replace(variant, **{knob: value})
+
+
+@lru_cache(maxsize=16)
+def _values(space: Same[tuple[Variant, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The values that each knob takes in a space, in their order: spaces of thousands are asked again and again."""
+    knobs = [f.name for f in fields(space.value[0]) if f.name != "family"] if space.value else []
+    return {knob: tuple(dict.fromkeys(getattr(v, knob) for v in space.value)) for knob in knobs}
 
 
 def near_published(workload: Workload, machine: Machine) -> tuple[Variant, ...]:
@@ -217,9 +227,7 @@ def build_pipeline(workload: Workload, variant: Variant, machine: Machine) -> Pi
     The unfused family has three kernels; this returns the first, `pipeline.unfused.kernels` all of them.
     """
     # The scheduler deals tiles and leaves their loop alone: variants that differ in nothing else share one pipeline.
-    if variant.scheduler != "grid":
-        variant = replace(variant, scheduler="grid")
-    return _build(loop_shape(workload), variant, machine)
+    return _build(loop_shape(workload), with_knobs(variant, _GRID), machine)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,8 @@ from hypothesis import settings
 from support.interpreter import INTERPRETED, quicken
 from support.whole import VARIABLE
 
+from tilecast.base.garbage import collect_rarely
+
 # A loaded machine is slow, not wrong: no deadline for examples.  The same examples in every run, so that a failure is the
 # change's and not luck's; `make fuzz` draws fresh ones.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
@@ -20,6 +22,9 @@ settings.load_profile("fixed")
 # each other by spinning: its references took thirty times as long beside another worker.
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
+
+# What thousands of tests keep is looked through again and again otherwise: some tenth of the time.
+collect_rarely()
 
 #: Files that take longest, in the order in which they begin.
 LONG = {

@@ -24,7 +24,7 @@ class LargeBatch:
     keys: int
     heads: tuple[int, int]
     packed_q: bool
-    #: As `serving.Batch` has it; tokens of a page.
+    #: As `serving_batches.Batch` has it; tokens of a page.
     layout: str
     page: int = 64
     #: Whether all rows of a head of a sequence are neighbours in memory, in place of all heads of a row.

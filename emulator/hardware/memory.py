@@ -30,7 +30,8 @@ from tilecast.emulator.values.memory_layouts import (
     panels_abreast,
     same_places,
 )
-from tilecast.emulator.values.tensors import Int, Tensor, raw
+from tilecast.emulator.values.scalars import Int
+from tilecast.emulator.values.tensors import Tensor, raw
 from tilecast.emulator.values.wellformed import has_slots, wrong_shared
 
 #: Read-modify-write operations by name (None: exchange).
@@ -65,6 +66,9 @@ class Memories(Context, Protocol):
         axis: int | None = None,
     ) -> int:  # fmt: skip
         """Account for a step of the running role; its number."""
+
+    def touch_shared(self, memory: int, stores: bool) -> None:
+        """The running role loads or stores of an allocation of shared memory, with the barrier that the compiler puts before it."""
 
     def accesses(self) -> list[tuple[int, Access]]:
         """(CTA, the running role's access to its memory)."""
@@ -108,6 +112,8 @@ class Shared:
         self.any_type = False
         #: Whether its first dimension is one that the layout leaves out.
         self.has_slots = False
+        #: The allocation that it is a view of, by its first cell.
+        self.memory = 0
 
     @property
     def shape(self) -> list[int]:
@@ -136,7 +142,7 @@ class Shared:
         """Some of the memory, seen otherwise."""
         layout = self.layout if layout is None else layout
         made = Shared(self.program, a, cells, self.name, layout, self._division, self._copy_cells)
-        made.any_type = self.any_type
+        made.any_type, made.memory = self.any_type, self.memory
         return made
 
     def index(self, i: Any) -> Shared:
@@ -265,6 +271,7 @@ class Shared:
         program = self.program
         program.step()
         program.meet(certain=False)
+        program.touch_shared(self.memory, writes)
         made = program.charge("smem_store" if writes else "smem_load", self.a.nbytes, self.a.shape)
         for access, cells in self._reached(writes or together):
             if writes:
@@ -282,7 +289,7 @@ class Shared:
         """Cell numbers that lie in one CTA."""
         flat = self.cells.reshape(-1)
         if self.cells.shape == self.a.shape and self.a.ndim > 1:
-            flat = np.unique(flat)
+            flat = _distinct(flat)
         if self._division is None:
             return flat
         flat = flat + self._division.replica(cta) * self._copy_cells
@@ -321,6 +328,7 @@ class Shared:
         program.step()
         program.fits(layout, self.a.shape)
         program.meet(certain=False)
+        program.touch_shared(self.memory, stores=False)
         made = program.charge("smem_load", self.a.nbytes, self.a.shape, layout)
         for access, cells in self._reached(writes=False):
             program.smem.read(cells, access, self.dtype.bits, self.any_type)
@@ -338,6 +346,7 @@ class Shared:
             )
         program.step()
         program.meet(certain=False)
+        program.touch_shared(self.memory, stores=True)
         program.charge("smem_store", self.a.nbytes, self.a.shape, value.layout, (value.made,))
         changes = self.a.tobytes() != value.a.tobytes()
         if program.session.watcher is not None:
@@ -370,6 +379,7 @@ class Turned(Shared):
     def __init__(self, parent: Shared, shape: Sequence[int], cells: Any) -> None:
         self._parent, self._extents = parent, list(shape)
         super().__init__(parent.program, None, cells, parent.name, parent.layout, parent._division, parent._copy_cells)
+        self.memory = parent.memory
 
     def index(self, i: Any) -> Shared:
         """One slot, as it is when it is used; outside, one that raises BoundsError then."""
@@ -388,6 +398,16 @@ class Turned(Shared):
     @a.setter
     def a(self, values: Any) -> None:
         pass
+
+
+def _distinct(numbers: Any) -> Any:
+    """Sorted, each once: without sorting where they are in order already, as rows mostly are."""
+    if not numbers.size:
+        return numbers
+    steps = np.diff(numbers)
+    if steps.size and steps.min() < 0:
+        return np.unique(numbers)
+    return numbers[np.concatenate([[True], steps > 0])]
 
 
 def _combining(compute: Any) -> Any:
@@ -440,7 +460,7 @@ def allocate_shared(program: Memories, dtype: dtypes.Dtype, shape: Any, layout: 
         program.smem.call(first, first + count, count // extents[0] if len(extents) > 1 else count, name)
     program.own_cells(owners.reshape(-1))
     made = Shared(program, a, np.arange(start, start + count).reshape(cell_shape), name, layout, division, count)
-    made.has_slots = has_slots(layout, extents)
+    made.has_slots, made.memory = has_slots(layout, extents), start
     return made
 
 

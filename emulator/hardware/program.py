@@ -251,6 +251,8 @@ class Program:
         """Account for a step of the running role; its number."""
         if self.current is None:
             return NO_STEP
+        if pipe == "barrier":
+            self.current.touched.clear()
         if self._segment is None:
             self._segment = Work(self.line())
             self.current.trace.events.append(self._segment)
@@ -264,6 +266,22 @@ class Program:
         role = self.role()
         role.trace.events.append(event)
         role.unmet.signalled |= isinstance(event, (Arrive, CommitEvent, CopyIssue))
+        if isinstance(event, Arrive):
+            role.touched.clear()
+
+    def touch_shared(self, memory: int, stores: bool) -> None:
+        """The running role loads or stores of an allocation of shared memory.
+
+        Triton's compiler has its warps meet before one of two accesses to the same allocation stores, whichever threads have the
+        elements (read in the PTX of 3.9: `test_what_triton_orders`).
+        """
+        role = self.role()
+        if role.warps == 1:
+            return
+        stored = role.touched.get(memory)
+        if stored is not None and (stores or stored):
+            self.charge("barrier", 1.0)
+        role.touched[memory] = stores or role.touched.get(memory, False)
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ class Role:
         #: Tiles stored by the copy engine, and cp.async.
         self.stores, self.gathers = Groups(), Groups()
         self.unmet = Unmet()
+        #: Allocations of shared memory that it has touched since the last barrier of its warps; whether it has stored there.
+        self.touched: dict[int, bool] = {}
         self.trace = RoleTrace(name, index, warps)
 
     @property

@@ -15,7 +15,7 @@ from tilecast.emulator.hardware.clocks import LAUNCH_BEFORE, Knowledge
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import numpy_of
-from tilecast.emulator.values.tensors import Int, Int64
+from tilecast.emulator.values.scalars import Int, Int64
 
 
 class Storing(Protocol):

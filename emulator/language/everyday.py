@@ -19,7 +19,8 @@ from tilecast.emulator.language import hostside
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, TmemRegisterLayout
-from tilecast.emulator.values.tensors import Int, Pointer, Tensor, joint_layout, raw, reduced
+from tilecast.emulator.values.scalars import Int
+from tilecast.emulator.values.tensors import Pointer, Tensor, joint_layout, raw, reduced
 
 
 class Everyday:

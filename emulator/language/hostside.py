@@ -23,7 +23,8 @@ from tilecast.emulator.source import Source
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.outside import is_tensor
 from tilecast.emulator.values.owners import SEVERAL, warps_of
-from tilecast.emulator.values.tensors import Float, Int, Int64, Pointer, Several, Tensor
+from tilecast.emulator.values.scalars import Float, Int, Int64, Several
+from tilecast.emulator.values.tensors import Pointer, Tensor
 
 
 def wanted(program: Program, pointer: Pointer, mask: Any, what: str) -> tuple[Any, Any]:

@@ -23,7 +23,9 @@ from tilecast.emulator.trace import Arrive, MatrixIssue, MatrixWait
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout, same_threads
 from tilecast.emulator.values.registers import stays_in_threads
-from tilecast.emulator.values.tensors import Int, Int64, Pointer, Tensor, joint_layout, raw
+from tilecast.emulator.values.repeated import of_range
+from tilecast.emulator.values.scalars import Int, Int64
+from tilecast.emulator.values.tensors import Pointer, Tensor, joint_layout, raw
 
 #: PTX that copies its operand, or the number of the program.
 _COPY = re.compile(r"mov\.[bu]32 \$0, (\$1|%(?:ctaid|clusterid)\.x);")
@@ -39,7 +41,9 @@ class Language(Products):
     def arange(self, start: Any, end: Any, layout: Any = None) -> Tensor:
         """Consecutive int32."""
         self.program.fits(layout, (int(end) - int(start),))
-        return Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
+        out = Tensor(self.session, np.arange(int(start), int(end), dtype=np.int32), layout)
+        out.columns = of_range(layout, out.a)
+        return out
 
     def full(self, shape: Any, value: Any, dtype: dtypes.Dtype, layout: Any = None) -> Tensor:
         """One value everywhere."""
@@ -74,8 +78,7 @@ class Language(Products):
         if not kinds:
             kinds = [np.dtype(np.float32 if any(isinstance(x, float) for x in (a, b)) else np.int32)]
         values = (np.asarray(raw(x), kinds[0]) if not isinstance(x, Tensor) else x.a for x in (a, b))
-        out = Tensor(self.session, np.where(raw(condition), *values), layout)
-        out.charge("alu", out.a.size, condition, a, b)
+        out = Tensor(self.session, np.where(raw(condition), *values), layout).computed("alu", condition, a, b)
         return out.sampled(combined("union", a, b, out.bits == 64) if out.bits else None)
 
     def _extreme(self, a: Any, b: Any, scalar: Any, compute: Any) -> Any:
@@ -86,8 +89,7 @@ class Language(Products):
                 return (Int64(best) if wide else Int(best)).sampled(combined(scalar.__name__, a, b, wide))
             return best
         layout = joint_layout(self.session, a, b)
-        out = Tensor(self.session, compute(raw(a), raw(b)), layout)
-        out.charge("alu", out.a.size, a, b)
+        out = Tensor(self.session, compute(raw(a), raw(b)), layout).computed("alu", a, b)
         return out.sampled(combined(scalar.__name__, a, b, out.bits == 64) if out.bits else None)
 
     def minimum(self, a: Any, b: Any) -> Any:

@@ -11,7 +11,7 @@ from tilecast.emulator.hardware.engines import InFlight
 from tilecast.emulator.hardware.memory import Shared
 from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.hardware.shadow import Access
-from tilecast.emulator.values.tensors import Int, undefined
+from tilecast.emulator.values.scalars import Int, undefined
 
 #: Bytes of an answer; how often, at random moments, the hardware has started the next program itself.
 _BYTES, _LATE = 16, 0.2

@@ -14,7 +14,8 @@ from tilecast.emulator.hardware.clocks import LAUNCH_BEFORE, Knowledge
 from tilecast.emulator.language import hostside
 from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
-from tilecast.emulator.values.tensors import Int, Pointer, Tensor, raw, reduced
+from tilecast.emulator.values.scalars import Int
+from tilecast.emulator.values.tensors import Pointer, Tensor, raw, reduced
 
 #: e2m1, by its four bits.
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

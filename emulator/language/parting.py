@@ -12,7 +12,8 @@ from tilecast.emulator.hardware.program import Program
 from tilecast.emulator.language.hostside import running
 from tilecast.emulator.session import Session
 from tilecast.emulator.values.owners import warps_of
-from tilecast.emulator.values.tensors import Int, Tensor
+from tilecast.emulator.values.scalars import Int
+from tilecast.emulator.values.tensors import Tensor
 
 
 class Decision:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,29 +44,48 @@ def _down(exact: Any) -> Any:
     return np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near).astype(np.float32)
 
 
-def _arithmetic(name: str) -> Callable[..., Any]:
+class Arithmetic:
     """add, sub, mul or fma of float32, exact in float64 and rounded once (.rn, .rm), flushed with .ftz."""
-    parts = name.split(".")
-    steps = {"fma": (np.multiply, np.add), "mul": (np.multiply,), "add": (np.add,), "sub": (np.subtract,)}[parts[0]]
-    down, flush = "rm" in parts, "ftz" in parts
 
-    def run(*registers: Any) -> Any:
-        values = [_floats(r) for r in registers]
-        if flush:
-            values = [_flush(v) for v in values]
-        if len(steps) == 1 and not down:
+    _STEPS: ClassVar = {"fma": (np.multiply, np.add), "mul": (np.multiply,), "add": (np.add,), "sub": (np.subtract,)}
+
+    def __init__(self, name: str, normal: tuple[bool, ...] = ()) -> None:
+        parts = name.split(".")
+        self._name, self._steps, self._down = name, self._STEPS[parts[0]], "rm" in parts
+        #: Whether neither operands nor results are subnormal.
+        self.flushes = "ftz" in parts
+        #: Of each operand, whether it has to be flushed.
+        self._flushed = [self.flushes and not (normal and normal[place]) for place in range(len(self._steps) + 1)]
+
+    def of_normal(self, normal: tuple[bool, ...]) -> Arithmetic:
+        """The same where some operands are known not to be subnormal."""
+        return _arithmetic(self._name, normal) if self.flushes and any(normal) else self
+
+    def __call__(self, *registers: Any) -> Any:
+        values = [
+            _flush(_floats(r)) if flushed else _floats(r) for r, flushed in zip(registers, self._flushed, strict=True)
+        ]
+        if len(self._steps) == 1 and not self._down:
             # One operation in float64, rounded, is the same in float32: twice the digits and two more.
-            once = steps[0](*values)
-            return _bits(_flush(once) if flush else once)
-        exact = values[0].astype(np.float64)
-        for compute, value in zip(steps, values[1:], strict=True):
-            exact = compute(exact, value)
-        out = _down(exact) if down else exact.astype(np.float32)
-        return _bits(_flush(out) if flush else out)
-
-    return run
+            out = self._steps[0](*values)
+        else:
+            exact = values[0].astype(np.float64)
+            for compute, value in zip(self._steps, values[1:], strict=True):
+                exact = compute(exact, value)
+            out = _down(exact) if self._down else exact.astype(np.float32)
+        return _bits(_flush(out) if self.flushes else out)
 
 
+#: Equal instructions are one object: `ptx_elementwise` looks for those that do the same.
+_arithmetic = lru_cache(maxsize=256)(Arithmetic)
+
+
+def is_normal(bits: int) -> bool:
+    """Whether a float32 is not subnormal."""
+    return not 0 < bits << 1 & 0xFFFFFFFF < _SMALLEST
+
+
+@lru_cache(maxsize=64)
 def _maximum(name: str) -> Callable[..., Any]:
     pick: Callable[..., Any] = np.maximum if ".NaN" in name else np.fmax
     if name.startswith("min"):
@@ -93,6 +112,7 @@ def _above(a: Any, b: Any, *or_else: Any) -> Any:
     return out.astype(np.uint32)
 
 
+@lru_cache(maxsize=64)
 def _eight_bits(name: str) -> Callable[..., Any]:
     """cvt of two float32 to e4m3 or e5m2, the second of them in the low byte (.satfinite, .rn)."""
     kind = FP8E4 if ".e4m3x2." in name else FP8E5

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.emulator.language.ptx import Statement, own_names, parsed
+from tilecast.emulator.language.ptx import Arithmetic, Statement, is_normal, own_names, parsed
 
 #: A value: ("in", operand, neighbour), ("bits", constant), or (operation, values it is made of), by number.
 _Node = tuple[Any, ...]
@@ -25,10 +25,21 @@ class Elementwise:
     """One expression of the operands."""
 
     def __init__(self, steps: Sequence[_Node]) -> None:
-        self._steps = [
-            np.array([step[1]], np.uint32) if step[0] == "bits" else step[1] if step[0] == "in" else step
-            for step in steps
-        ]
+        self._steps: list[Any] = []
+        normal: list[bool] = []
+        for step in steps:
+            run = step[0]
+            if run == "bits":
+                self._steps.append(np.array([step[1]], np.uint32))
+                normal.append(is_normal(step[1]))
+            elif run == "in":
+                self._steps.append(step[1])
+                normal.append(False)
+            else:
+                flushes = isinstance(run, Arithmetic)
+                run = run.of_normal(tuple([normal[number] for number in step[1:]])) if flushes else run
+                self._steps.append((run, *step[1:]))
+                normal.append(flushes and run.flushes)
 
     def __call__(self, operands: Sequence[Any]) -> Any:
         """uint32 of the operands' common shape; operands: arrays of 32-bit numbers that broadcast, of one dimension or more."""

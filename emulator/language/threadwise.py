@@ -15,7 +15,8 @@ from tilecast.emulator.session import Session
 from tilecast.emulator.values.dtypes import Dtype
 from tilecast.emulator.values.layouts import DistributedLinearLayout
 from tilecast.emulator.values.registers import linear_of, places_of
-from tilecast.emulator.values.tensors import Float, Int, Tensor, raw
+from tilecast.emulator.values.scalars import Float, Int
+from tilecast.emulator.values.tensors import Tensor, raw
 
 _BITS = 32
 

@@ -14,7 +14,8 @@ from tilecast.emulator.session import Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import DotOperandLayout
 from tilecast.emulator.values.products import matrix_product
-from tilecast.emulator.values.tensors import Float, Int, Int64, Tensor, joint_layout, raw
+from tilecast.emulator.values.scalars import Float, Int, Int64
+from tilecast.emulator.values.tensors import Tensor, joint_layout, raw
 
 
 def _scalar(value: Any) -> Any:

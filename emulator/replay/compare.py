@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, TURNS, Timeline, replay
+from tilecast.emulator.replay.timeline import Timeline
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, RESCALE, TURNS, replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.families import build_pipeline, parse_variant
 from tilecast.model.kernel.header import header_workload
@@ -46,7 +47,7 @@ class Comparison:
 def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) -> Comparison:
     """Replay one program and hold it against the pipeline of the header's variant, without waits that only the compiler makes."""
     pipeline = build_pipeline(header_workload(header), parse_variant(str(header["variant"])), machine)
-    pipeline = replace(pipeline, edges=tuple(edge for edge in pipeline.edges if edge.why != COMPILED_WAIT))
+    pipeline = without_compiled_waits(pipeline)
     model = steady_state(pipeline).ii_cycles
     timeline = replay(trace, machine)
     ii = timeline.ii_cycles()
@@ -55,11 +56,16 @@ def compare(header: Mapping[str, Any], trace: ProgramTrace, machine: Machine) ->
         other = replay(trace, machine, names).ii_cycles()
         left_out.append((" and ".join(names), other / model - 1))
     if ii and machine.tensor_kind == "wgmma":
-        left_out.append((ADDRESSES, ii / steady_state(_without_addresses(pipeline)).ii_cycles - 1))
+        left_out.append((ADDRESSES, ii / steady_state(without_addresses(pipeline)).ii_cycles - 1))
     return Comparison(timeline, ii, model, tuple(left_out))
 
 
-def _without_addresses(pipeline: Pipeline) -> Pipeline:
+def without_compiled_waits(pipeline: Pipeline) -> Pipeline:
+    """A pipeline without the waits that only the compiler makes."""
+    return replace(pipeline, edges=tuple(edge for edge in pipeline.edges if edge.why != COMPILED_WAIT))
+
+
+def without_addresses(pipeline: Pipeline) -> Pipeline:
     """A pipeline of Hopper whose warpgroups do not work out addresses before their products."""
 
     def shorter(cycles: float) -> float:

@@ -41,11 +41,11 @@ class Load:
         )  # fmt: skip
 
 
-def speeds(loads: Sequence[Load], slows: bool = True) -> tuple[float, ...]:
+def speeds(loads: Sequence[Load], slows: bool = True, between: bool = True) -> tuple[float, ...]:
     """Max-min fair speeds: 1 is as fast as alone, without a product; ``slows``: arithmetic takes longer beside one.
 
-    What loads and stores of shared memory take of its port, a product that reads operands there goes without, as machine code is
-    simulated (`model.compiled.units.wgmma`): they come in between its reads.
+    ``between``: what loads and stores of shared memory take of its port, a product that reads operands there goes without, as machine code is
+    simulated (`model.compiled.units.wgmma`): they come in between its reads.  Otherwise they have what it leaves, as in the pipelines.
 
     >>> a = Load("work", (("mufu", 10.0),), 10.0, (("mufu", 10.0),), 10.0)
     >>> speeds((a, a))
@@ -56,7 +56,7 @@ def speeds(loads: Sequence[Load], slows: bool = True) -> tuple[float, ...]:
         {
             unit: cycles / load.cycles
             for unit, cycles in (load.demand_beside if multiplies else load.demand)
-            if unit != _PORT or load.kind != "product"
+            if not between or unit != _PORT or load.kind != "product"
         }
         for load in loads
     ]
@@ -70,6 +70,8 @@ def speeds(loads: Sequence[Load], slows: bool = True) -> tuple[float, ...]:
         left["tensor"] = 1.0 - beyond
     for first in (True, False):
         fill([i for i, load in enumerate(loads) if (load.kind == "product") is first], use, left, found, most)
+    if not between:
+        return tuple(found)
     taken = sum(
         dict(load.demand).get(_PORT, 0.0) / load.cycles * speed
         for load, speed in zip(loads, found, strict=True)

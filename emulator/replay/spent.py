@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilecast.emulator.errors import EmulationError
-from tilecast.emulator.replay.timing import Timeline, replay
+from tilecast.emulator.replay.timeline import Timeline
+from tilecast.emulator.replay.timing import replay
 from tilecast.emulator.trace import ProgramTrace
 from tilecast.model.machine.machine import Machine
 
@@ -48,8 +49,8 @@ def spent(traces: Sequence[ProgramTrace], machine: Machine) -> Spent:
 
 def described(
     traces: Sequence[ProgramTrace], machine: Machine, quote: Callable[[int], str]
-) -> tuple[list[str], float | None]:
-    """Lines of a report, and the cycles; None where they are not known."""
+) -> tuple[list[str], Timeline | None]:
+    """Lines of a report, and the timeline of the longest program; None where it is not known."""
     try:
         found = spent(traces, machine)
     except EmulationError as error:
@@ -60,4 +61,4 @@ def described(
     ]
     for line, kind, cycles in found.lines:
         lines.append(f"             {cycles / timeline.cycles:4.0%} {kind:8s} {quote(line)}")
-    return lines, timeline.cycles
+    return lines, timeline

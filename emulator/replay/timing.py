@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from statistics import median
 
-from tilecast.base import chrome_trace as traces
 from tilecast.emulator.errors import EmulationError
 from tilecast.emulator.replay import costs
 from tilecast.emulator.replay.sharing import Load, speeds
+from tilecast.emulator.replay.timeline import Span, Timeline
 from tilecast.emulator.replay.work import work_load
 from tilecast.emulator.trace import (
     Arrive,
@@ -40,42 +39,8 @@ from tilecast.model.sm.fluid import advance
 #: What `replay` can leave out.
 RESCALE, COPY_LATENCY, MEETINGS = "rescale", "copy latency", "barriers before arrivals"
 TURNS, BESIDE = "turns of wgmma", "slower arithmetic beside wgmma"
+PORT = "loads in between the reads of products"
 _NEVER = float("inf")
-_LAP = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One operation on the timeline: cycles from the start of the program, and its line."""
-
-    lane: str
-    name: str
-    start: float
-    end: float
-    line: int
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """One program on one SM."""
-
-    program: int
-    spans: tuple[Span, ...]
-    cycles: float
-
-    def ii_cycles(self) -> float:
-        """Cycles per iteration in the steady state: between executions of the product that ran most; 0 for short ones."""
-        ends: dict[tuple[str, int, str], list[float]] = {}
-        for span in self.spans:
-            if span.kind == "product":  # one line may issue several products: operands and extents tell them apart
-                ends.setdefault((span.lane, span.line, span.name), []).append(span.end)
-        times = max(ends.values(), key=len, default=[])
-        if len(times) < 8:
-            return 0.0
-        # The median keeps the change from tile to tile out; four at a time, because loops may alternate.
-        laps = [(b - a) / _LAP for a, b in zip(times[2:-1], times[2 + _LAP : -1], strict=False)]
-        return median(laps) if laps else 0.0
 
 
 @dataclass(slots=True)
@@ -347,7 +312,7 @@ class _Replay:
             upcoming = min((role.free for role in self.roles.values() if role.free > now + _EPS), default=_NEVER)
             key = tuple([entry.load for entry in self.active])
             if key not in self.speeds:
-                self.speeds[key] = speeds(key, slows=BESIDE not in self.without)
+                self.speeds[key] = speeds(key, BESIDE not in self.without, PORT not in self.without)
             step, ended = advance(self.active, self.speeds[key], upcoming - now)
             if step == _NEVER:
                 raise EmulationError("the replay of the executed trace deadlocks: its waits and arrivals do not match")
@@ -377,28 +342,9 @@ def replay(trace: ProgramTrace, machine: Machine, without: Collection[str] = ())
 
     ``without`` leaves something out, to see what it costs: RESCALE (O is never rescaled), COPY_LATENCY (copies land when
     the engine has moved them), MEETINGS (the warps of a role do not meet before it arrives), TURNS (products of wgmma go whole, in
-    the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone).
+    the order of their issue, and a queue of them always has room), BESIDE (arithmetic is as fast beside a product as alone), PORT
+    (loads and stores of shared memory have what the reads of products leave of its port).
     """
     state = _Replay(trace, machine, without)
     cycles = state.run()
     return Timeline(trace.program, tuple(sorted(state.spans, key=lambda span: (span.start, span.end))), cycles)
-
-
-def chrome_trace(timelines: Iterable[Timeline]) -> str:
-    """Chrome-trace JSON (`base.chrome_trace`): a process for each program, a lane for each role."""
-    events: list[traces.Event] = []
-    for timeline in timelines:
-        program = timeline.program
-        events.append(traces.process_name(program, f"program {program}"))
-        names = dict.fromkeys(span.lane for span in timeline.spans)
-        lanes = {name: traces.Lane(program, i) for i, name in enumerate(names, 1)}
-        events += [traces.lane_name(lane, name) for name, lane in lanes.items()]
-        for number, span in enumerate(timeline.spans):
-            where = (lanes[span.lane], span.kind, span.name, span.start, span.end)
-            args = {"line": span.line, "cycles": round(span.end - span.start, 1)}
-            if span.kind in ("copy", "product"):
-                # Work on an engine overlaps its role's next steps.
-                events += traces.overlapping_bar(*where, args, f"{program}.{number}")
-            else:
-                events += traces.bar(*where, args)
-    return traces.trace_text(events)

@@ -1,191 +1,22 @@
-"""What a kernel computes with: register tensors, scalars, pointers, compile-time constants."""
+"""What a kernel computes with: register tensors and pointers."""
 
 from __future__ import annotations
 
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilecast.emulator.errors import IntegerError, LayoutError, UninitializedError, UnsupportedError
-from tilecast.emulator.far import Far, combined, far_of, frames, near, summed
+from tilecast.emulator.far import Far, combined, far_of, near, summed
 from tilecast.emulator.session import NO_STEP, Session
 from tilecast.emulator.values import dtypes
 from tilecast.emulator.values.layouts import SliceLayout, expanded, halved, permuted, reshaped
-
-
-class Int(int):
-    """A 32-bit scalar with C's division and an overflow check; also a compile-time constant (``value``)."""
-
-    bits = 32
-    #: What it would be in far larger problems; None where nobody asks.
-    far: Far | None = None
-
-    def to(self, dtype: Any) -> Int:
-        """The number with another width."""
-        if self.far is None:
-            return Int64(self) if dtype is dtypes.INT64 else Int(self)
-        return Int64(self).sampled(self.far) if dtype is dtypes.INT64 else Int(self).sampled(self.far.narrowed())
-
-    def sampled(self, far: Far | None) -> Int:
-        """This number, which nobody else has yet, with intervals."""
-        if far is not None:
-            self.far = far.widened() if self.bits == 64 else far
-        return self
-
-    def near(self) -> Int:
-        """The number without its intervals."""
-        return type(self)(self)
-
-    @property
-    def value(self) -> int:
-        """The plain number, as of a constexpr."""
-        return int(self)
-
-
-class Int64(Int):
-    """A 64-bit scalar."""
-
-    bits = 64
-
-
-class Undefined(Int):
-    """What no program may depend on, as a quotient by zero: an IntegerError where an address, a coordinate or a branch does."""
-
-    why, bits = "", 0
-    #: Where it came from: (file, line) of the frames.
-    places: tuple[tuple[str, int], ...] = ()
-
-    def _used(self, *_others: Any) -> Any:
-        error = IntegerError(self.why)
-        error.places = self.places
-        raise error
-
-    __int__ = __index__ = __bool__ = __float__ = _used
-
-    def _spreads(self, *_others: Any) -> Undefined:
-        return self
-
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = _spreads  # type: ignore[assignment]
-    __hash__ = int.__hash__
-
-    def to(self, dtype: Any) -> Int:
-        """Not defined with another width either."""
-        return self
-
-
-def undefined(why: str, places: tuple[tuple[str, int], ...]) -> Undefined:
-    """A number that is not defined."""
-    made = Undefined(0)
-    made.why, made.places = why, places
-    return made
-
-
-def _truncated(a: int, b: int) -> int:
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-_INTEGER: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": _truncated,
-    "mod": lambda a, b: a - b * _truncated(a, b), "and": operator.and_, "or": operator.or_, "xor": operator.xor,
-    "lshift": operator.lshift, "rshift": operator.rshift,
-}  # fmt: skip
-
-
-_OVERFLOW = "a 32-bit integer overflows: {}; convert to int64 before this"
-
-
-def _scalar(wide: bool, number: int) -> Int:
-    if wide:
-        return Int64(number)
-    if not -(2**31) <= number < 2**31:
-        raise IntegerError(_OVERFLOW.format(number))
-    return Int(number)
-
-
-def _integer(name: str, reflected: bool) -> Callable[[Int, Any], Any]:
-    compute, divides = _INTEGER[name], name in ("floordiv", "mod")
-
-    def forward(self: Int, other: Any) -> Any:
-        kind = type(other)
-        if (kind is Int or kind is int) and type(self) is Int and (not divides or (self if reflected else other)):
-            # What most are: 32 bits, of this launch only.
-            number = compute(int(other), int(self)) if reflected else compute(int(self), int(other))
-            if not -(2**31) <= number < 2**31:
-                raise IntegerError(_OVERFLOW.format(number))
-            result = Int(number)
-            if self.far is not None or (kind is Int and other.far is not None):
-                result.far = combined(name, other, self, False) if reflected else combined(name, self, other, False)
-            return result
-        if type(other) is bool or not isinstance(other, int):
-            if isinstance(other, float) and name in ("add", "sub", "mul"):
-                left, right = (other, float(self)) if reflected else (float(self), other)
-                return getattr(operator, name)(left, right)
-            if type(other) is not bool:
-                return NotImplemented
-        for one in (self, other):
-            if isinstance(one, Undefined):
-                return one
-        left, right = (int(other), int(self)) if reflected else (int(self), int(other))
-        if not right and divides:
-            return undefined("integer division by zero", frames())
-        wide = self.bits == 64 or isinstance(other, Int64)
-        result = _scalar(wide, compute(left, right))
-        if self.far is not None or far_of(other) is not None:
-            result.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)
-        return result
-
-    return forward
-
-
-for _name in _INTEGER:
-    setattr(Int, f"__{_name}__", _integer(_name, False))
-    setattr(Int, f"__r{_name}__", _integer(_name, True))
-
-
-class Float(float):
-    """A compile-time constant."""
-
-    @property
-    def value(self) -> float:
-        """The plain number."""
-        return float(self)
-
-
-class Str(str):
-    """A compile-time constant."""
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> str:
-        """The plain text."""
-        return str(self)
-
-
-class Several(tuple):  # type: ignore[type-arg]
-    """A compile-time constant."""
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> tuple[Any, ...]:
-        """The plain tuple."""
-        return tuple(self)
-
-
-def constexpr(value: Any = None) -> Any:
-    """A compile-time constant: behaves as the value and has ``.value``."""
-    if type(value) is int:
-        return Int(value)
-    if type(value) is float:
-        return Float(value)
-    if type(value) is str:
-        return Str(value)
-    return Several(value) if type(value) is tuple else value
+from tilecast.emulator.values.repeated import Columns, of_values, together
+from tilecast.emulator.values.scalars import Float, Int, Int64
 
 
 def raw(value: Any) -> Any:
@@ -202,7 +33,7 @@ def raw(value: Any) -> Any:
 class Tensor:
     """A tensor in registers: numpy values, a layout (None: not known), and whether a wgmma still writes it."""
 
-    __slots__ = ("_a", "far", "layout", "made", "pending", "product", "session")
+    __slots__ = ("_a", "both", "columns", "far", "layout", "made", "pending", "product", "session")
     __array_ufunc__ = None
 
     def __init__(self, session: Session, a: Any, layout: Any = None) -> None:
@@ -213,6 +44,10 @@ class Tensor:
         self.product: tuple[Any, Any] | None = None
         #: What its elements would be in far larger problems; None where nobody asks.
         self.far: Far | None = None
+        #: Which of its columns a thread computes once; None where it is not known.
+        self.columns: Columns | None = None
+        #: Whether it is bits of one value that are in another one: an instruction that also compares with zero.
+        self.both = False
         #: The step (`trace.Step`) that computed it.
         self.made = NO_STEP
 
@@ -294,6 +129,16 @@ class Tensor:
         needs = tuple([one.made for one in operands if isinstance(one, Tensor)]) or (self.made,)
         self.made = self.session.charge(pipe, count, self._a.shape, self.layout, needs)
 
+    def computed(self, pipe: str, *operands: Any, moved: bool = False) -> Tensor:
+        """This tensor, which nobody else has yet, charged as one operation of the ``operands`` for each of its columns that a thread
+        computes; ``moved``: by a number that the launch knows, which is part of an address."""
+        self.columns = joint_columns(self, operands, moved)
+        if self.columns is None:
+            self.charge(pipe, self._a.size, *operands)
+        elif not self.columns.known:
+            self.charge(pipe, self._a.size * self.columns.share, *operands)
+        return self
+
     def to(self, dtype: dtypes.Dtype, bitcast: bool = False) -> Tensor:
         """The values as another type, rounded to nearest even."""
         if bitcast:
@@ -368,7 +213,9 @@ class Tensor:
                 raise LayoutError(
                     f"{self.session.here()}: a register tensor takes None and : as an index, got {item!r}"
                 )
-        return self.like(self.a[keys], layout).sampled(self.far)
+        out = self.like(self.a[keys], layout).sampled(self.far)
+        out.columns = self.columns if keys[-1] is not None else None
+        return out
 
     def __invert__(self) -> Tensor:
         out = self.like(~self.a, self.layout)
@@ -376,7 +223,9 @@ class Tensor:
         return out
 
     def __neg__(self) -> Tensor:
-        return self.like(-self.a, self.layout)
+        out = self.like(-self.a, self.layout)
+        out.columns = self.columns
+        return out
 
     def __bool__(self) -> bool:
         raise UnsupportedError("a branch on a tensor: reduce it to a scalar first")
@@ -393,6 +242,29 @@ def joint_layout(session: Session, *values: Any) -> Any:
             raise LayoutError(f"{session.here()}: operands have different layouts, {layout!r} and {other!r}")
         layout = other
     return layout
+
+
+def joint_columns(out: Tensor, operands: Sequence[Any], moved: bool = False) -> Columns | None:
+    """Which columns of an operation's result a thread computes once, by its operands; ``moved``: numbers of the launch leave what is
+    known to be known."""
+    known = [one.columns for one in operands if isinstance(one, Tensor) and one.columns is not None]
+    if not known or not out._a.ndim:
+        return None
+    width = out._a.shape[-1]
+    alike = Columns((0,) * width, False)
+    found = []
+    for one in operands:
+        if not isinstance(one, Tensor):
+            found.append(Columns(alike.kinds, moved or not isinstance(one, Int)))
+        elif one.columns is not None and len(one.columns.kinds) == width:
+            found.append(one.columns)
+        elif one._a.ndim == out._a.ndim > 1 and one._a.shape[-1] == 1:
+            found.append(alike)
+        else:
+            return None
+    if all(one.known for one in found):
+        return of_values(out._a) if out._a.size == width else None
+    return functools.reduce(together, found)
 
 
 def _arithmetic(tensor: Tensor, other: Any, name: str, reflected: bool) -> Any:
@@ -446,7 +318,11 @@ def _operator(name: str, reflected: bool) -> Callable[[Tensor, Any], Any]:
             if fused is not None:
                 return self.like(fused, layout)
         out = self.like(_arithmetic(self, other, name, reflected), layout)
-        out.charge(_PIPE.get(name, "alu") if floating else "alu", out._a.size, self, other)
+        if floating:
+            out.charge(_PIPE.get(name, "alu"), out._a.size, self, other)
+        elif not (self.both and name in ("ne", "eq") and type(other) is int and other == 0):
+            out.computed("alu", self, other, moved=name in ("add", "sub"))
+            out.both = name == "and"
         if (self.far is not None or far_of(other) is not None) and (out.bits or out._a.dtype.kind == "b"):
             wide = out.bits != 32
             out.far = combined(name, other, self, wide) if reflected else combined(name, self, other, wide)

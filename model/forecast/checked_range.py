@@ -14,8 +14,6 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload, WorkloadError
 from tilecast.model.machine.machine import Machine
-from tilecast.model.step.batch import Batch
-from tilecast.model.step.forecast import forecast_step
 
 #: Levels of a forecast: made from the variant alone, and from the kernel's own instructions.
 BEFORE, COMPILED = "before compilation", "from machine code"
@@ -61,6 +59,10 @@ def few_rows(workload: Workload, machine: Machine, clock: str | float = "sustain
     rows = workload.seqlen_q * workload.group_size
     if workload.seqlen_q > FEW_QUERIES or rows > FEW_ROWS or not max(FEW_KEYS, workload.seqlen_q) <= workload.seqlen_k:
         return None
+    # Problems of more queries need none of what forecasts a serving step.
+    from tilecast.model.step.batch import Batch
+    from tilecast.model.step.forecast import forecast_step
+
     # One query at the end of the keys sees all of them: the mask that serving kernels have by default.
     mask = "causal" if workload.seqlen_q == 1 and workload.mask == "none" else workload.mask
     heads = replace(workload, batch=1, seqlen_q=1, seqlen_k=1, mask=mask)

@@ -18,6 +18,7 @@ from tilecast.model.families import build_pipeline, family_of, loop_shape
 from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
+from tilecast.model.machine.reading import ReadMachine
 from tilecast.model.pipeline.graph import Pipeline
 
 #: What `chip.launch` and the time of a launch read of a machine beside its pipeline.
@@ -108,13 +109,11 @@ def fact_ends(machine: Machine) -> tuple[tuple[str, str, Machine], ...]:
 def _moved_loops(shape: Workload, variant: Variant, machine: Machine) -> dict[tuple[str, str], Pipeline]:
     """The pipelines of the ends that change it."""
     base = build_pipeline(shape, variant, machine)
+    watched = ReadMachine.of(machine)
+    build_pipeline(shape, variant, watched)
     built = {
         (name, end): build_pipeline(shape, variant, moved)
         for name, end, moved in fact_ends(machine)
-        if _of_the_loop(name)
+        if name in watched.read
     }
     return {key: pipeline for key, pipeline in built.items() if pipeline != base}
-
-
-def _of_the_loop(name: str) -> bool:
-    return not name.startswith(("power.", "hbm.", "l2.", "code."))

@@ -57,7 +57,7 @@ class Stream:
             return trace.tile_cycles(lap + 1)
         # Part of an iteration: the last operation of the tiles that it has.
         known = min(lap, len(trace.iteration_end) - 1)
-        ends = [e.end for e in trace.events if e.iteration == known and self._tile(e.op) <= place]
+        ends = [end for op, end in trace.block_ends(known).items() if self._tile(op) <= place]
         return max(ends) + (lap - known) * trace.ii_cycles
 
     def _trace(self, laps: int) -> SmTrace:

@@ -19,19 +19,19 @@ class Alike:
     same_demand: Mapping[str, object]
     #: Knobs that leave its operations and their order alone too, at the values with which they wait least.
     least_waiting: Mapping[str, object]
-    #: Knobs that legality reads, and those that writable reads of a legal variant.
+    #: Knobs by which legality tells variants of the space apart, and those by which writable tells legal ones apart: of schedulers
+    #: and of shares of emulated exponentials a space has only those that are written.
     fit: tuple[str, ...]
     written: tuple[str, ...]
 
 
 def with_knobs(variant: V, knobs: Mapping[str, object]) -> V:
     """The variant with some knobs changed; itself where it has them already."""
+    if all(getattr(variant, name) == value for name, value in knobs.items()):
+        return variant
     # Searches ask by the thousand: `dataclasses.replace` takes twice as long.
     names = _knobs(type(variant))  # type: ignore[arg-type]
-    values = dict(zip(names, attrgetter(*names)(variant), strict=True))
-    if all(values[name] == value for name, value in knobs.items()):
-        return variant
-    return type(variant)(**{**values, **knobs})
+    return type(variant)(**{**dict(zip(names, attrgetter(*names)(variant), strict=True)), **knobs})
 
 
 @lru_cache(maxsize=16)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
-from tilecast.model.kernel.variants.append import AppendVariant
-from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
-from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
-from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
-from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
 from tilecast.model.kernel.variants.fa4 import Fa4Variant
-from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
-from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
-from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
-from tilecast.model.kernel.variants.serving import ServingVariant
 from tilecast.model.kernel.variants.unfused import UnfusedVariant
+
+if TYPE_CHECKING:
+    from tilecast.model.kernel.variants.append import AppendVariant
+    from tilecast.model.kernel.variants.blackwell.backward import Fa4BackwardVariant
+    from tilecast.model.kernel.variants.fa2_backward import Fa2BackwardVariant
+    from tilecast.model.kernel.variants.fa3_backward import Fa3BackwardVariant
+    from tilecast.model.kernel.variants.fa3_backward_apart import Fa3BackwardApartVariant
+    from tilecast.model.kernel.variants.hopper.mla import HopperMlaVariant
+    from tilecast.model.kernel.variants.hopper.prefill import HopperPrefillVariant
+    from tilecast.model.kernel.variants.hopper.serving import HopperServingVariant
+    from tilecast.model.kernel.variants.serving import ServingVariant
 
 Variant = Fa4Variant | Fa3Variant | Fa2Variant | UnfusedVariant
 #: What a knob with two values may be called.

@@ -8,10 +8,8 @@ to 1/64.  Equal forecasts go to the earlier variant of the space.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from operator import attrgetter
 
 from tilecast.base.garbage import no_collections
 from tilecast.model.chip.evaluate import PredictError, check_clock, evaluate_seconds, refuse_unknown
@@ -63,33 +61,20 @@ class Best:
 @lru_cache(maxsize=256)
 def _space(workload: Workload, machine: Machine, family: str) -> Space:
     record = find_family(family)
+    space, alike = record.space(workload, machine), record.alike
+
+    def is_legal(variant: Variant) -> bool:
+        return record.legality(variant, workload, machine).legal
+
+    def is_written(variant: Variant) -> bool:
+        return is_legal(variant) and record.writable(variant, workload, machine).legal
+
     # Most knobs of a variant do not matter here.
-    fit, pen = _values(record.alike.fit), _values(record.alike.written)
-    allowed: dict[object, bool] = {}
-    refusals: dict[object, str] = {}
-    legal, written, refusal = [], [], ""
-    for variant in record.space(workload, machine):
-        key = fit(variant)
-        fits = allowed.get(key)
-        if fits is None:
-            fits = allowed[key] = record.legality(variant, workload, machine).legal
-        if not fits:
-            continue
-        legal.append(variant)
-        key = pen(variant)
-        refused = refusals.get(key)
-        if refused is None:
-            refused = refusals[key] = record.writable(variant, workload, machine).sentence()
-        if refused:
-            refusal = refusal or refused
-        else:
-            written.append(variant)
-    return Space(tuple(written or legal), bool(written), "" if written else refusal)
-
-
-def _values(knobs: tuple[str, ...]) -> Callable[[Variant], object]:
-    """From a variant to the values of ``knobs``; to itself where none are named."""
-    return attrgetter(*knobs) if knobs else lambda variant: variant
+    written = space.where((*alike.fit, *alike.written), is_written)
+    if len(written):
+        return Space(tuple(written), True, "")
+    legal = tuple(space.where(alike.fit, is_legal))
+    return Space(legal, False, record.writable(legal[0], workload, machine).sentence() if legal else "")
 
 
 def search_space(workload: Workload, machine: Machine, family: str) -> Space:

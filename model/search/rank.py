@@ -118,15 +118,17 @@ def _in_order_of_floors(
             yield floor, members
             continue
         # Groups that come up soon come apart together: floors are cheaper by the hundred.
-        opened = [(floor, members)]
-        for entry in [e for e in heap if e[2] == stage and e[0] <= floor * _BAND]:
-            if board.takes_any(entry[0], entry[3], names):
+        opened, waiting = [(floor, members)], []
+        for entry in heap:
+            if entry[2] == stage and entry[0] <= floor * _BAND and board.takes_any(entry[0], entry[3], names):
                 opened.append((entry[0], entry[3]))
-                heap.remove(entry)
+            else:
+                waiting.append(entry)
         better, split = stages[stage + 1]
         parts = [(before, part) for before, members in opened for part in split(members)]
         found = better([part[0] for _, part in parts]).tolist()
-        heap += [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
+        opens = [(max(f, before), part[0], stage + 1, part) for f, (before, part) in zip(found, parts, strict=True)]
+        heap = waiting + opens
         heapify(heap)
 
 

@@ -43,9 +43,18 @@ class Use:
 
 def use_of(op: Op) -> Use:
     """The `Use` of an operation."""
-    fma = sum(count for pipe, count in op.instructions if pipe == "fma") / op.min_cycles if op.min_cycles else 0.0
-    most = op.min_cycles / op.beside_mma_cycles if op.beside_mma_cycles > op.min_cycles else 1.0
-    return _intern(op.engine == "tensor", tuple(sorted(unit_use(op).items())), fma, op.hidden_fma, most)
+    return _use_of(op.engine, op.demand, op.min_cycles, op.instructions, op.hidden_fma, op.beside_mma_cycles)
+
+
+@lru_cache(maxsize=1 << 13)
+def _use_of(
+    engine: str, demand: tuple[tuple[str, float], ...], min_cycles: float, instructions: tuple[tuple[str, float], ...],
+    hidden_fma: float, beside_mma_cycles: float,
+) -> Use:  # fmt: skip
+    fma = sum(count for pipe, count in instructions if pipe == "fma") / min_cycles if min_cycles else 0.0
+    most = min_cycles / beside_mma_cycles if beside_mma_cycles > min_cycles else 1.0
+    shares = tuple(sorted({unit: cycles / min_cycles for unit, cycles in demand}.items()))
+    return _intern(engine == "tensor", shares, fma, hidden_fma, most)
 
 
 @lru_cache(maxsize=1 << 14)

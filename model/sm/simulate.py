@@ -43,6 +43,11 @@ class SmTrace:
         """Every operation executed, by start and end; worked out when asked for."""
         return _events(_loop_of(self.pipeline), len(self.iteration_end), self.masked_iterations)
 
+    def block_ends(self, block: int) -> dict[str, float]:
+        """When every operation of a block (from 0) ended, without what each waited for."""
+        run = _ran(_loop_of(self.pipeline), len(self.iteration_end), self.masked_iterations)
+        return dict(zip(run.names, run.table[2][:, block].tolist(), strict=True))
+
     def tile_cycles(self, iterations: int) -> float:
         """Cycles from the first operation to the last of a tile with ``iterations`` blocks (>= 1)."""
         if iterations < 1:
@@ -165,8 +170,12 @@ def _steady_loop(loop: _Loop, masked_iterations: int) -> SmTrace:
 
 @lru_cache(maxsize=64)
 def _events(loop: _Loop, iterations: int, masked_iterations: int) -> tuple[Event, ...]:
-    run = run_loop(_prepared(loop), iterations, masked_iterations, stop_early=False)
-    return events_of(loop.pipeline, run)
+    return events_of(loop.pipeline, _ran(loop, iterations, masked_iterations))
+
+
+@lru_cache(maxsize=64)
+def _ran(loop: _Loop, iterations: int, masked_iterations: int) -> Ran:
+    return run_loop(_prepared(loop), iterations, masked_iterations, stop_early=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,14 @@ def through_shared_memory(p):
 
 
 @gluon.jit
+def in_place_in_shared_memory(p):
+    a = gl.allocate_shared_memory(gl.float16, [64, 64], PLAIN)
+    a.store(gl.load(tile(p, BY_ROWS)))
+    a.store(a.load(BY_ROWS) + 1.0)
+    gl.store(tile(p, BY_ROWS), a.load(BY_ROWS))
+
+
+@gluon.jit
 def arrivals(p):
     bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(bar.index(0), count=1)

@@ -1,5 +1,18 @@
 """The command line: one file a group of verbs; `workload_options` states the options that verbs share."""
 
-from tilecast.cli.main import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+from typing import NoReturn
+
+from tilecast.base.garbage import collect_rarely
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command ``arguments`` (default: the process's own); see `entry.run`."""
+    # Before the verbs are imported, which makes more values than many a forecast.
+    collect_rarely()
+    from tilecast.cli.entry import run
+
+    run(arguments)

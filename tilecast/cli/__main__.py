@@ -1,6 +1,6 @@
 """``python -m tilecast.cli``."""
 
-from tilecast.cli.main import main
+from tilecast.cli import main
 
 if __name__ == "__main__":
     main()

@@ -93,6 +93,10 @@ def emulate(
     A generated kernel gets a battery of problems.  Options that describe a problem, or --quick, run one, with cycles of
     the executed source.
     """
+    from tilecast.emulator.call import need_packages
+
+    # Before anything loads numpy.
+    need_packages()
     from tilecast.base.files import check_writable
     from tilecast.cli.progress import Screen
     from tilecast.cli.tables import show
@@ -157,12 +161,9 @@ def _routes(file: str, machine: str | None, as_json: bool) -> None:
     """emulate --routes: a tile by its source, by the pipeline and by its machine code."""
     from tilecast.cli.tables import show
     from tilecast.codegen.compiler.kept import compiled_variant
-    from tilecast.emulator.call import need_packages
-    from tilecast.model.compiled.loops.shelf import loop_at_hand
-
-    need_packages()
     from tilecast.emulator.routes import as_text, by_all_routes
     from tilecast.emulator.run import kernel_path
+    from tilecast.model.compiled.loops.shelf import loop_at_hand
 
     found = by_all_routes(
         str(kernel_path(file)), machine,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 from tilecast.base.text_file import read_text
 from tilecast.model.compiled.code import CodeError, CodeKey, KernelCode, load_codes
@@ -35,6 +37,12 @@ def generated_runs(measured: Iterable[Measured]) -> list[Measured]:
     return [row for row in measured if row.source_sha and row.mode == "short" and row.kernel != "file"]
 
 
-def read_profiles(codes: Path) -> dict[CodeKey, KernelCode]:
+def read_profiles(codes: Path) -> Mapping[CodeKey, KernelCode]:
     """Profiles of a file of `tilecast profile` by kernel; CodeError, naming the file, for one that is something else."""
-    return {code.key(): code for code in load_codes(read_text(codes, "the profiles", CodeError))}
+    return _profiles(read_text(codes, "the profiles", CodeError))
+
+
+@lru_cache(maxsize=4)
+def _profiles(text: str) -> Mapping[CodeKey, KernelCode]:
+    """The profiles of a file's text: several verbs read the same one."""
+    return MappingProxyType({code.key(): code for code in load_codes(text)})

@@ -7,7 +7,7 @@ to convert what is given in seconds (memory, launch).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +136,7 @@ def run_measured(
 
 
 def forecast_rows(
-    points: Sequence[Measured], profiles: dict[CodeKey, KernelCode], machine: str | None, progress: Progress
+    points: Sequence[Measured], profiles: Mapping[CodeKey, KernelCode], machine: str | None, progress: Progress
 ) -> tuple[Row, ...]:
     """Forecasts of all points, in their order; kernels are simulated in as many processes as there are cores."""
     groups: dict[CodeKey, list[int]] = {}

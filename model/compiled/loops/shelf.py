@@ -20,6 +20,7 @@ from tilecast.model.chip.evaluate import PredictError
 from tilecast.model.compiled.code import CodeError, KernelCode, dump_codes, load_codes
 from tilecast.model.compiled.evaluate import CompiledVariant
 from tilecast.model.families import parse_variant
+from tilecast.model.kernel.alike import with_knobs
 from tilecast.model.kernel.variant import Variant, variant_text
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -49,7 +50,7 @@ def loop_of(variant: Variant) -> Variant | None:
     around = _AROUND.get(variant.family)
     if around is None:
         return None
-    return replace(variant, **around, **(_UNREAD_THRESHOLD if _has_no_threshold(variant) else {}))
+    return with_knobs(variant, {**around, **_UNREAD_THRESHOLD} if _has_no_threshold(variant) else around)
 
 
 def _has_no_threshold(variant: Variant) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -26,7 +26,7 @@ _SWIZZLE_BYTES = 128
 #: Stages are missing: they decide how many CTAs fit an SM.
 ALIKE = Alike(
     same_demand={"scheduler": "grid"}, least_waiting={"scheduler": "grid"},
-    fit=("tile_m", "tile_n", "warps", "kv_stages"), written=("tile_m", "tile_n", "warps", "kv_stages", "scheduler"),
+    fit=("tile_m", "tile_n", "warps", "kv_stages"), written=("tile_m", "tile_n", "warps", "kv_stages"),
 )  # fmt: skip
 
 
@@ -136,14 +136,14 @@ def tile_widths(head_dim: int) -> tuple[int, ...]:
     return tuple(1 << bit for bit in reversed(range(head_dim.bit_length())) if head_dim >> bit & 1)
 
 
-def space(workload: Workload, machine: Machine) -> Iterator[Fa2Variant]:
+def space(workload: Workload, machine: Machine) -> Grid[Fa2Variant]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     del machine
     schedulers = ("grid",) if workload.mask == "none" else ("longest-first", "grid")
-    for scheduler, (tile_m, warps), tile_n, stages in product(
-        schedulers, ((128, 8), (128, 4), (64, 4), (64, 8), (256, 8), (32, 4)), (128, 64, 32, 16, 96, 256), (3, 2, 4, 1)
-    ):
-        yield Fa2Variant(tile_m=tile_m, tile_n=tile_n, warps=warps, kv_stages=stages, scheduler=scheduler)
+    tiles = ((128, 8), (128, 4), (64, 4), (64, 8), (256, 8), (32, 4))
+    rows = product(schedulers, tiles, (128, 64, 32, 16, 96, 256), (3, 2, 4, 1))
+    knobs = ("scheduler", "tile_m", "warps", "tile_n", "kv_stages")
+    return Grid(Fa2Variant, knobs, ((scheduler, *tile, *others) for scheduler, tile, *others in rows))
 
 
 def published(workload: Workload, machine: Machine) -> Fa2Variant:

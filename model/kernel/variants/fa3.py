@@ -8,6 +8,7 @@ from itertools import product
 
 from tilecast.model.kernel import e4m3
 from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -38,7 +39,7 @@ ALIKE = Alike(
     least_waiting={"kv_stages": 32, "q_stages": 1, "scheduler": "grid"},
     # rescale: where O is added to in float32, e4m3 kernels need registers for the product of a block.
     fit=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "rescale"),
-    written=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "rescale", "emulated_share", "scheduler"),
+    written=("warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "rescale"),
 )
 
 
@@ -152,7 +153,7 @@ def emulated_of_eight(share: float) -> int | None:
     return count if abs(share * 8 - count) < 1e-9 and 0 <= count <= 8 else None
 
 
-def space(workload: Workload, machine: Machine) -> tuple[Fa3Variant, ...]:
+def space(workload: Workload, machine: Machine) -> Grid[Fa3Variant]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     del machine
     schedulers: tuple[str, ...] = ("persistent", "grid")
@@ -163,18 +164,20 @@ def space(workload: Workload, machine: Machine) -> tuple[Fa3Variant, ...]:
 
 
 @lru_cache(maxsize=8)
-def _combinations(schedulers: tuple[str, ...], narrow: bool) -> tuple[Fa3Variant, ...]:
+def _combinations(schedulers: tuple[str, ...], narrow: bool) -> Grid[Fa3Variant]:
+    knobs = (
+        "scheduler", "rescale", "warpgroups", "tile_n", "kv_stages", "q_stages", "overlap", "ping_pong", "emulated_share",
+    )  # fmt: skip
     # One warpgroup has no other to take turns with; a CTA of one tile has no next Q to prefetch.
-    return tuple(
-        Fa3Variant(warpgroups=groups, tile_n=tile_n, kv_stages=kv_stages, q_stages=q_stages, overlap=overlap,
-                   ping_pong=turns, rescale=rescale, rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0,
-                   emulated_share=share, scheduler=scheduler)
+    rows = (
+        (scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share)
         for scheduler, rescale, groups, tile_n, kv_stages, q_stages, overlap, turns, share in product(
             schedulers, ("always",) if narrow else ("anchored", "conditional", "always"),
             (2, 3, 1), _TILES, (4, 3, 2), (2, 1), (True, False), (False, True), _SHARES,
         )
         if not (turns and groups == 1) and not (q_stages == 2 and scheduler in ("grid", "longest-first"))
     )  # fmt: skip
+    return Grid(Fa3Variant, knobs, rows, rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0)
 
 
 def published(workload: Workload, machine: Machine) -> Fa3Variant:

@@ -11,6 +11,7 @@ from itertools import product
 
 from tilecast.model.kernel import e4m3
 from tilecast.model.kernel.alike import Alike
+from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -36,9 +37,18 @@ ALIKE = Alike(
     same_demand={"kv_stages": 32, "stats_slots": 2, "split_p": False, "scheduler": "grid"},
     least_waiting={"kv_stages": 32, "stats_slots": 2, "scheduler": "grid"},
     fit=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "load_max", "mask_home"),
-    written=("tile_m", "tile_n", "softmax_tiles", "split", "kv_stages", "cta_group", "emulated_share", "poly_degree", "split_p",
-             "stats_slots", "mask_home", "scheduler"),
-)  # fmt: skip
+    written=(
+        "tile_m",
+        "tile_n",
+        "softmax_tiles",
+        "split",
+        "kv_stages",
+        "cta_group",
+        "split_p",
+        "stats_slots",
+        "mask_home",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +201,7 @@ def _bytes_beside_tiles(variant: Fa4Variant, workload: Workload, machine: Machin
     return rows + 8 * barriers + _COMPILER_BYTES, int(machine["smem.per_cta_bytes"]) - query - ring
 
 
-def space(workload: Workload, machine: Machine) -> tuple[Fa4Variant, ...]:
+def space(workload: Workload, machine: Machine) -> Grid[Fa4Variant]:
     """Every combination of knobs worth telling apart, in order of preference among equals."""
     schedulers = ("persistent", "grid") if workload.mask == "none" else ("longest-first", "persistent", "grid")
     maxima = (True, False) if machine.get("tmem.load_reduce", 0.0) else (False,)
@@ -199,18 +209,21 @@ def space(workload: Workload, machine: Machine) -> tuple[Fa4Variant, ...]:
 
 
 @lru_cache(maxsize=8)
-def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...], narrow: bool) -> tuple[Fa4Variant, ...]:
+def _combinations(schedulers: tuple[str, ...], maxima: tuple[bool, ...], narrow: bool) -> Grid[Fa4Variant]:
+    knobs = (
+        "scheduler", "cta_group", "softmax_tiles", "split", "tile_n", "kv_stages", "emulated_share", "stats_slots", "split_p",
+        "load_max",
+    )  # fmt: skip
     # Two tiles in flight, of queries or of key blocks; with one there is nothing to split.
     flights = ((2, "q"), (2, "k"), (1, "q"))
-    return tuple(
-        Fa4Variant(tile_n=tile_n, softmax_tiles=tiles, split=split, kv_stages=kv_stages, cta_group=group, emulated_share=share,
-                   rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0,
-                   split_p=split_p, stats_slots=slots, load_max=load_max, scheduler=scheduler)
+    rows = (
+        (scheduler, group, tiles, split, tile_n, kv_stages, share, slots, split_p, load_max)
         for scheduler, group, (tiles, split), tile_n, kv_stages, share, slots, split_p, load_max in product(
             schedulers, (1, 2), flights, _TILES, (0, 2, 3), _SHARES, (2, 1), (True, False), maxima
         )
         if slots == 1 or tiles > 1  # one group never waits for the other's statistics
-    )  # fmt: skip
+    )
+    return Grid(Fa4Variant, knobs, rows, rescale_threshold=e4m3.MOST_GROWTH if narrow else 8.0)
 
 
 def published(workload: Workload, machine: Machine) -> Fa4Variant:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilecast.model.kernel.grid import Grid
 from tilecast.model.kernel.verdict import LEGAL, Verdict, over_limit
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import Machine
@@ -43,10 +43,10 @@ def writable(variant: UnfusedVariant, workload: Workload, machine: Machine) -> V
     return Verdict("the unfused family is forecast, not written", "use family fa2, fa3 or fa4")
 
 
-def space(workload: Workload, machine: Machine) -> Iterator[UnfusedVariant]:
+def space(workload: Workload, machine: Machine) -> Grid[UnfusedVariant]:
     """Intermediates in the inputs' type, in 16 bits, in fp32."""
     del workload, machine
-    yield from (UnfusedVariant(intermediate_bytes=size) for size in (0, 2, 4))
+    return Grid(UnfusedVariant, ("intermediate_bytes",), ((0,), (2,), (4,)))
 
 
 def published(workload: Workload, machine: Machine) -> UnfusedVariant:

@@ -17,7 +17,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
-from tilecast.model.pipeline.backward.warps import TERM_LOADS, Warpgroups, term_bytes
+from tilecast.model.pipeline.backward.warps import TERM_LOADS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa2 import AHEAD_OF_QK_CYCLES, BEHIND_PV_CYCLES, MMA_FLOP
 from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step, of_tile
@@ -207,7 +207,7 @@ class _Stream(Warpgroups):
         """LSE and D of the queries of a step, for programs that own keys; others keep them in registers."""
         share = self.walk.step / ROWS * 2
         return self.shared(
-            f"terms{self.s}", "terms", self.role, self.s, term_bytes() * share, TERM_LOADS * share, loads=True
+            f"terms{self.s}", "terms", self.role, self.s, term_port_bytes() * share, TERM_LOADS * share, loads=True
         )
 
     def ops(self) -> list[Op]:

@@ -33,7 +33,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
-from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_bytes
+from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 from tilecast.model.pipeline.hopper.order import ROWS
@@ -118,7 +118,7 @@ class _Loop(Warpgroups):
         ]  # fmt: skip
 
     def _terms(self, name: str, role: str, g: int) -> Op:
-        return self.shared(name, "terms", role, g, term_bytes(), TERM_LOADS, loads=True)
+        return self.shared(name, "terms", role, g, term_port_bytes(), TERM_LOADS, loads=True)
 
     @property
     def loads(self) -> tuple[str, ...]:

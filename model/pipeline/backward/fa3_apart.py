@@ -14,7 +14,7 @@ from tilecast.model.machine.machine import Machine
 from tilecast.model.pipeline import softmax_cost as common
 from tilecast.model.pipeline.backward import kernels
 from tilecast.model.pipeline.backward.arithmetic import differences, probabilities, step_work
-from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_bytes
+from tilecast.model.pipeline.backward.warps import TERM_LOADS, WARPS, Warpgroups, term_port_bytes
 from tilecast.model.pipeline.fa3 import arithmetic, product
 from tilecast.model.pipeline.graph import Buffer, Edge, Op, Pipeline, Role, Step
 
@@ -55,7 +55,7 @@ class _Keys(Warpgroups):
             product(w, m, "s", "s", values, 0, TILE, d, "smem"),
             self.hold("turn0", values, self.poll),
             product(w, m, "dv", "dv", values, 0, dv, TILE, "register"),
-            self.shared("lse", "terms", values, 0, term_bytes(), TERM_LOADS, loads=True),
+            self.shared("lse", "terms", values, 0, term_port_bytes(), TERM_LOADS, loads=True),
             self.hold("have_s", values, 2 * self.signal),
             arithmetic(m, "exp", "exp", values, 0, exp, common.ramp_latency(m), common.one_warp_cycles(m, exp)),
             self.hold("room", values, self.poll + self.barrier),
@@ -69,7 +69,7 @@ class _Keys(Warpgroups):
             product(w, m, "dp", "dp", keys, 1, TILE, dv, "smem"),
             self.hold("turn1", keys, self.poll),
             product(w, m, "dk", "dk", keys, 1, d, TILE, "register"),
-            self.shared("delta", "terms", keys, 1, term_bytes(), TERM_LOADS, loads=True),
+            self.shared("delta", "terms", keys, 1, term_port_bytes(), TERM_LOADS, loads=True),
             self.hold("have_dp", keys, 2 * self.signal),
             self.hold("have_p", keys, self.poll),
             self.shared("load_p", "p from shared memory", keys, 1, p_port, accesses, loads=True),

@@ -13,7 +13,7 @@ from tilecast.model.pipeline.tensor_core import mma_completion_latency_cycles
 WARPS, TERM_LOADS = 4, 8
 
 
-def term_bytes() -> float:
+def term_port_bytes() -> float:
     """What `TERM_LOADS` of all warps take of the port: a wavefront each, as all eight rows of lanes read the same numbers.
 
     Counters say two (docs/accuracy.md); with two this level is 6.6 % off in place of 3.9: what it charges beside makes up for it.

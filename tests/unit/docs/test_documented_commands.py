@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ from support.paths import ROOT
 
 from tilecast.base import native
 from tilecast.base.files import cache_folder
+from tilecast.cli.entry import verbs
 from tilecast.codegen.compiler import kept
 from tilecast.model.compiled.native import kept_runs
 
@@ -114,10 +114,14 @@ def _unrun(page: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def root():  # type: ignore[no-untyped-def]
+    """The command line."""
+    return typer.main.get_command(verbs())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_commands_that_no_test_runs_have_their_verbs_and_options(page: Path) -> None:
-    module, _ = documented.entry_point()
-    root = typer.main.get_command(importlib.import_module(module).app)
+def test_commands_that_no_test_runs_have_their_verbs_and_options(page: Path, root) -> None:  # type: ignore[no-untyped-def]
     wrong = []
     for span in _unrun(page):
         command, words = root, [word.rstrip(",") for word in span.split()[1:]]

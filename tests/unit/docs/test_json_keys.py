@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 import typer.main
 from support import documented, json_keys
 
+from tilecast.cli.entry import verbs
 from tilecast.validation.lab.measure import records
 
 SECTIONS = json_keys.sections()
@@ -27,9 +27,7 @@ def _verbs_with_json(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def test_every_verb_with_json_has_a_section() -> None:
-    module, _ = documented.entry_point()
-    root = typer.main.get_command(importlib.import_module(module).app)
-    assert sorted(_verbs_with_json(root)) == sorted(SECTIONS)
+    assert sorted(_verbs_with_json(typer.main.get_command(verbs()))) == sorted(SECTIONS)
 
 
 @pytest.mark.parametrize("verb", [verb for verb, section in SECTIONS.items() if section.commands])

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tilecast
-from tilecast.cli import app
+from tilecast.cli.entry import verbs
 from tilecast.emulator.any_kernel import load_any
 from tilecast.emulator.errors import (
     AllocationError,
@@ -127,6 +127,13 @@ def test_a_kernel_of_a_loaded_module_is_found_again_by_its_file(tmp_path: Path) 
     assert tilecast.emulated(jitted)(9) == 3
     with pytest.raises(RequestError, match="expected a Gluon kernel"):
         tilecast.emulated(3)
+
+
+def test_modules_are_imported_by_their_whole_names_too(tmp_path: Path) -> None:
+    x, out = np.random.default_rng(1).standard_normal((70, 64), np.float32), np.zeros((70, 64), np.float32)
+    whole = "import triton.experimental.gluon.language.nvidia.hopper.tma as tma\n"
+    module(tmp_path, whole + PIPELINE, machine="h200").launch(x, out)
+    assert (out == 2 * x).all()
 
 
 @pytest.mark.parametrize(("mode", "seed"), [("late", 0), ("random", 0), ("random", 1)])
@@ -355,7 +362,7 @@ if __name__ == "__main__":
 def test_the_verb_runs_functions_of_any_file(tmp_path: Path, options: list[str], code: int, shown: str) -> None:
     path = tmp_path / "kernels.py"
     path.write_text(IMPORTS + CALLED)
-    result = CliRunner().invoke(app, ["emulate", str(path), *options])
+    result = CliRunner().invoke(verbs(), ["emulate", str(path), *options])
     text = result.output + (str(result.exception) if result.exception else "")
     assert shown in text
     assert (result.exit_code == 0) == (code == 0)
@@ -364,7 +371,7 @@ def test_the_verb_runs_functions_of_any_file(tmp_path: Path, options: list[str],
 def test_the_answer_of_the_verb_as_json(tmp_path: Path) -> None:
     path = tmp_path / "kernels.py"
     path.write_text(IMPORTS + CALLED)
-    found = json.loads(CliRunner().invoke(app, ["emulate", str(path), "--call", "test(2.0, 2)", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(verbs(), ["emulate", str(path), "--call", "test(2.0, 2)", "--json"]).stdout)
     assert (found["right"], found["launches"], found["programs"]) == (True, 1, 1)
 
 
@@ -386,7 +393,7 @@ def test():
 """
     )
     before = torch.cuda.is_available()
-    result = CliRunner().invoke(app, ["emulate", str(path), "--call", "test()"])
+    result = CliRunner().invoke(verbs(), ["emulate", str(path), "--call", "test()"])
     assert result.exit_code == 0, result.output
     assert torch.cuda.is_available() is before
 

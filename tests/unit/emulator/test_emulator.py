@@ -31,7 +31,8 @@ from tilecast.emulator.values.layouts import (
     row_per_lane,
     same_threads,
 )
-from tilecast.emulator.values.tensors import Int, Int64, Tensor, constexpr
+from tilecast.emulator.values.scalars import Int, Int64, constexpr
+from tilecast.emulator.values.tensors import Tensor
 from tilecast.emulator.verify import judge, reference, visible
 from tilecast.model.machine.machine import load_machine
 

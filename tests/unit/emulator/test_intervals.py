@@ -20,7 +20,7 @@ from tilecast.emulator.intervals import OPERATIONS, constant
 from tilecast.emulator.language.hostside import overflows
 from tilecast.emulator.run import kernel_path
 from tilecast.emulator.source import Source
-from tilecast.emulator.values.tensors import Int
+from tilecast.emulator.values.scalars import Int
 
 _PYTHON = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "and": lambda a, b: a & b,

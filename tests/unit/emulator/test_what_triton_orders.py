@@ -4,6 +4,7 @@ it allocates shared memory.  Fails when a release does it in another way."""
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_shared_memory_and_arrivals_are_ordered() -> None:
     ]
     arrivals = kernels.compiled(kernels.arrivals, 90).asm["ptx"]
     assert between(arrivals, "ld.global", "mbarrier.arrive")[-1] == MEETING
+
+
+def test_shared_memory_is_ordered_whichever_threads_have_the_elements() -> None:
+    ptx = kernels.compiled(kernels.in_place_in_shared_memory, 90).asm["ptx"]
+    kinds = [kind.group(1) for kind in _KINDS.finditer(ptx)]
+    in_order = [kind for kind, _ in groupby(kind for kind in kinds if kind in {"st.shared", "ld.shared", MEETING})]
+    assert in_order == ["st.shared", MEETING, "ld.shared", MEETING, "st.shared", MEETING, "ld.shared"]
 
 
 def test_a_product_waits_for_loads_of_what_it_overwrites_since_3_9() -> None:

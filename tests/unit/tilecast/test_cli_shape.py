@@ -7,23 +7,24 @@ import shlex
 import pytest
 import typer
 
-from tilecast.cli import app, main
+from tilecast.cli import main
+from tilecast.cli.entry import verbs
 from tilecast.cli.tables import table
 from tilecast.model.kernel.presets import preset
 from tilecast.model.kernel.workload import Workload
 
-ROOT = typer.main.get_command(app)
+ROOT = typer.main.get_command(verbs())
 
 
-def verbs(group=ROOT, path: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
+def paths(group=ROOT, path: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from verbs(command, (*path, name))
+            yield from paths(command, (*path, name))
         else:
             yield (*path, name), command
 
 
-ALL = dict(verbs())
+ALL = dict(paths())
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
@@ -37,6 +38,21 @@ def test_every_verb_has_an_example_that_parses_and_a_short_help(path: tuple[str,
         main([*path, "-h"])
     assert end.value.code == 0
     assert "Example: tilecast" in capsys.readouterr().out
+
+
+def test_a_verb_alone_is_the_same_verb() -> None:
+    """A command makes the options of the verb that it names alone; `main` makes all of them for words that name none."""
+    for name, command in ROOT.commands.items():
+        alone = typer.main.get_command(verbs(name))
+        assert list(alone.commands) == [name]
+        assert _words(alone.commands[name]) == _words(command)
+        assert _words(alone) == _words(ROOT)
+    assert list(typer.main.get_command(verbs("nothing")).commands) == list(ROOT.commands)
+
+
+def _words(command):  # type: ignore[no-untyped-def]
+    parameters = [(p.name, p.opts, getattr(p, "help", ""), p.default, p.required) for p in command.params]
+    return command.name, command.help, command.epilog, parameters
 
 
 def test_one_set_of_options_everywhere() -> None:

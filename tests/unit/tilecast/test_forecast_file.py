@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from tilecast.cli.main import main
+from tilecast.cli import main
 from tilecast.codegen.compiler.compile import load_source
 
 KERNEL = str(ROOT / "kernels" / "generated" / "blackwell_ws_d64_full_pair.py")

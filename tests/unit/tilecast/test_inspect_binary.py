@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.cli.main import main
+from tilecast.cli import main
 
 LISTING = """
 \t.section\t.text.pipeline,"ax",@progbits

@@ -15,6 +15,7 @@ from tilecast.explore.review import build
 from tilecast.explore.sweep.spec.items import canonical, forecast_item, run_item
 from tilecast.explore.sweep.spec.variants import Choice, measured_variants
 from tilecast.model.chip.evaluate import PredictError
+from tilecast.model.compiled.loops.shelf import loops_at_hand
 from tilecast.model.families import native_family
 from tilecast.model.forecast.answer import COMPILED
 from tilecast.model.forecast.level import at_hand, compiler_of, search_of, settled
@@ -49,8 +50,8 @@ class Question:
         return f"{self.machine.name}: {self.workload.label()} at {self.clock}"
 
 
-def _question(rng: random.Random, machine: Machine) -> Question:
-    """A random problem that the machine can run; every draw counts, so that the list depends on the seed alone."""
+def _question(rng: random.Random, machine: Machine, *, with_loops: bool = False) -> Question:
+    """A random problem that the machine can run, ``with_loops`` one of whose head dimensions and mask loops are at hand."""
     dtypes = ["bf16", "bf16", "fp16", *(["fp8"] if machine.has("tensor.fp8_flop_per_clk") else [])]
     while True:
         heads_kv = rng.choice((1, 2, 4, 8, 16))
@@ -63,6 +64,8 @@ def _question(rng: random.Random, machine: Machine) -> Question:
         )  # fmt: skip
         clock: str | float = rng.choice(("sustained", "sustained", "short", 1000.0, 1300.0))
         question = Question(work, machine, clock)
+        if with_loops and not loops_at_hand(work.reduced(), machine):
+            continue
         try:
             question.answer()
         except PredictError:
@@ -226,7 +229,7 @@ def _at_hand(place: tuple[str, int]) -> Question:
     machine, number = place
     rng = random.Random(f"{_SEED} {machine} at hand")
     while True:
-        question = _question(rng, load_machine(machine))
+        question = _question(rng, load_machine(machine), with_loops=True)
         if settled(compiler_of("auto"), question.workload.reduced(), question.machine, clock=question.clock) is None:
             continue
         if not number:

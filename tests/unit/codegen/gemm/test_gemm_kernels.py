@@ -25,7 +25,7 @@ from tilecast.codegen.render import format_source
 from tilecast.codegen.shipping.ship import KERNELS
 from tilecast.emulator.any_kernel import load_any
 from tilecast.emulator.errors import EmulationError
-from tilecast.emulator.replay.timing import replay
+from tilecast.emulator.replay.timing import PORT, replay
 from tilecast.model.gemm.evaluate import stream
 from tilecast.model.gemm.families import native_gemm_family, writable
 from tilecast.model.gemm.variant import GemmVariant
@@ -190,17 +190,23 @@ def test_the_emulator_sees_what_is_taken_away(module: str, line: str, instead: s
         check(broken.launch, Case(400, 520, 328, seed=6), "bfloat16")
 
 
-@pytest.mark.parametrize(("k", "within"), [(128, 0.16), (512, 0.09)])
+@pytest.mark.parametrize("k", [128, 512])
 @pytest.mark.parametrize("kernel", GLUON, ids=lambda kernel: kernel.module)
-def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedGemm, k: int, within: float) -> None:
+def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedGemm, k: int) -> None:
     """Two routes to the cycles of a tile: the pipeline, and what the emulator saw the file do, at the same cost of a copy.
 
-    The replay knows nothing of the barriers that the compiler puts between reading C and writing D, of which every part of a tile has two.
-    With a C of 32 bits and 128 columns of A, where reading C and writing D is all there is, its own costs of them are 29 % below the
-    pipeline's (docs/emulator.md).
+    They differ in who goes first at the port of shared memory (docs/emulator.md).  Where products on Blackwell take all of it and
+    reading C and writing D is nearly all there is, that decides: with products first the replay is where the pipeline is.
     """
-    if kernel.module == "gemm_blackwell_c32" and k == 128:
-        within = 0.31
+    difference = replayed_and_piped(kernel, k)
+    if kernel.family == "gemm_blackwell" and k == 128:
+        assert difference < -0.1
+        difference = replayed_and_piped(kernel, k, (PORT,))
+    assert abs(difference) < 0.085
+
+
+def replayed_and_piped(kernel: ShippedGemm, k: int, without: tuple[str, ...] = ()) -> float:
+    """Relative difference of the replay's cycles of a tile to the pipeline's."""
     torch = torch_or_skip()
     chip = load_machine(kernel.machine)
     # The replay knows the copy engine's own rate and the latency from L2 alone.
@@ -220,9 +226,9 @@ def test_the_executed_source_takes_as_long_as_the_pipeline_says(kernel: ShippedG
         c = torch.zeros(v.tile_m * tiles, v.tile_n, dtype=torch.bfloat16 if work.d_dtype == "bf16" else torch.float32)
         session.traces.clear()
         module.launch(a, b, c, torch.empty_like(c))
-        ends.append(replay(session.traces[-1], chip).cycles)
+        ends.append(replay(session.traces[-1], chip, without).cycles)
     found = stream(work, v, chip.with_facts(plain), 1700.0, memory=False)
-    assert (ends[1] - ends[0]) / 4 == pytest.approx(found.tile_cycles, rel=within)
+    return float((ends[1] - ends[0]) / 4 / found.tile_cycles - 1)
 
 
 # -- plain Triton, in its interpreter ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tilecast.cli import app
+from tilecast.cli.entry import verbs
 from tilecast.codegen.compiler.compile import CompileError
 from tilecast.codegen.compiler.profile import Profile
 from tilecast.codegen.shipping import loops
@@ -69,7 +69,7 @@ def test_ship_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(loops, "wanted", lambda: iter([(work, parse_variant(kept.code.variant))]))
     monkeypatch.setattr(loops, "make", lambda job: kept)
     monkeypatch.setattr(loops.write, "__defaults__", (tmp_path / "loops.txt", 1, loops.silent))
-    found = CliRunner().invoke(app, ["ship", "--loops"])
+    found = CliRunner().invoke(verbs(), ["ship", "--loops"])
     assert found.exit_code == 0, found.output
     assert "wrote 1 loops" in found.output
     assert (tmp_path / "loops.txt").read_text(encoding="utf-8") == shelf_text([kept])
@@ -127,6 +127,6 @@ def test_loops_that_are_not_kept_are_refused(machine: str, dtype: str, words: st
 def test_the_verb_says_what_it_compiled(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = next(iter(loops_at_hand(loops.problem("bf16", (128, 128), "none"), H200).values()))
     monkeypatch.setattr(loops, "make", lambda job: kept)
-    found = CliRunner().invoke(app, ["loops", "h200", "--head-dim", "160", "--most", "1", "--workers", "1"])
+    found = CliRunner().invoke(verbs(), ["loops", "h200", "--head-dim", "160", "--most", "1", "--workers", "1"])
     assert found.exit_code == 0, found.output
     assert "1 loops compiled, 0 were at hand" in found.output and kept.code.variant in found.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -271,3 +272,28 @@ def test_superfluous_waits_are_those_that_another_wait_makes_so() -> None:
     callers = {one.caller_code.split(": ", 1)[1] for one in found.superfluous}
     assert {"wait(q, q_number)", "wait(q, q_number + 0)"} <= callers
     assert "wait(tile.v, n)" not in callers and "wait(tile.k, n + 1)" not in callers
+
+
+WHEN_NUMPY_LOADS = """
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print("threads", os.environ.get("OPENBLAS_NUM_THREADS"), file=sys.stderr)
+            sys.meta_path.remove(self)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["tilecast", "emulate", "hopper_ws_d64_full", *sys.argv[1:]]
+from tilecast.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("options", [["--case", "one query"], ["--seqlen", "64", "--seqlen-k", "64"]])
+def test_on_the_command_line_numpy_has_one_thread(options: list[str]) -> None:
+    """Products of single tiles: more threads take two to ten times as long where others use the cores."""
+    alone = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", WHEN_NUMPY_LOADS, *options], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    assert "threads 1" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -10,9 +11,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tilecast.emulator.replay.compare import ADDRESSES, AGREES, Comparison, compare
+from tilecast.emulator.replay.compare import (
+    ADDRESSES,
+    AGREES,
+    Comparison,
+    compare,
+    without_addresses,
+    without_compiled_waits,
+)
 from tilecast.emulator.replay.costs import synchronisation
-from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, TURNS, chrome_trace, replay
+from tilecast.emulator.replay.timeline import chrome_trace
+from tilecast.emulator.replay.timing import BESIDE, COPY_LATENCY, MEETINGS, TURNS, replay
 from tilecast.emulator.routes import as_text, by_all_routes
 from tilecast.emulator.run import Emulation, emulate, kernel_path
 from tilecast.emulator.source import Source
@@ -195,3 +204,52 @@ def test_without_machine_code_the_other_routes_stand() -> None:
     found = by_all_routes(str(kernel_path("hopper_ws_d256_full")), None, missing)
     assert [route.name for route in found.routes] == ["source", "pipeline"]
     assert "no machine code: no machine code of it" in as_text("file", found)
+
+
+def tile_to_pipeline(kernel: str, text: str | None = None, without: tuple[str, ...] = (), *, masks: bool = True, waits: bool = True, addresses: bool = True) -> float:  # fmt: skip
+    """Of a whole tile, the relative difference of the replay's cycles to the pipeline's; each without what is left out of it."""
+    source = Source(kernel_path(kernel), text)
+    header, chip = source.header(), load_machine(source.header()["machine"])
+    written, variant = header_workload(header), parse_variant(header["variant"])
+    pipeline = build_pipeline(written, variant, chip)
+    rows, keys = pipeline.rows_per_cta * pipeline.cta_group, BLOCKS * pipeline.keys_per_iteration
+    work = replace(written, batch=1, heads_q=1, heads_kv=1, seqlen_q=rows, seqlen_k=keys, dtype="fp16")
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.standard_normal((1, 1, length, width)).astype(np.float16)
+        for length, width in ((rows, work.head_dim_qk), (keys, work.head_dim_qk), (keys, work.head_dim_v))
+    )
+    done = emulate(kernel_path(kernel), q, k, v, sms=2 * pipeline.cta_group, window=work.window, text=text)
+    if not waits:
+        pipeline = without_compiled_waits(pipeline)
+    if not addresses:
+        pipeline = without_addresses(pipeline)
+    model = play(work, variant, pipeline, chip, 0.0, masks).makespan_cycles
+    return replay(done.traces[0], chip, without).cycles / model - 1
+
+
+@pytest.mark.parametrize("kernel", ["blackwell_ws_d128_window", "blackwell_ws_d128_causal"])
+def test_masks_cost_what_a_thread_computes(kernel: str) -> None:
+    """51 and 15 % above the pipeline while a bit for sixteen columns counted sixteen times; without masks the routes are as far apart."""
+    assert -0.1 < tile_to_pipeline(kernel) < 0.0
+    text = kernel_path(kernel).read_text(encoding="utf-8")
+    plain = re.sub(r"^            hide_keys\(.*$", "            pass", text, flags=re.MULTILINE)
+    assert plain != text
+    assert 0.0 < tile_to_pipeline(kernel, plain, masks=False) < AGREES
+
+
+def test_waits_of_the_compiler_are_what_causal_tiles_on_hopper_have_more_in_the_pipeline() -> None:
+    """A tile's pipeline has the waits that Triton's compiler makes, and addresses before products; the source has neither."""
+    assert tile_to_pipeline("hopper_ws_d128_causal") < -2 * AGREES
+    assert abs(tile_to_pipeline("hopper_ws_d128_causal", waits=False)) <= AGREES
+    assert tile_to_pipeline("hopper_ws_d96_causal") < -2 * AGREES
+    assert abs(tile_to_pipeline("hopper_ws_d96_causal", waits=False, addresses=False)) <= AGREES
+    # What is left of d64 is the first blocks, where the pipeline fetches K after Q, and masks.
+    assert tile_to_pipeline("hopper_ws_d64_causal") < -2 * AGREES
+    assert abs(tile_to_pipeline("hopper_ws_d64_causal", waits=False, addresses=False, masks=False)) < 0.06
+
+
+@pytest.mark.parametrize("kernel", ["hopper_ws_d96_full", "hopper_ws_d128_full"])
+def test_whole_tiles_with_products_in_turns_agree_without_them(kernel: str) -> None:
+    assert tile_to_pipeline(kernel) > 2 * AGREES
+    assert abs(tile_to_pipeline(kernel, without=(TURNS,))) <= AGREES

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.emulator.any_kernel import load_any
 from tilecast.emulator.call import run_call
 from tilecast.emulator.replay.sharing import Load, speeds
 from tilecast.emulator.replay.spent import described
 from tilecast.emulator.replay.work import instructions, registers, work_load
-from tilecast.emulator.trace import MatrixIssue, ProgramTrace, RoleTrace, Step
+from tilecast.emulator.trace import MatrixIssue, ProgramTrace, RoleTrace, Step, Work
 from tilecast.emulator.values.layouts import BlockedLayout, NvmmaDistributedLayout, SliceLayout
 from tilecast.model.machine.machine import load_machine
 
@@ -101,9 +102,47 @@ def test_shared_memory_takes_its_port_from_a_product_that_reads_there() -> None:
     stores = Load("work", (("smem", 4.0),), 16.0, (("smem", 4.0),), 16.0)
     fast = speeds((product, stores))
     assert fast == (0.75, 1.0)
+    # If products go first, as in the pipelines, stores have what they leave: nothing.
+    assert speeds((product, stores), between=False) == (1.0, 0.0)
     # A product that reads half as much has room for them.
     half = (("tensor", 64.0), ("smem", 32.0))
     assert speeds((Load("product", half, 64.0, half, 64.0), stores)) == (1.0, 1.0)
+
+
+IN_PLACE = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+import numpy as np
+
+LAYOUT = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+PLAIN = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+
+@gluon.jit
+def kernel(x_ptr):
+    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
+    x = x_ptr + rows[:, None] * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    a = gl.allocate_shared_memory(gl.float16, [64, 64], PLAIN)
+    b = gl.allocate_shared_memory(gl.float16, [64, 64], PLAIN)
+    a.store(gl.load(x))
+    b.store(a.load(LAYOUT))
+    b.store(b.load(LAYOUT))
+    gl.store(x, b.load(LAYOUT))
+
+def run():
+    kernel[(1,)](np.zeros((64, 64), np.float16), num_warps=4)
+"""
+
+
+def test_warps_meet_between_accesses_to_an_allocation_of_which_one_stores(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(IN_PLACE)
+    session, module = load_any(str(tmp_path / "kernel.py"), machine=H200, sms=1)
+    module.run()
+    steps = [event.steps for event in session.traces[0].roles[0].events if isinstance(event, Work)]
+    kinds = [one.pipe for every in steps for one in every if one.pipe in {"smem_load", "smem_store", "barrier"}]
+    assert kinds == [
+        "smem_store", "barrier", "smem_load", "smem_store",
+        "barrier", "smem_load", "barrier", "smem_store", "barrier", "smem_load",
+    ]  # fmt: skip
 
 
 FOREIGN = """
@@ -140,6 +179,6 @@ def test_anybodys_kernel_has_cycles_lines_and_a_timeline(tmp_path: Path) -> None
 def test_a_product_without_a_known_rate_is_named() -> None:
     issue = MatrixIssue(1, 128, 128, 64, "e2m1", "smem", 1, 1, "acc = a x b")
     trace = ProgramTrace(0, (RoleTrace("", 0, 4, [issue]),))
-    lines, cycles = described([trace], B200, str)
-    assert cycles is None
+    lines, timeline = described([trace], B200, str)
+    assert timeline is None
     assert lines == ["  cycles     not replayed: no rate of products of e2m1 is known here"]

@@ -71,6 +71,24 @@ def test_a_suite_runs_in_each_mode_without_torch_and_triton(tmp_path: Path) -> N
     assert "gluon: 3 launches, 3 programs emulated on NVIDIA B200" in said
 
 
+BY_WHOLE_NAMES = """
+import triton.experimental.gluon.language.nvidia.hopper.tma as whole
+import triton.language.extra.libdevice
+from triton.experimental.gluon.language.nvidia.hopper.mbarrier import wait
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+def test_names():
+    assert whole is tma and callable(whole.async_load) and wait is mbarrier.wait
+"""
+
+
+def test_modules_are_imported_by_their_whole_names_too(tmp_path: Path) -> None:
+    """And stay what they are for the files that follow."""
+    (tmp_path / "test_before.py").write_text(HEAD + BY_WHOLE_NAMES)
+    said = run(tmp_path, COPY.replace("WAIT", "mbarrier.wait(bar, 0)"), "--gluon-emulate", "--gluon-modes", "late")
+    assert "2 passed" in said, said
+
+
 def test_a_missing_wait_fails_with_the_lines_of_the_kernel_and_of_its_launch(tmp_path: Path) -> None:
     said = run(tmp_path, COPY.replace("WAIT", "pass"), "--gluon-emulate", "--gluon-modes", "late,random:7")
     assert "2 failed" in said, said

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilecast.base.text_file import read_text
-from tilecast.cli.main import main
+from tilecast.cli import main
 from tilecast.model.compiled.roles.store import load_roles
 from tilecast.validation.foreign.run import LOOPS, TABLE, Compared, ForeignError, load, run_foreign
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import json_keys
+from support.whole import whole
 
 from tilecast.model.machine.machine import load_machine
 from tilecast.validation.measured.backward import H100_PASSES, LOOPS, PASSES, BackwardTableError, run_backward
@@ -15,22 +16,23 @@ from tilecast.validation.published import backward as published
 from tilecast.validation.published.backward import by_machine, run_published_backward
 
 
-def thinned(path: Path, folder: Path, every: int) -> Path:
-    """A table with every so many rows of another."""
+def thinned(path: Path, folder: Path, every: int, first: int = 0) -> Path:
+    """A table with every so many rows of another, from ``first`` on."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     out = folder / path.name
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows[::every])
+        writer.writerows(rows[first::every])
     return out
 
 
-def test_measured_passes_and_loops_are_near_their_forecasts(tmp_path: Path) -> None:
-    report = run_backward(thinned(PASSES, tmp_path, 7), thinned(LOOPS, tmp_path, 9))
-    assert report.of("pass").count > 25 and report.of("pass").mean < 0.08
-    assert report.of("loop").count > 12 and report.of("loop").mean < 0.16
+@pytest.mark.parametrize(("passes", "loops"), [(0, 0), pytest.param(7, 9, marks=whole)])
+def test_measured_passes_and_loops_are_near_their_forecasts(passes: int, loops: int, tmp_path: Path) -> None:
+    report = run_backward(thinned(PASSES, tmp_path, 14, passes), thinned(LOOPS, tmp_path, 18, loops))
+    assert report.of("pass").count > 12 and report.of("pass").mean < 0.08
+    assert report.of("loop").count >= 5 and report.of("loop").mean < 0.16
     share = load_machine("h200").fact("power.tensor_clock_share").value
     assert all(row.clock_mhz <= 1980 * share + 1e-6 for row in report.rows)
     # Spills are counted, not compared.
@@ -55,16 +57,13 @@ def test_published_shapes_by_their_fastest_kernel(monkeypatch: pytest.MonkeyPatc
     assert json_keys.differences(json_keys.sections()["validate backward"].keys, printed) == []
 
 
-@pytest.mark.parametrize(
-    ("family", "mean", "bias"), [("fa3_bwd", 3.7, 0.6), ("fa3_bwd_apart", 2.8, 0.7), ("fa2_bwd", 5.8, 3.8)]
-)
-def test_passes_on_an_h100_are_as_far_off_as_the_page_says(family, mean, bias, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_passes_on_an_h100_are_as_far_off_as_the_page_says(tmp_path: Path) -> None:
     report = run_backward(H100_PASSES, thinned(LOOPS, tmp_path, 1000), "h100-sxm")
-    errors = [row.error for row in report.rows if row.kind == "pass" and row.name == family]
-    assert [round(100 * sum(map(abs, errors)) / len(errors), 1), round(abs(100 * sum(errors) / len(errors)), 1)] == [
-        mean,
-        bias,
-    ]
+    found = {}
+    for family in ("fa3_bwd", "fa3_bwd_apart", "fa2_bwd"):
+        errors = [100 * row.error for row in report.rows if row.kind == "pass" and row.name == family]
+        found[family] = round(sum(map(abs, errors)) / len(errors), 1), round(abs(sum(errors) / len(errors)), 1)
+    assert found == {"fa3_bwd": (3.7, 0.6), "fa3_bwd_apart": (2.8, 0.7), "fa2_bwd": (5.8, 3.8)}
 
 
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -9,20 +9,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tilecast.base.garbage import collect_rarely
 from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, step, validate
 from tilecast.cli.workload_options import in_options
 
-app = typer.Typer(
-    name="tilecast", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Forecast what a tiled attention kernel will do on a GPU, and why.",
-    epilog="Start with: tilecast predict b200 --seqlen 8192 --causal.  Every verb takes -h.",
-)  # fmt: skip
-for room in (forecast, gemm, step, explore, kernels, emulate, gpu):
-    app.add_typer(room.app)
-app.add_typer(machine.app, name="machine", rich_help_panel="Check")
-app.add_typer(validate.app, name="validate", rich_help_panel="Check")
+_ROOMS = (forecast, gemm, step, explore, kernels, emulate, gpu)
+_GROUPS = {"machine": machine, "validate": validate}
+_COMMANDS = {c.name or getattr(c.callback, "__name__", ""): c for room in _ROOMS for c in room.app.registered_commands}
 
 
 def _version(wanted: bool) -> None:
@@ -33,7 +25,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -42,17 +33,34 @@ def _root(
     pass
 
 
+def verbs(only: str = "") -> typer.Typer:
+    """All verbs; the one called ``only`` and the root's options alone where there is one."""
+    found = typer.Typer(
+        name="tilecast", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Forecast what a tiled attention kernel will do on a GPU, and why.",
+        epilog="Start with: tilecast predict b200 --seqlen 8192 --causal.  Every verb takes -h.",
+    )  # fmt: skip
+    found.callback()(_root)
+    found.registered_commands = [c for name, c in _COMMANDS.items() if only == name or only not in _COMMANDS | _GROUPS]
+    for name, group in _GROUPS.items():
+        if only == name or only not in _COMMANDS | _GROUPS:
+            found.add_typer(group.app, name=name, rich_help_panel="Check")
+    return found
+
+
 @cache
-def _command() -> Any:
-    """The verbs as a command: what Typer makes of their signatures, once and not for every call of `main`."""
-    return typer.main.get_command(app)
+def _command(verb: str) -> Any:
+    """`verbs` as a command, made once and not for every call: of all of them that takes longer than many a forecast."""
+    return typer.main.get_command(verbs(verb))
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
+def run(arguments: list[str] | None = None) -> NoReturn:
     """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
-    collect_rarely()
+    first = (sys.argv[1:] if arguments is None else arguments)[:1]
+    verb = next((word for word in first if word in _COMMANDS | _GROUPS), "")
     try:
-        code = _command()(args=arguments, prog_name="tilecast", standalone_mode=False)
+        code = _command(verb)(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:
         # Whoever read the output has enough; the interpreter must not try to flush the rest of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
