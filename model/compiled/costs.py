@@ -30,7 +30,9 @@ class WarpCosts:
     #: An arrival seen by a warp that waits: by the producer, with the code around its next copy, and by itself.
     handover: float
     one_way: float
+    #: From the end of a group of products to the warp that waits for it, by where A of its last one lies.
     mma_latency: float
+    mma_latency_register: float
     mma_queue: int
     mma_hidden_fma: float
     tma_latency: float
@@ -97,7 +99,9 @@ def _issue(m: Machine) -> tuple[dict[str, float], ...]:
     slow = {name: m.get(f"mma_load.{name}_cycles", pipe[name]) for name in ("alu", "fma", "mufu", "shared")}
     ports = {name: m.get(f"mma_load.{name}_port_cycles", 0.0) for name in pipe}
     gap = {name: m.get(f"mma_load.{name}_gap_cycles", 0.0) for name in pipe}
-    return pipe, {**pipe, **slow}, ports, gap, latencies(m)
+    # What our kernels load past their copies are the factors of a key head (e4m3): a few bytes that every tile of the head reads, so
+    # that L2 has them.
+    return pipe, {**pipe, **slow}, ports, gap, {**latencies(m), "global": m["l2.latency_cycles"]}
 
 
 @lru_cache(maxsize=256)
@@ -118,6 +122,7 @@ def warp_costs(machine: Machine, mhz: float) -> WarpCosts:
         handover=m["sync.mbarrier_roundtrip_cycles"],
         one_way=m.get("sync.mbarrier_one_way_cycles", m["sync.mbarrier_roundtrip_cycles"]),
         mma_latency=m["tensor.mma_latency_cycles"],
+        mma_latency_register=m.get("tensor.mma_latency_register_cycles", m["tensor.mma_latency_cycles"]),
         mma_queue=int(m["tensor.mma_queue_depth"]),
         tma_latency=m["tma.latency_l2_cycles"],
         tma_latency_hbm=m["tma.latency_hbm_cycles"],

@@ -10,6 +10,8 @@ from tilecast.model.kernel.workload import Workload
 
 #: Share of L2 that keeps K and V for later waves: the two halves of the chip hold copies of what both read.
 _KEPT = 0.5
+#: Bytes of an element of O, whatever the inputs are.
+_OUT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,12 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
     """
     size = work.dtype_bytes
     per_key = (work.head_dim_qk + work.head_dim_v) * size
+    per_query = work.head_dim_qk * size + work.head_dim_v * _OUT
     room = _KEPT * l2_bytes
     #: Head -> bytes of it that were read, and how much all SMs had read before the wave that did.
     last: dict[int, tuple[float, float]] = {}
     passed = 0.0
-    once = float(size * work.batch * work.heads_q * work.seqlen_q * (work.head_dim_qk + work.head_dim_v))
+    once = float(work.batch * work.heads_q * work.seqlen_q * per_query)
     missed = copied = 0.0
     seen = [key_blocks(work, row, rows, 1) for row in range(0, work.seqlen_q, rows)]
     needs = [float(end - first) * per_key for first, end, _, _ in seen]
@@ -52,5 +55,5 @@ def memory_traffic(work: Workload, waves: Iterable[Sequence[Tile]], rows: int, l
                 have = 0.0
             missed += max(0.0, need - have)
             last[group] = (max(need, have), passed)
-        passed += sum(wanted.values()) + len(wave) * rows * per_key
+        passed += sum(wanted.values()) + len(wave) * rows * per_query
     return Traffic(once + missed, once + copied, min(1.0, missed / copied))

@@ -19,9 +19,9 @@ from tilecast.model.compiled.units.fetch import LINE
 from tilecast.model.compiled.units.steps import Piece, Program, Tag
 from tilecast.model.kernel.variants.fa2 import Fa2Variant
 from tilecast.model.kernel.variants.fa3 import Fa3Variant
+from tilecast.model.kernel.workload import DTYPES
 
 _MARK = (MARK,)
-_SIZE = 2  # bytes of an element; the profiles are of 16-bit kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,10 @@ def hopper_cta(
         _hopper_program(Same(code.consumers[w]), variant, w, tuple(tile[w] for tile in tiles))
         for w in range(variant.warpgroups)
     )
-    k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
-    v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
-    q_bytes = float(64 * code.head_dim_qk * _SIZE)  # every warpgroup's part has a barrier of its own
+    size = DTYPES[code.dtype]
+    k_bytes = float(variant.tile_n * code.head_dim_qk * size)
+    v_bytes = float(variant.tile_n * code.head_dim_v * size)
+    q_bytes = float(64 * code.head_dim_qk * size)  # every warpgroup's part has a barrier of its own
     copies: list[tuple[Tag, float, int, float, float]] = []
     block = 0
     for number, tile in enumerate(tiles):
@@ -168,11 +169,19 @@ def _loop_tags(
 ) -> dict[str, list[Tag | None]]:
     following: Tag = ("K", block + 1)
     mine: Tag = ("V", block)
-    let_go: list[Tag | None] = [*turn, following, mine] if variant.overlap else [following, mine, *turn]
+    operands = [mine, following] if _values_first(Same(code)) else [following, mine]
+    let_go: list[Tag | None] = [*turn, *operands] if variant.overlap else [*operands, *turn]
     if _gives_q(code, variant, turn):
         at = let_go.index(following) + 1 if variant.overlap else len(let_go)
         let_go = [*let_go[:at], query, *let_go[at:]]
-    return {"wait": [*turn, following, mine], "arrive": let_go}
+    return {"wait": [*turn, *operands], "arrive": let_go}
+
+
+@lru_cache(maxsize=1024)
+def _values_first(code: Same[Sequence[WarpInstruction]]) -> bool:
+    """Whether a loop body multiplies P (from registers) by V before it multiplies Q (shared memory) by K, as e4m3 kernels do that
+    add up P V outside the matrix unit."""
+    return next((i.from_registers for i in code.value if i.kind == "mma"), False)
 
 
 # --- triton ---------------------------------------------------------------------------------------------------
@@ -192,9 +201,10 @@ def triton_cta(
         if pause:
             # An instruction that does nothing for as long.
             writer.append(_nothing(max(1, int(pause))))
-    k_bytes = float(variant.tile_n * code.head_dim_qk * _SIZE)
-    v_bytes = float(variant.tile_n * code.head_dim_v * _SIZE)
-    q_bytes = float(variant.tile_m * code.head_dim_qk * _SIZE)
+    size = DTYPES[code.dtype]
+    k_bytes = float(variant.tile_n * code.head_dim_qk * size)
+    v_bytes = float(variant.tile_n * code.head_dim_v * size)
+    q_bytes = float(variant.tile_m * code.head_dim_qk * size)
     groups = len(code.consumers)
     # Every warpgroup runs the same code; one thread of the CTA issues the copies.
     program = writer.program()

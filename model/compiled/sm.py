@@ -293,7 +293,8 @@ def _issue(warp: _Warp, prepared: Prepared, state: _State, now: float, loaded: b
     if kind != "plain":
         tag = warp.code[warp.pc][1]
         if kind == "mma":
-            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits)
+            seen = costs.mma_latency_register if prepared.from_registers else costs.mma_latency
+            state.tensor.issue(warp.index, now, prepared.mma_cycles, prepared.commits, latency=seen)
         elif kind == "wait" and tag is not None:
             result = max(result, state.opens(warp, tag) or 0.0)
             warp.turns_taken += tag[0] == "turn"

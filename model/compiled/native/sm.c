@@ -13,10 +13,12 @@ enum { PIPES = 8, COUNTERS = 6, LINE = 8 };
 /* The order of KINDS in model/compiled/code.py. */
 enum { PLAIN, MMA, MMA_WAIT, WAIT, ARRIVE, LOAD, STORE, BARRIER, MARK, SPILL, RELOAD };
 enum { NO_TAG = -1, TURN = -2 };
+enum { FROM_SHARED = 1, FROM_REGISTERS = 2 };
 enum { DONE = 0, STUCK = 1, NO_MEMORY = 2 };
 
 typedef struct {
     double taken, taken_under_mma, ports, gap, stall, latency, mma_cycles;
+    /* commits: 0, or where A of a group's last lies. */
     int32_t pipe, waits, write_counter, read_counter, kind, conditional, fma, amount, commits, word;
 } Instruction;
 
@@ -46,7 +48,7 @@ typedef struct {
 } CtaFacts;
 
 typedef struct {
-    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, hidden_share, tma_issue,
+    double operand_release, barrier, barrier_spread, handover, one_way, mma_latency, mma_latency_register, hidden_share, tma_issue,
         tma_bytes_per_clk, memory_bytes_per_clk, store_bytes_per_clk, store_queue_bytes, reload_latency, fetch_cycles;
     int64_t mma_queue, spill_words, fetch_room;
     int32_t ctas, programs, stride, names, words, lines, has_cache, held;
@@ -147,7 +149,7 @@ typedef struct {
     /* The tensor core. */
     int64_t waiting, ends_count, interval;
     int served, ending;
-    double free, hidden;
+    double free, hidden, seen;
     double *starts, *interval_ends, *ends;
 } State;
 
@@ -200,7 +202,10 @@ static void serve(State *s, double at)
     s->ends[s->ends_count++] = s->free;
     s->hidden = s->facts->hidden_share * cycles;
     s->ending = last ? turn : -1;
-    if (last) w->done[w->done_count++] = s->free + s->facts->mma_latency;
+    if (last) {
+        s->seen = last == FROM_REGISTERS ? s->facts->mma_latency_register : s->facts->mma_latency;
+        w->done[w->done_count++] = s->free + s->seen;
+    }
 }
 
 static void steal(State *s)
@@ -212,7 +217,7 @@ static void steal(State *s)
     s->interval_ends[s->ends_count - 1] = s->free;
     if (s->ending >= 0) {
         Warp *w = &s->warps[s->ending];
-        w->done[w->done_count - 1] = s->free + s->facts->mma_latency;
+        w->done[w->done_count - 1] = s->free + s->seen;
     }
 }
 
@@ -376,7 +381,7 @@ static void issue(State *s, int index, double now, int loaded)
         w->queued_cycles[w->tail] = i->mma_cycles;
         w->queued_last[w->tail++] = (uint8_t)i->commits;
         s->waiting++;
-        w->committed += i->commits;
+        w->committed += i->commits != 0;
         break;
     case WAIT:
         if (w->tag != NO_TAG) {

@@ -40,6 +40,7 @@ class Prepared(NamedTuple):
     amount: int
     mma_cycles: float
     commits: bool
+    from_registers: bool
     word: int
 
 
@@ -54,5 +55,5 @@ def prepare(
         instruction.write_counter, instruction.read_counter, costs.latency[instruction.latency], kind, conditional,
         pipe == "fma", instruction.amount,
         mma[instruction.amount, instruction.from_registers] if kind == "mma" else 0.0, instruction.commits,
-        instruction.word,
+        instruction.from_registers, instruction.word,
     )  # fmt: skip

@@ -16,8 +16,8 @@ class WgmmaQueue:
 
     def __init__(self, warps: int, depth: int, latency: float, hidden_share: float) -> None:
         self._depth, self._latency, self._hidden_share = depth, latency, hidden_share
-        #: Instructions that wait, by warp: (issue time, cycles, last of its group, cycles of the shared-memory port).
-        self._queues: list[deque[tuple[float, float, bool, float]]] = [deque() for _ in range(warps)]
+        #: Instructions that wait, by warp: (issue time, cycles, last of its group, latency, cycles of the shared-memory port).
+        self._queues: list[deque[tuple[float, float, bool, float, float]]] = [deque() for _ in range(warps)]
         self._waiting = 0
         self._served = 0
         #: By warp: groups committed, and when those that are through were seen to be.
@@ -33,8 +33,9 @@ class WgmmaQueue:
         #: When the port is done with what others gave it while no product ran, and what streams through it: (begin, end, share).
         self._owed = 0.0
         self._streams: deque[tuple[float, float, float]] = deque()
-        #: Warp whose group ends with the instruction in service.
+        #: Warp whose group ends with the instruction in service, and from its end until that is seen.
         self._ending: int | None = None
+        self._seen = latency
         self._intervals: deque[tuple[float, float]] = deque()
         #: End of every instruction taken up so far, in order.
         self._ends: list[float] = []
@@ -46,9 +47,12 @@ class WgmmaQueue:
             return None
         return max(at, self._ends[ended]) if ended >= 0 else at
 
-    def issue(self, warp: int, now: float, cycles: float, commits: bool, port: float = 0.0) -> None:
-        """Queue an instruction of ``warp`` that reads shared memory for ``port`` of its cycles."""
-        self._queues[warp].append((now, cycles, commits, port))
+    def issue(
+        self, warp: int, now: float, cycles: float, commits: bool, port: float = 0.0, latency: float | None = None
+    ) -> None:
+        """Queue an instruction of ``warp`` that reads shared memory for ``port`` of its cycles; ``latency`` is from its end until who
+        waits for its group sees that, where it is not the queue's."""
+        self._queues[warp].append((now, cycles, commits, self._latency if latency is None else latency, port))
         self._waiting += 1
         self._committed[warp] += commits
 
@@ -75,7 +79,7 @@ class WgmmaQueue:
             queue = queues[turn]
             if queue and queue[0][0] <= at:
                 break
-        _, cycles, last, port = queue.popleft()
+        _, cycles, last, latency, port = queue.popleft()
         self._waiting -= 1
         self._served = turn
         self.free = at + cycles
@@ -84,7 +88,8 @@ class WgmmaQueue:
         self.hidden = self._hidden_share * cycles
         self._ending = turn if last else None
         if last:
-            self._done[turn].append(self.free + self._latency)
+            self._seen = latency
+            self._done[turn].append(self.free + latency)
         self.spare, self._left, self._reads = cycles - port, 1.0 - port / cycles, port
         shared = max(0.0, self._owed - at)
         for begin, end, share in self._streams:
@@ -104,7 +109,7 @@ class WgmmaQueue:
         It goes through what the product in service leaves, or waits for its turn among the warps that multiply, an instruction of
         each (all measured: `tilecast calibrate`, smem/beside_mma, to within a tenth but for one warpgroup alone).
         """
-        ahead = self._reads + sum(queue[0][3] for i, queue in enumerate(self._queues) if queue and i != self._served)
+        ahead = self._reads + sum(queue[0][4] for i, queue in enumerate(self._queues) if queue and i != self._served)
         return min(cycles / self._left if self._left > 0.0 else math.inf, ahead + cycles)
 
     def take_port(self, now: float, cycles: float) -> None:
@@ -133,7 +138,7 @@ class WgmmaQueue:
         self._ends[-1] = self.free
         self._intervals[-1] = (self._intervals[-1][0], self.free)
         if self._ending is not None:
-            self._done[self._ending][-1] = self.free + self._latency
+            self._done[self._ending][-1] = self.free + self._seen
 
     def runs(self, at: float) -> bool:
         """Whether the tensor core runs at ``at``; times of questions only grow, so what has ended is forgotten."""

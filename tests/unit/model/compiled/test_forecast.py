@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,7 @@ from tilecast.model.compiled.costs import warp_costs
 from tilecast.model.compiled.counts import hopper_counts, triton_counts
 from tilecast.model.compiled.energy import activity, settled_clock
 from tilecast.model.compiled.forecast import ctas_per_sm, forecast
+from tilecast.model.compiled.loops.shelf import loops_at_hand
 from tilecast.model.compiled.program import hopper_cta, triton_cta
 from tilecast.model.compiled.shares import executed
 from tilecast.model.compiled.sm import Step
@@ -185,6 +187,36 @@ def test_hopper_programs_wait_before_they_release() -> None:
                 waited.add(tag)
             elif instruction.kind == "arrive" and tag is not None:
                 assert tag in waited
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_e4m3_programs_multiply_what_they_waited_for(head_dim: int, mask: str) -> None:
+    """Kept loops that add P V up first wait for V before they wait for the next K; their tiles are a byte an element."""
+    work = Workload(1, 8, seqlen_q=1536, head_dim_qk=head_dim, head_dim_v=head_dim, mask=mask, dtype="fp8")
+    orders = set()
+    for kept in loops_at_hand(work, H200).values():
+        code, variant = kept.code, parse_variant(kept.code.variant)
+        assert isinstance(variant, Fa3Variant)
+        tiles = [hopper_counts(work, 3, variant.warpgroups, variant.tile_n)]
+        cta = hopper_cta(code, variant, tiles, warp_costs(H200, MHZ), cold=False)
+        sizes = {tag[0][0]: size for tag, size, *_ in cta.copies}
+        assert sizes == dict.fromkeys("KV", variant.tile_n * head_dim) | {"Q": 64.0 * head_dim}
+        for program in cta.programs:
+            awaited: set[tuple[str, int]] = set()
+            released: set[tuple[str, int]] = set()
+            for instruction, tag in program:
+                if instruction.kind == "wait" and tag is not None:
+                    awaited.add(tag)
+                elif instruction.kind == "arrive" and tag is not None:
+                    released.add(tag)
+                elif instruction.kind == "mma":
+                    # P comes from registers, Q from shared memory; what is multiplied is the oldest tile that is held.
+                    name = "V" if instruction.from_registers else "K"
+                    number = next(n for n in count() if (name, n) not in released)
+                    assert (name, number) in awaited, (code.variant, name, number)
+        orders.add(variant.overlap)
+    assert False in orders
 
 
 def test_triton_programs_await_what_they_load() -> None:

@@ -20,7 +20,7 @@ COSTS = WarpCosts(
     ports_under_mma=dict.fromkeys(PIPES, 0.0), gap_under_mma=dict.fromkeys(PIPES, 0.0),
     latency={**dict.fromkeys(LATENCIES, 4.0), "mufu": 20.0, "poll": 2.0}, operand_release=5.0, barrier=10.0,
     barrier_spread=0.0,
-    handover=30.0, one_way=30.0, mma_latency=50.0, mma_queue=6, mma_hidden_fma=1.0, tma_latency=100.0,
+    handover=30.0, one_way=30.0, mma_latency=50.0, mma_latency_register=45.0, mma_queue=6, mma_hidden_fma=1.0, tma_latency=100.0,
     tma_latency_hbm=200.0, tma_issue=3.0, store_queue_bytes=0.0, spill_words=1000, reload_latency=80.0,
     fetch_lines=1e9, fetch_near_lines=1e9, fetch_cycles=0.0, fetch_full_cycles=0.0, fetch_far_cycles=0.0,
     tma_bytes_per_clk=16.0, memory_bytes_per_clk=4.0, store_bytes_per_clk=8.0, barrier_setup=40.0, cta_setup=0.0,
@@ -94,7 +94,9 @@ def test_mma_wait_lets_the_newest_groups_fly() -> None:
 
 def test_a_group_ends_with_its_last_instruction_and_operands_from_registers_cost_their_own() -> None:
     found = run(steps(mma(commits=False), mma(from_registers=True), mma_wait(0), MARK))
-    assert found.marks == ((32 + 40 + 50 + 1.0,),)
+    assert found.marks == ((32 + 40 + 45 + 1.0,),)
+    shared = run(steps(mma(commits=False, from_registers=True), mma(), mma_wait(0), MARK))
+    assert shared.marks == ((40 + 32 + 50 + 1.0,),)
     assert found.tensor_cycles == found.busy["tensor"] == 72.0
 
 
