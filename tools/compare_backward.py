@@ -1,6 +1,6 @@
 """Whole backward passes on the GPU at hand, in turns: those that ship for it, further files, and PyTorch's own.
 
-    python tools/compare_backward.py OUT.csv [--shapes 64:none:1024,128:causal:16384] [--files FILE.py ...] [--seconds 300]
+    python tools/compare_backward.py OUT.csv [--shapes 64:none:1024,128:causal:16384] [--files FILE.py ...] [--group 1] [--seconds 300]
 
 A pass that may add to dQ in any order has a second row, with deterministic=False.
 
@@ -67,11 +67,14 @@ def in_turns(runs: list[Callable[[], object]], evict: Any) -> list[list[float]]:
     return [sorted(begin.elapsed_time(end) for begin, end in found) for found in events]
 
 
-def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Table, clock: Clock, evict: Any) -> None:
-    """All rows of one shape."""
+def compare(
+    shape: Shape, group: int, files: list[Path], wrong: dict[Path, str], table: Table, clock: Clock, evict: Any
+) -> None:
+    """All rows of one shape, of which ``group`` query heads share keys."""
     from tilecast.kernels.launching import backward_launcher
 
-    tensors = problem(shape)
+    tensors = problem(shape, group)
+    whole = "whole, in turns" + (f"; {shape.heads // group} key heads" if group > 1 else "")
     names, knobs, notes, runs = [], [], [], []
     for path in files:
         module = module_of(path)
@@ -82,13 +85,13 @@ def compare(shape: Shape, files: list[Path], wrong: dict[Path, str], table: Tabl
         for more in ({}, {"deterministic": False}) if hasattr(module, "ANY_ORDER_ABREAST") else ({},):
             names.append(path.stem)
             knobs.append(module.TILECAST["variant"])
-            notes.append("any order, whole, in turns" if more else "whole, in turns")
+            notes.append(f"any order, {whole}" if more else whole)
             runs.append(partial(run, **more))
     for name, run in peers(shape, tensors):
         if name.startswith(("sdpa", "flash-attn-4")):
             names.append(name)
             knobs.append("")
-            notes.append("whole, in turns")
+            notes.append(whole)
             runs.append(run)
     begin = time.monotonic()
     found = in_turns(runs, evict)
@@ -103,6 +106,7 @@ def main() -> None:
     parser.add_argument("out", help="CSV to write")
     parser.add_argument("--shapes", default=DEFAULT, help="head_dim[/head_dim_v]:mask:seqlen, several with commas")
     parser.add_argument("--files", nargs="*", default=[], type=Path, help="further backward passes, where they fit")
+    parser.add_argument("--group", type=int, default=1, help="query heads that share keys")
     parser.add_argument("--seconds", type=float, default=300, help="begin no shape after so many seconds")
     options = parser.parse_args()
     begin, shapes = time.monotonic(), parse_shapes(options.shapes)
@@ -119,7 +123,7 @@ def main() -> None:
         if time.monotonic() - begin > options.seconds:
             print(f"out of time before {shape}", file=sys.stderr)
             break
-        compare(shape, files[shape], wrong, table, clock, evict)
+        compare(shape, options.group, files[shape], wrong, table, clock, evict)
         torch.cuda.empty_cache()
     clock.close()
 

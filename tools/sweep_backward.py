@@ -236,14 +236,14 @@ def measure(run: Callable[[], object], evict: Any) -> list[float]:
     return sorted(begin.elapsed_time(end) for begin, end in events)
 
 
-def problem(shape: Shape) -> tuple[Any, ...]:
-    """q, k, v, out, lse, dout, dq, dk, dv on the GPU: out and lse of the shipped forward kernel."""
+def problem(shape: Shape, group: int = 1) -> tuple[Any, ...]:
+    """q, k, v, out, lse, dout, dq, dk, dv on the GPU: out and lse of the shipped forward kernel.  ``group`` query heads share keys."""
     import torch
 
     from tilecast.kernels.operator import attention
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(extents, device="cuda").to(torch.bfloat16) for extents in shape.tensors(1))
+    q, k, v = (torch.randn(extents, device="cuda").to(torch.bfloat16) for extents in shape.tensors(group))
     window = shape.window if shape.mask == "window" else None
     out, lse = attention(q, k, v, causal=shape.mask == "causal", window=window, return_lse=True)
     return q, k, v, out, lse, torch.randn_like(out), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -298,7 +298,10 @@ def peers(shape: Shape, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
     for name, backend in (("sdpa flash", SDPBackend.FLASH_ATTENTION), ("sdpa cudnn", SDPBackend.CUDNN_ATTENTION)):
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         with sdpa_kernel(backend):
-            made = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=shape.mask == "causal")
+            grouped = k.shape[1] != q.shape[1]
+            made = torch.nn.functional.scaled_dot_product_attention(
+                *inputs, is_causal=shape.mask == "causal", enable_gqa=grouped
+            )
         yield name, partial(torch.autograd.grad, made, inputs, dout, retain_graph=True)
     if importlib.util.find_spec("flash_attn") and importlib.util.find_spec("cutlass"):
         from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
