@@ -31,7 +31,7 @@ def put(kernel: str, case: str, text: str | None = None) -> Battery:
         ("blackwell_serve_d64", "sinks: 5"), ("blackwell_serve_d64", "rise far"),
         ("hopper_serve_d64_e4m3", "groups of splits"),
         (GEMM, "several tiles"), (GEMM, "layouts"), ("gemm_blackwell_c32", "one program"), ("gemm_hopper_long", "factors"),
-        (BACKWARD, "several tiles"), (BACKWARD, "one query"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
+        (BACKWARD, "several tiles"), (BACKWARD, "one query"), (BACKWARD, "sums in any order: 137"), ("hopper_bwd_d64_causal", "second launch"), ("hopper_bwd_d256_causal", "rows about a tile: 65"),
         (EIGHT, "several tiles"), (EIGHT, "factors"), (EIGHT, "offset 3 "), ("blackwell_fp8_d64_causal", "several tiles: 300"),
     ],
 )  # fmt: skip
@@ -114,6 +114,14 @@ def test_drawn_bugs_are_found_and_pointed_at(kernel: str, old: str, new: str, ca
     quoted = {int(line) for line in re.findall(r"line (\d+):", failures[0].message)}
     # Its P is told by the key that is hidden wrongly: the line that counts blocks lies two functions away.
     assert quoted & changed or (kernel, case) == (BACKWARD, "far below"), failures[0].message
+
+
+def test_sums_of_any_order_wait_for_the_program_that_writes() -> None:
+    text = Planted("", BACKWARD, "", "if in_order | (block == 0):", "if in_order:").text()[0]
+    (failure,) = put(BACKWARD, "sums in any order: 137", text).failures
+    assert "deadlock in program 1" in failure.message
+    assert "add_role 0 waits for element 0 of new_empty to change, which earlier programs leave at 0" in failure.message
+    assert not put(BACKWARD, "many blocks of keys", text).failures
 
 
 def test_scratch_memory_that_launch_makes_too_small_is_found() -> None:
