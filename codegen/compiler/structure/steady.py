@@ -255,13 +255,13 @@ def _warps(
 def _repeated(loop: Loop, masked: bool = False) -> tuple[Step, ...]:
     """Steps of an iteration, without what a vote decides and, unless it is a ``masked`` one, what masks scores."""
     skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
-    turns, adds = {}, False
+    turns, adds = {}, any(step.instruction.opcode == "UTMAREDG" for step in loop.steps)
     for guard in loop.guards:
         if not masked and hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
             skipped.add(guard.name)
         if len(guard.turns) > 1:
             turns[guard.name] = guard.turns
-        # The first to add to a sum writes it, in line; the others add, elsewhere.
+        # The first to add to a sum writes it; where that stands in line, the others add elsewhere.
         adds |= any(step.instruction.opcode == "UTMAREDG" for step in guard.away)
     steps = [
         dataclasses.replace(
