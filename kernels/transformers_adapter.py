@@ -22,10 +22,11 @@ from tilecast.kernels.errors import UnsupportedError
 _CHANGES_THE_RESULT = ("position_bias", "head_mask", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
-def register(name: str = "tilecast", fallback: str | None = None) -> None:
+def register(name: str = "tilecast", fallback: str | None = None, deterministic: bool = True) -> None:
     """Make ``attn_implementation=name`` mean tilecast's attention in every model of this process.
 
-    ``fallback`` is `tilecast.attention`'s: "sdpa" lets the same model run on a CPU or in float32.
+    ``fallback`` and ``deterministic`` are `tilecast.attention`'s: "sdpa" lets the same model run on a CPU or in float32, False lets
+    gradients have other bits every run where that is faster.
     ImportError when transformers is missing or older than its attention interfaces.
     """
     try:
@@ -36,13 +37,13 @@ def register(name: str = "tilecast", fallback: str | None = None) -> None:
             f"tilecast.kernels.transformers_adapter: expected transformers 5 or newer, got '{error}'; "
             "pip install 'transformers>=5'"
         ) from error
-    functions.register(name, attention_function(fallback))
+    functions.register(name, attention_function(fallback, deterministic))
     # Looked up here and not where a mask is asked for: torch.compile traces that, and no import.
     causal = getattr(importlib.import_module("transformers.masking_utils"), "causal_mask_function", None)
     masks.register(name, functools.partial(no_mask, plain_causal=causal))
 
 
-def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, None]]:
+def attention_function(fallback: str | None = None, deterministic: bool = True) -> Callable[..., tuple[Any, None]]:
     """An attention function as transformers calls it: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
     from tilecast.kernels.operator import attention
 
@@ -99,7 +100,16 @@ def attention_function(fallback: str | None = None) -> Callable[..., tuple[Any, 
             from tilecast.kernels.engines.padded import attend
 
             return attend(query, key, value, attention_mask, causal, window, scaling, softcap or 0.0, s_aux), None
-        out = attention(query, key, value, causal=causal, scale=scaling, window=window, fallback=fallback)
+        out = attention(
+            query,
+            key,
+            value,
+            causal=causal,
+            scale=scaling,
+            window=window,
+            fallback=fallback,
+            deterministic=deterministic,
+        )
         # No copy where the projections left heads innermost, as they do in most models: the output follows the query.
         return out.transpose(1, 2).contiguous(), None
 

@@ -83,6 +83,11 @@ def test_any_order_of_sums_is_for_those_who_ask(torch, op) -> None:
     for more, want in (((), True), ((False,), False)):
         torch.ops.tilecast.attention_backward(out, q, k, v, out, lse, None, None, -1, -1, *more)
         assert op.orders.pop() is want
+    from tilecast.kernels.transformers_adapter import attention_function
+
+    for made, want in ((attention_function(), True), (attention_function(deterministic=False), False)):
+        made(None, *inputs, None)[0].sum().backward()
+        assert op.orders.pop() is want
     # What the whole program was told goes first.
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)

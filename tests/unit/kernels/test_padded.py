@@ -92,7 +92,7 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # t
     transformers = pytest.importorskip("transformers")
     from tilecast.kernels import operator, transformers_adapter
 
-    def attention(q, k, v, causal, scale, window, fallback):  # type: ignore[no-untyped-def]
+    def attention(q, k, v, causal, scale, window, fallback, deterministic):  # type: ignore[no-untyped-def]
         rows = [x.transpose(1, 2) for x in (q, k, v)]
         lengths = q.shape[2], k.shape[2]
         made, _ = reference(*rows, *[None] * 8, *lengths, scale, 0.0, *(window or (-1, 0 if causal else -1)), False)
