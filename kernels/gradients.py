@@ -21,7 +21,7 @@ from tilecast.kernels.flops import attention_backward_flops
 from tilecast.kernels.selection import OPERATOR_TAGS, Kernels, backward_kernels, empty_output, find_kernels, readable
 
 _tensor, _empty_strided = torch.Tensor, torch.empty_strided
-_grad_enabled, _all_deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_grad_enabled = torch.is_grad_enabled
 _memory = Memory()
 
 
@@ -87,12 +87,17 @@ def _kernels_of(q: Any, k: Any, v: Any, mask: str) -> Kernels:
     return find_kernels(q, k, v, mask, "bwd") if found is None else found
 
 
+def same_bits(asked: bool) -> bool:
+    """Whether gradients must have the same bits every run: where that is asked for, or of the whole program."""
+    return asked or torch.are_deterministic_algorithms_enabled()
+
+
 def _run(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float | None, left: int, right: int,
     deterministic: bool = True,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """The operator on a device: dq, dk, dv, each in the memory order of its tensor."""
-    deterministic = deterministic or _all_deterministic()
+    deterministic = same_bits(deterministic)
     facts = facts_of((q, k, v, out, lse, dout, dlse), False) if type(q) is _tensor else None
     key = None if facts is None else (facts, scale, left, right, deterministic)
     known = _memory.find(key)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tilecast.kernels.errors import UnsupportedError
-from tilecast.kernels.gradients import backward_into
+from tilecast.kernels.gradients import backward_into, same_bits
 from tilecast.kernels.operator import forward_into
 
 #: What `torch.nn.attention.activate_flash_attention_impl` knows it by.
@@ -106,7 +106,7 @@ class _Active:
             try:
                 backward_into(
                     made, grad_out, query, key, value, out, logsumexp, None, scale, -1, 0 if is_causal else -1,
-                    self._deterministic or torch.are_deterministic_algorithms_enabled(),
+                    same_bits(self._deterministic),
                 )  # fmt: skip
             except UnsupportedError:
                 self._refused.add(problem)

@@ -22,7 +22,7 @@ from tilecast.model.forecast.predict import predict
 from tilecast.model.kernel.verdict import VariantError
 from tilecast.model.kernel.workload import Workload
 from tilecast.model.machine.machine import load_machine
-from tilecast.validation.lab.measure.records import read
+from tilecast.validation.lab.measure.records import Measured, read
 from tilecast.validation.measured.kept import kept_profiles
 from tilecast.validation.measured.recorded import generated_runs, read_profiles
 from tilecast.validation.measured.run import CODES, TABLE, forecast_rows
@@ -55,10 +55,15 @@ def published() -> list[Checked]:
     return out
 
 
+def _runs() -> list[Measured]:
+    """Rows of the tables of measurements that are compared."""
+    return [row for table in TABLES for row in generated_runs(read(table))]
+
+
 def measured() -> list[Checked]:
     """Forecasts of generated kernels in the tables of measurements."""
     out: list[Checked] = []
-    for row in (row for table in TABLES for row in generated_runs(read(table))):
+    for row in _runs():
         work = row.workload()
         try:
             answer = predict(
@@ -83,7 +88,7 @@ def followed(progress: Progress = silent) -> list[Checked]:
 
 def at_hand(progress: Progress = silent) -> list[Checked]:
     """Forecasts of the same kernels from the loops at hand, of those that have one."""
-    points = [row for table in TABLES for row in generated_runs(read(table))]
+    points = _runs()
     rows = forecast_rows(points, kept_profiles(points, None), None, progress)
     return [
         (

@@ -25,7 +25,11 @@ def fair_speeds(ops: tuple[Op, ...]) -> tuple[float, ...]:
 
 def unit_use(op: Op) -> dict[str, float]:
     """Share of every unit that an operation takes at full speed."""
-    return {unit: cycles / op.min_cycles for unit, cycles in op.demand}
+    return _shares(op.demand, op.min_cycles)
+
+
+def _shares(demand: tuple[tuple[str, float], ...], min_cycles: float) -> dict[str, float]:
+    return {unit: cycles / min_cycles for unit, cycles in demand}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,7 +57,7 @@ def _use_of(
 ) -> Use:  # fmt: skip
     fma = sum(count for pipe, count in instructions if pipe == "fma") / min_cycles if min_cycles else 0.0
     most = min_cycles / beside_mma_cycles if beside_mma_cycles > min_cycles else 1.0
-    shares = tuple(sorted({unit: cycles / min_cycles for unit, cycles in demand}.items()))
+    shares = tuple(sorted(_shares(demand, min_cycles).items()))
     return _intern(engine == "tensor", shares, fma, hidden_fma, most)
 
 

@@ -15,6 +15,7 @@ from tilecast.cli.workload_options import in_options
 _ROOMS = (forecast, gemm, step, explore, kernels, emulate, gpu)
 _GROUPS = {"machine": machine, "validate": validate}
 _COMMANDS = {c.name or getattr(c.callback, "__name__", ""): c for room in _ROOMS for c in room.app.registered_commands}
+_VERBS = (*_COMMANDS, *_GROUPS)
 
 
 def _version(wanted: bool) -> None:
@@ -42,9 +43,10 @@ def verbs(only: str = "") -> typer.Typer:
         epilog="Start with: tilecast predict b200 --seqlen 8192 --causal.  Every verb takes -h.",
     )  # fmt: skip
     found.callback()(_root)
-    found.registered_commands = [c for name, c in _COMMANDS.items() if only == name or only not in _COMMANDS | _GROUPS]
+    wanted = (only,) if only in _VERBS else _VERBS
+    found.registered_commands = [c for name, c in _COMMANDS.items() if name in wanted]
     for name, group in _GROUPS.items():
-        if only == name or only not in _COMMANDS | _GROUPS:
+        if name in wanted:
             found.add_typer(group.app, name=name, rich_help_panel="Check")
     return found
 
@@ -58,7 +60,7 @@ def _command(verb: str) -> Any:
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Errors of the user's making become one sentence and exit code 2; Ctrl-C is exit code 130 without a word."""
     first = (sys.argv[1:] if arguments is None else arguments)[:1]
-    verb = next((word for word in first if word in _COMMANDS | _GROUPS), "")
+    verb = next((word for word in first if word in _VERBS), "")
     try:
         code = _command(verb)(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:

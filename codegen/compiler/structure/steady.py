@@ -255,14 +255,15 @@ def _warps(
 def _repeated(loop: Loop, masked: bool = False) -> tuple[Step, ...]:
     """Steps of an iteration, without what a vote decides and, unless it is a ``masked`` one, what masks scores."""
     skipped = {guard.name for guard in loop.guards if guard.kind == "vote"}
-    turns, adds = {}, any(step.instruction.opcode == "UTMAREDG" for step in loop.steps)
+    turns = {}
     for guard in loop.guards:
         if not masked and hides_scores([step.instruction for step in loop.steps if step.guard == guard.name]):
             skipped.add(guard.name)
         if len(guard.turns) > 1:
             turns[guard.name] = guard.turns
-        # The first to add to a sum writes it; where that stands in line, the others add elsewhere.
-        adds |= any(step.instruction.opcode == "UTMAREDG" for step in guard.away)
+    # The first to add to a sum writes it; where that stands in line, the others add elsewhere.
+    ways = (loop.steps, *(guard.away for guard in loop.guards))
+    adds = any(step.instruction.opcode == "UTMAREDG" for way in ways for step in way)
     steps = [
         dataclasses.replace(
             step, turns=turns.get(step.guard, ()), note="adds" if adds and step.kind == "copy_out" else step.note
