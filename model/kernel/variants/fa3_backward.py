@@ -23,14 +23,14 @@ TILE_N, KEYS = 128, 64
 TILES_M = (64, 128)
 #: Tiles of Q and dO that are on their way or in use, and of dS.
 STAGES = 2
-#: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/training.md.
+#: Heads that are abreast however long they are, and what L2 is to hold of more: measured, docs/notes/backward-kernels.md.
 LEAST_ABREAST, _L2_BYTES = 16, 2**25
-#: Heads abreast where sums of dQ may have any order: nobody waits then, and few share L2 (measured, docs/training.md).
+#: Heads abreast where sums of dQ may have any order: no program waits then, and few share L2 (docs/notes/backward-kernels.md).
 ANY_ORDER_ABREAST = 8
 #: Numbers of a row that products subtract, and bf16 pieces of a row: the K of a wgmma.
 FOLDED, PIECES = ("none", "lse", "both"), 16
-#: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes (docs/training.md has
-#: what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
+#: Knobs that were fastest at every shape measured on an H100 and an H200, and are all that the template writes
+#: (docs/notes/backward-kernels.md has what the others cost): at head_dim 128 K and V do not fit into registers, nor what "both" takes.
 _WRITTEN: dict[int, dict[str, Any]] = {
     64: {"tile_m": 128, "dk_first": False, "ahead": True, "fragments": True, "folded": "both", "held": True},
     128: {"tile_m": 64, "dk_first": False, "ahead": False, "fragments": True, "folded": "lse", "held": False},
