@@ -311,7 +311,7 @@ def chosen_runs(workload: Workload, machine: Machine) -> HopperRunsVariant:
     """The variant to start from: two programs of an SM, each with two blocks of 64 keys of 128 columns in flight, or as many bytes of
     other heads; one program that takes items in turn has half as much again.
 
-    Two, three and four blocks of the latter were compared on an H200 (docs/serving.md).
+    Two, three and four blocks of the latter were compared on an H200 (docs/notes/serving-kernels.md).
     """
     block = 64 * (workload.head_dim_qk + workload.head_dim_v) * workload.dtype_bytes
     most, dealt = -(-_IN_FLIGHT_RUNS // block), -(-_IN_FLIGHT // block)
