@@ -25,6 +25,24 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert sorted(missing) == []
 
 
+def test_a_page_that_a_table_is_for_links_it() -> None:
+    """The last column of data/README.md names the pages that show a table; each names one of the row's files."""
+    wrong = []
+    for row in (ROOT / "data" / "README.md").read_text(encoding="utf-8").splitlines():
+        files, _, pages = row.strip("| ").partition(" | ")
+        names = re.findall(r"[\w.-]+\.(?:csv|txt|toml)", files)
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", pages):
+            text = (ROOT / page).read_text(encoding="utf-8")
+            wrong += [f"{page}: {', '.join(names)}"] if names and not any(name in text for name in names) else []
+    assert wrong == []
+
+
+def test_the_map_by_reader_reaches_every_page() -> None:
+    listed = re.findall(r"\]\(([\w/-]+)\.md\)", (ROOT / "docs" / "index.md").read_text("utf-8"))
+    pages = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES if page.name != "README.md"}
+    assert pages - {"index"} == set(listed)
+
+
 def test_every_page_is_in_the_site() -> None:
     listed = set(
         re.findall(r"^(?:.*<)?([\w/-]+)>?$", (ROOT / "docs" / "index.md").read_text("utf-8"), flags=re.MULTILINE)
