@@ -1,4 +1,4 @@
-"""The kernel classes: one record each, which everybody asks; nobody compares names or types.
+"""The kernel classes: one record each, which all modules ask; none compares names or types.
 
 Names are those of the FlashAttention generations whose structure the class has: fa2 (mma.sync, portable Triton), fa3
 (wgmma, Gluon for Hopper), fa4 (tcgen05, Gluon for data-centre Blackwell), and unfused attention to compare with.

@@ -47,7 +47,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A kernel that somebody's code launches: compiled, its CTAs, and how many configurations an autotuner would have timed."""
+    """A kernel that a caller's code launches: compiled, its CTAs, and how many configurations an autotuner would have timed."""
 
     compiled: Compiled
     ctas: int
@@ -300,7 +300,7 @@ def _compiled(kernel: Any, target: str) -> Compiled:
 def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple[Launched, ...]:
     """The kernels that ``run``, which loads and calls code of ``file``, launches, compiled for ``target`` and not run; each once.
 
-    An autotuner takes the first of its configurations.  What the code makes of results that nobody computed does not
+    An autotuner takes the first of its configurations.  What the code makes of results that were not computed does not
     matter once it has launched something.  Raises CompileError with one sentence.
     """
     try:

@@ -106,7 +106,7 @@ def _makespan(
     """Cycles of the slot that is done last when the next tile goes to who is free first, and those that slots wait in the mean.
 
     A program that adds to a block of its head's sum waits until the one before it, of the keys before, has.  All walk from the last
-    query of a head to the first at one pace, so whoever comes too early waits at the head's first block, and is a turn behind
+    query of a head to the first at one pace, so a program that comes too early waits at the head's first block, and is a turn behind
     from there on.  Of the query heads that share keys one comes after the other: who sees fewer queries waits for who sees more
     at each of them.
     """

@@ -64,7 +64,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     try:
         code = _command(verb)(args=arguments, prog_name="tilecast", standalone_mode=False)
     except BrokenPipeError:
-        # Whoever read the output has enough; the interpreter must not try to flush the rest of it at its end.
+        # The reader of the output has enough; the interpreter must not try to flush the rest of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:

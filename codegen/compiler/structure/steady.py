@@ -280,7 +280,7 @@ def _ahead(around: Loop, loop: Loop, whole: bool = False) -> tuple[Step, ...]:
     Meetings of the whole CTA count where the ``whole`` tile is looked at.
     """
     way = around.body[: around.body.index(loop)] if loop in around.body else around.body
-    # Where the whole CTA meets, everybody is there before the loops begin.
+    # Where the whole CTA meets, all warps are there before the loops begin.
     return tuple(one for one in way if isinstance(one, Step) and (whole or not (one.kind in _NAMED and one.amount < 0)))
 
 
@@ -327,7 +327,7 @@ def _parties(chosen: Sequence[Steady], looped: frozenset[Barrier]) -> dict[tuple
             arrivals = Counter((one.site(step), _kind(step)) for step in steps if _kind(step) in _ARRIVALS)
             announced = Counter(one.site(step) for step in steps if step.kind == "expect")
             for (site, kind), count in arrivals.items():
-                # A named barrier counts threads, whoever brings them.
+                # A named barrier counts threads of any warp.
                 if site is None or site.named:
                     continue
                 phases = waited[site] if steps is one.repeated else count

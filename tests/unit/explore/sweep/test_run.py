@@ -77,7 +77,7 @@ sweep(sys.argv[1], store=sys.argv[2], engine=Engine(2))
 
 
 class Unused:
-    """An engine that nobody may ask for lanes."""
+    """An engine that must not be asked for lanes."""
 
     name, depth = "unused", 1
 
