@@ -213,7 +213,7 @@ def _pieces(width: int) -> tuple[Piece, ...]:
 def _description(variant: HopperPrefillVariant) -> str:
     lines = [
         "Query i of a sequence sees keys from left before to right after position i + keys - queries.",
-        f"A load warp takes tiles, the next one that nobody has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
+        f"A load warp takes tiles, the next one that no program has, and copies Q and blocks of {variant.tile_n} keys into rings in shared "
         f"memory, {variant.kv_stages} of K and of V ahead; {variant.warpgroups} consumer warpgroup{'s' * (variant.warpgroups > 1)} of {ROWS} rows, queries of "
         "all heads that share a key head, read them.",
         "Anchored softmax: the row maximum of the first blocks is the reference of all exponentials, until a row outgrows it.",

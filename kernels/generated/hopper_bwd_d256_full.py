@@ -150,7 +150,7 @@ def matrix(shared):
 
 @gluon.jit
 def store_sum(desc, tile, total, batch, head, row):
-    """A gradient, by way of a tile that nobody reads any more."""
+    """A gradient, by way of a tile that no product reads any more."""
     matrix(tile).store(total.to(desc.dtype))
     fence_async_shared()
     store_tile(desc, [batch, head, row, 0], tile)

@@ -1,8 +1,8 @@
 """Prefill on Hopper for head_dim 64: attention to paged, packed or cached keys, many rows to a sequence.
 
 Query i of a sequence sees keys from left before to right after position i + keys - queries.  A load warp takes tiles,
-the next one that nobody has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead; 3
-consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
+the next one that no program has, and copies Q and blocks of 64 keys into rings in shared memory, 4 of K and of V ahead;
+3 consumer warpgroups of 64 rows, queries of all heads that share a key head, read them.  Anchored softmax: the row
 maximum of the first blocks is the reference of all exponentials, until a row outgrows it.  Keys of a sequence whose
 tiles leave SMs idle are parted, by its own lengths and heads alone; parts are merged in one order, whether programs
 take one each or a program those of a tile: what a sequence gets depends on it alone.  Runs on sm_90a with triton and
