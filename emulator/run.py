@@ -180,7 +180,7 @@ class Kernel(Loaded):
             session.far_launches = far_launches(session, self.module.launch, widths, header_window(self.header))
         arrays = [Array(as_numpy(x, name), name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
         batch, heads, rows, width = arrays[0].shape
-        # What nobody writes shows.
+        # What is never written shows.
         out = Array(np.full((batch, heads, rows, arrays[2].shape[3]), np.nan, arrays[0].data.dtype), "out")
         lse = Array(np.full((batch, heads, rows), np.nan, np.float32), "lse")
         limits = window if window is not None else header_window(self.header)

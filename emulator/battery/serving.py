@@ -224,7 +224,7 @@ class ServingBench(LaunchBench):
             if not problem.rows[0] <= rows * (problem.heads[0] // problem.heads[1]) <= problem.rows[1]:
                 if not np.isnan(got.astype(np.float32)).all():
                     found = found or _Wrong(
-                        f"rows of sequence {number} were stored, which nobody asked for", (number, 0, 0), True,
+                        f"rows of sequence {number} were stored, which were not asked for", (number, 0, 0), True,
                         ("out", (first, 0, 0) if problem.packed_q else (number, 0, 0, 0)),
                     )  # fmt: skip
                 continue

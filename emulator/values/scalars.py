@@ -15,7 +15,7 @@ class Int(int):
     """A 32-bit scalar with C's division and an overflow check; also a compile-time constant (``value``)."""
 
     bits = 32
-    #: What it would be in far larger problems; None where nobody asks.
+    #: What it would be in far larger problems; None where not asked for.
     far: Far | None = None
 
     def to(self, dtype: Any) -> Int:
@@ -25,7 +25,7 @@ class Int(int):
         return Int64(self).sampled(self.far) if dtype is dtypes.INT64 else Int(self).sampled(self.far.narrowed())
 
     def sampled(self, far: Far | None) -> Int:
-        """This number, which nobody else has yet, with intervals."""
+        """This number, which no other value shares yet, with intervals."""
         if far is not None:
             self.far = far.widened() if self.bits == 64 else far
         return self
