@@ -557,7 +557,7 @@ statistics = Statistics(row_max, partial_sums(p), reference{", gl.full([ROWS], 1
     @property
     def in_words(self) -> bool:
         """Whether P becomes words of four bytes right behind its exponentials, and row maxima come from several chains: where two
-        warpgroups take all there is, no other warpgroup fills the gaps; of three, with an eighth more time, others do (measured at head_dim 64)."""
+        warpgroups take all there is, nobody else fills the gaps; of three, with an eighth more time, others do (measured at head_dim 64)."""
         return self.promoted and not self.overlap and self.warpgroups < 3
 
     @property
