@@ -265,7 +265,10 @@ def parse_variant(text: str, base: Variant | None = None) -> Variant:
                 raise VariantError(
                     f"--variant: expected a family or knob=value, got '{part}'{did_you_mean(part, _BY_NAME)}"
                 )
-        pairs[key.strip().replace("-", "_")] = value.strip()
+        key = key.strip().replace("-", "_")
+        if key in pairs:
+            raise VariantError(f"--variant: knob '{key}' is given twice")
+        pairs[key] = value.strip()
     named = pairs.pop("family", base.family if base else "")
     _refuse_others(named)
     if named not in _BY_NAME:

@@ -326,7 +326,7 @@ def compile_launches(file: str, target: str, run: Callable[[], object]) -> tuple
         ):
             warnings.filterwarnings("ignore", module="triton")
             run()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if type(error).__module__.startswith("tilecast"):  # a sentence already
             raise
         if type(error).__module__.startswith("triton"):

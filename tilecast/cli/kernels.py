@@ -257,10 +257,10 @@ def tune(
         )
     if audit is not None and Path(audit).suffix not in (".json", ".csv"):
         raise OutputError(f"--audit: expected a name ending in .json or .csv, got '{audit}'")
-    for option, path in (("-o", output), ("--audit", audit)):
+    for option, path in (("-o", output), ("--audit", audit), ("--table", results)):
         if path is not None:
             check_writable(path)
-            if work.listed:
+            if work.listed and option != "--table":
                 raise OutputError(f"{option} {path}: one file for one shape: drop --shapes")
     family, _ = kernel.on(machine)
     rows = results or (str(Path(output).with_suffix(".csv")) if output else "tune.csv")

@@ -320,6 +320,8 @@ def test_old_names_of_knobs_are_taken() -> None:
     assert named_knobs("fa2:stages=3", FAMILIES["fa2"]) == {"kv_stages": 3}
     with pytest.raises(VariantError, match="knob 'kv_stages' is given twice"):
         parse_variant("fa2:stages=3,kv_stages=2")
+    with pytest.raises(VariantError, match="knob 'tile_n' is given twice"):
+        parse_variant("fa4:tile_n=64,tile-n=128")
     with pytest.raises(VariantError, match="'kv_stages' takes one of 1, 2, 3, 4, got '0'"):
         parse_variant("fa2:kv_stages=0")
     with pytest.raises(VariantError, match="family fa3 has no knob 'stages'"):
