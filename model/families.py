@@ -15,7 +15,8 @@ from tilecast.base.same import Same
 from tilecast.base.words import did_you_mean, nearest
 from tilecast.model.kernel.alike import Alike, with_knobs
 from tilecast.model.kernel.grid import Grid
-from tilecast.model.kernel.variant import BOOLEANS, Variant
+from tilecast.model.kernel.knobs import check_value, value_like
+from tilecast.model.kernel.variant import Variant
 from tilecast.model.kernel.variants import (
     fa2,
     fa2_backward,
@@ -293,28 +294,12 @@ def named_knobs(text: str, family: Family) -> dict[str, object]:
     return {f.name: getattr(variant, f.name) for f in fields(variant) if f.name in named and f.name != "family"}
 
 
-def _knob_value(variant: Variant, key: str, text: str) -> object:
+def _knob_value(variant: Variant, key: str, text: str) -> Any:
     names = tuple(f.name for f in fields(variant) if f.name != "family")
     if key not in names:
         raise VariantError(f"--variant: family {variant.family} has no knob '{key}'{nearest(key, names)}")
-    current = getattr(variant, key)
-    try:
-        if isinstance(current, bool):
-            value: object = BOOLEANS[text.lower()]
-        elif isinstance(current, str):
-            value = text
-        else:
-            value = type(current)(text)
-    except (KeyError, ValueError):
-        kind = "true or false" if isinstance(current, bool) else type(current).__name__
-        raise VariantError(f"--variant: knob '{key}' takes {kind}, got '{text}'") from None
-    choices = _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key))
-    if choices and value not in choices:
-        allowed = ", ".join(str(v) for v in choices)
-        raise VariantError(f"--variant: knob '{key}' takes one of {allowed}, got '{text}'")
-    if key in _RANGES and not _RANGES[key][0] <= float(value) <= _RANGES[key][1]:  # type: ignore[arg-type]
-        low, high = _RANGES[key]
-        raise VariantError(f"--variant: knob '{key}' takes {low:g} to {high:g}, got '{text}'")
-    if key == "tile_n" and int(value) % 16:  # type: ignore[call-overload]
+    value = value_like(key, text, getattr(variant, key))
+    check_value(key, text, value, _CHOICES.get(f"{variant.family} {key}", _CHOICES.get(key)), _RANGES.get(key))
+    if key == "tile_n" and value % 16:
         raise VariantError(f"--variant: knob 'tile_n' takes multiples of 16, got '{text}'")
     return value

@@ -337,7 +337,7 @@ def test_old_names_of_knobs_are_taken() -> None:
         ("emulated_share=2", r"takes 0 to 1, got '2'"),
         ("tile_n=100", r"multiples of 16"),
         ("split_p=maybe", r"takes true or false"),
-        ("tile_n=many", r"takes int, got 'many'"),
+        ("tile_n=many", r"takes a whole number, got 'many'"),
         ("tile_n", r"expected knob=value, got 'tile_n'"),
     ],
 )
