@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilecast.codegen.gluon import in_lines
-from tilecast.codegen.hopper.forward_kernel import WIDE, HopperKernel, Piece
+from tilecast.codegen.hopper.forward_form import WIDE, Piece
+from tilecast.codegen.hopper.forward_kernel import HopperKernel
 from tilecast.codegen.hopper.serving import FACTOR_STRIDES, FACTORS, POINTERS, STRIDES, own_copies
 from tilecast.model.kernel.header import dims_text
 from tilecast.model.kernel.variants.hopper.prefill import MOST_PARTS, SMS, HopperPrefillVariant, q_tiles

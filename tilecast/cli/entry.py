@@ -9,10 +9,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, step, validate
+from tilecast.cli import emulate, explore, forecast, gemm, gpu, kernels, machine, machine_code, step, validate
 from tilecast.cli.workload_options import in_options
 
-_ROOMS = (forecast, gemm, step, explore, kernels, emulate, gpu)
+_ROOMS = (forecast, gemm, step, explore, kernels, machine_code, emulate, gpu)
 _GROUPS = {"machine": machine, "validate": validate}
 _COMMANDS = {c.name or getattr(c.callback, "__name__", ""): c for room in _ROOMS for c in room.app.registered_commands}
 _VERBS = (*_COMMANDS, *_GROUPS)
