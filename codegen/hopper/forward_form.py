@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from inspect import getsource
 
 from tilecast.codegen.gluon import OUTPUT_ARGUMENTS, GluonKernel, sizes_statement
-from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Host, box_statements
+from tilecast.codegen.host import SMS_STATEMENT, WINDOW_STATEMENTS, Descriptor, Host, box_statements
 from tilecast.model.chip.programs import most_keys, programs_and_turns, start_keys
 from tilecast.model.kernel.variants.fa3 import E4M3_PART
 
@@ -31,16 +31,6 @@ def pieces(width: int) -> tuple[Piece, ...]:
         out.append(Piece(offset, size))
         offset += size
     return tuple(out)
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """A tensor descriptor of the kernel: its name, the tensor it is of, and its box of ``rows`` (a constant) x columns."""
-
-    name: str
-    tensor: str
-    rows: str
-    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +110,12 @@ class HopperForm(GluonKernel):
         """Tensor descriptors in the order of the kernel's arguments, one to a piece."""
         found = []
         for tensor, parts, rows in (("q", self.qk_pieces, "ROWS"), ("k", self.qk_pieces, "TILE_N"), ("v", self.v_pieces, "TILE_N")):  # fmt: skip
-            names = [f"{tensor}_desc_{i}" for i in range(len(parts))] if self.several else [f"{tensor}_desc"]
+            names = [f"{tensor}_desc_{i}" for i in range(len(parts))] if self.in_pieces else [f"{tensor}_desc"]
             found += [Descriptor(name, tensor, rows, part.width) for name, part in zip(names, parts, strict=True)]
         return tuple(found)
 
     @property
-    def several(self) -> bool:
+    def in_pieces(self) -> bool:
         """Whether tiles are tuples of pieces."""
         return len(self.qk_pieces) > 1 or len(self.v_pieces) > 1
 
@@ -192,11 +182,6 @@ class HopperForm(GluonKernel):
     def programs_text(self) -> str:
         """The function by which it counts, which the forecast calls too."""
         return getsource(programs_and_turns)
-
-    def descriptors_of(self, tensor: str) -> str:
-        """The descriptors of q, k or v as the roles take them: one, or a tuple."""
-        names = [made.name for made in self.descriptors if made.tensor == tensor]
-        return f"({', '.join(names)}{',' * (len(names) == 1)})" if self.several else names[0]
 
     # -- what follows from mask and variant ----------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class HopperPrefillKernel(HopperKernel):
         return self.head_dim_v if self.head_dim_v <= WIDE else 64
 
     @property
-    def several(self) -> bool:
+    def in_pieces(self) -> bool:
         """Whether tiles are tuples of pieces: always, of one piece as well."""
         return True
 
