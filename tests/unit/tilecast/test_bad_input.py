@@ -60,7 +60,7 @@ TOGETHER = [
 ALONE = [
     *(("predict", "b200", "--measured", text) for text in ("0.95", "fast", "-1ms", "0ms", "1 parsec", "nanms", "")),
     *(("schedule", "b200", "--time-limit", text) for text in ("0", "-1", "nan", "inf", "x")),
-    *(("sensitivity", "b200", "--step", text) for text in ("0", "0.9", "nan", "x")),
+    *(("sensitivity", "b200", "--step", text) for text in ("0", "1e-300", "0.9", "nan", "x")),
     *(("breakeven", "b200", "--fact", text) for text in ("nope", "chip.sm_count")),
     *(("map", "b200", "--grid", text) for text in ("4", "1", "103", "x")),
     *(("map", "b200", "--span", text) for text in ("1", "0", "65", "nan")),

@@ -253,7 +253,7 @@ def test_timelines_share_one_scale() -> None:
         (["whatif", "--machine", "b200", "--set", "mufu.ex2=32", "--clock", "fast"], ("clock", "'fast'")),
         (["whatif", "--machine", "a100", "--set", "mufu.ex2=32", "--dtype", "fp8"], ("a100", "fp8")),
         (["whatif", "--machine", "b200", "--set", "mufu.ex2=32", "--head-dim", "512"], ("tensor memory", "512")),
-        (["sensitivity", "--machine", "b200", "--step", "0"], ("step", "above 0")),
+        (["sensitivity", "--machine", "b200", "--step", "0"], ("step", "1e-06 to 0.5")),
         (["breakeven", "--machine", "b200", "--fact", "chip.tdp_w"], ("neither a rate nor a latency",)),
         (["map", "--machine", "b200", "--grid", "4"], ("odd", "4")),
         (["map", "--machine", "b200", "--span", "1"], ("span", "above 1")),
