@@ -93,6 +93,11 @@ class HopperBackward(RowTerms):
         return True
 
     @property
+    def register_option(self) -> str:
+        """What asks for the best allocation, which Triton 3.9 does not: at head_dim 64, where K and V are held, it finds none better."""
+        return ', "ptx_options": "--regAllocOptLevel=4"' if self.head_dim > 64 else ""
+
+    @property
     def padded(self) -> int:
         """Rows that terms and sums are padded to."""
         return max(self.variant.tile_m, self.rows)

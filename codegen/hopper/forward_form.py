@@ -102,8 +102,9 @@ class HopperForm(GluonKernel):
 
     @property
     def short_of_registers(self) -> bool:
-        """Whether the assembler has to be asked for its best allocation, which releases of Triton differ in."""
-        return self.wide or self.in_words
+        """Whether the assembler has to be asked for its best allocation, which releases of Triton differ in: where a thread has few, of
+        bytes where words are made of them, and where a block's scores and O take most."""
+        return self.wide or self.fp8 or self.tile_n + self.head_dim_v >= 256
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
