@@ -168,6 +168,11 @@ def load_source(path: str | Path) -> ModuleType:
         raise CompileError(f"{path}: expected a generated kernel file, found none")
     try:
         module = module_of(file, f"tilecast_generated_{next(_serial)}")
+    except ModuleNotFoundError as error:
+        remedy = ": pip install 'tilecast[gpu]'" if error.name in ("torch", "triton") else ""
+        raise CompileError(
+            f"{path}: not a kernel that can be loaded: it imports {error.name}, which is not installed{remedy}"
+        ) from None
     except Exception as error:
         raise CompileError(f"{path}: not a kernel that can be loaded: {error}") from error
     if not callable(getattr(module, "launch", None)) or not isinstance(getattr(module, "TILECAST", None), dict):
