@@ -12,7 +12,7 @@ from tilecast.emulator.errors import UnsupportedError
 from tilecast.emulator.far import Far
 from tilecast.emulator.hardware.memory import ATOMICS, Shared
 from tilecast.emulator.hardware.tensor_memory import DescribedTmem, Tmem
-from tilecast.emulator.language import launch_control, libdevice, newer, packed, threadwise, wider
+from tilecast.emulator.language import atomics, launch_control, libdevice, newer, packed, threadwise, wider
 from tilecast.emulator.language.arrays import TensorDescriptor
 from tilecast.emulator.language.from_triton import LAYOUTS
 from tilecast.emulator.language.hostside import Config, Jitted, first_config, heuristics
@@ -191,9 +191,12 @@ def _language(session: Session, gl: Language) -> Module:
     moving = {
         **{name: reducing(session, getattr(gl, name)) for name in ("max", "min", "sum", "reduce")},
         "convert_layout": converting(session, gl.convert_layout),
-        **{f"atomic_{name}": meeting(session, gl.atomic(ufunc)) for name, ufunc in ATOMICS.items()},
+        **{
+            f"atomic_{name}": meeting(session, atomics.read_modify_write(session, ufunc))
+            for name, ufunc in ATOMICS.items()
+        },
     }
-    more = {**wider.names(session), **newer.names(session), **threadwise.names(session)}
+    more = {**wider.names(session), **newer.names(session), **atomics.names(session), **threadwise.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")
     functions = {
         **gl.mathematics(), **more, **{name: getattr(gl, name) for name in names},

@@ -145,6 +145,7 @@ class BackwardBench(LaunchBench):
             more |= {"deterministic": False} if problem.any_order else {}
             launch = self.loaded.module.launch
             session = self.loaded.session
+            session.sums_in_order = not problem.any_order
             if session.far_launches is None:
                 calls: list[Call] = [(one.label(), functools.partial(self._large, one), {}) for one in LARGE]
                 session.far_launches = far_calls(session, calls)

@@ -61,6 +61,8 @@ CAUGHT = {
     "A by columns not turned": ("layouts", ""),
     "diagonal off by one": ("one query", ""),
     "D forgotten": ("one query", ""),
+    "a turn that waits for nothing": ("sums in any order: 73", ""),
+    "in order, programs wait for the first one only": ("many blocks of keys", ""),
     "every program adds": ("one query", ""),
     "blocks of keys rounded down": ("several tiles", ""),
     "half of the bytes of Q and dO": ("one query", ""),
@@ -73,6 +75,8 @@ SAYS = {
     "A by columns not turned": "its operands come from",
     "diagonal off by one": "P. Of batch 0, head 0, query 0, key 0 it is 0",
     "D forgotten": "dS. Of batch 0, head 0, query 0, key 0",
+    "a turn that waits for nothing": "flags that this program has read do not tell of it",
+    "in order, programs wait for the first one only": "so that sums have other bits each time",
     "every program adds": "P and dS are right: the sums of dq",
     "half of the bytes of Q and dO": "the phase would complete before they have landed",
 }
