@@ -34,7 +34,7 @@ def code_of(stream: int, epoch: int) -> int:
 class Knowledge:
     """Epochs of streams, the ones fenced for the asynchronous proxy, completed copies (a bit each), and what atomics told of other programs."""
 
-    __slots__ = ("copies", "epochs", "fenced", "others", "seen", "unfenced")
+    __slots__ = ("copies", "epochs", "fenced", "ordinary", "others", "seen", "unfenced")
 
     def __init__(self) -> None:
         self.epochs = [0] * STREAMS
@@ -44,6 +44,8 @@ class Knowledge:
         self.unfenced = 0
         #: Number of another program of the launch -> what of it happened before; never changed in place.
         self.others: dict[int, Knowledge] = {}
+        #: Those of them that ordinary instructions learnt of, with no fence for the copy engine behind.
+        self.ordinary: frozenset[int] = frozenset()
         #: Address of an element that atomics access -> number of its latest value that was read or written before; never changed in place.
         self.seen: dict[int, int] = {}
 
@@ -51,7 +53,7 @@ class Knowledge:
         """A snapshot."""
         new = Knowledge.__new__(Knowledge)
         new.epochs, new.fenced, new.copies = self.epochs.copy(), self.fenced.copy(), self.copies
-        new.others, new.unfenced, new.seen = self.others, self.unfenced, self.seen
+        new.others, new.unfenced, new.seen, new.ordinary = self.others, self.unfenced, self.seen, self.ordinary
         return new
 
     def join(self, other: Knowledge) -> None:
@@ -67,6 +69,10 @@ class Knowledge:
             self.unfenced = mine | theirs
         self.copies |= other.copies
         if other.others and other.others is not self.others:
+            # What was known before stays as it was.
+            self.ordinary |= {
+                n for n in other.ordinary if n not in self.others or not self.others[n].has_all(other.others[n])
+            }
             self.learn(other.others)
         if other.seen and other.seen is not self.seen:
             self.see(other.seen)

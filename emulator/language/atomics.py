@@ -81,6 +81,7 @@ class Flag:
             agent.knowledge.see({self.address: number})
             if told is not None and sem in _ACQUIRES:
                 agent.knowledge.join(told)
+                agent.knowledge.ordinary |= told.others.keys()
 
     def write(self, program: Program, value: Any, told: Knowledge | None, keeps: bool) -> None:
         """The running role leaves a value that tells so much."""

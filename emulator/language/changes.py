@@ -55,13 +55,19 @@ class Memory(Last, Protocol):
 
 
 def ordered(
-    program: Storing, memory: Memory, places: Any, known: Any, line: int, what: str, differs: Any, among_adds: bool = True
+    program: Storing, memory: Memory, places: Any, known: Any, line: int, what: str, differs: Any, among_adds: bool = True,
+    engine: bool = False,
 ) -> None:  # fmt: skip
-    """RaceError when an earlier store by somebody else is not known, or a reduction (unless not ``among_adds``)."""
+    """RaceError when an earlier store by somebody else is not known, or a reduction (unless not ``among_adds``).
+
+    ``engine``: the copy engine asks, which an ordinary acquire tells nothing without a fence behind it.
+    """
     memory.by_launch_before(program.session, places, known, line, what)
     for last in (memory, memory.adds if among_adds else None):
         if last is not None:
             _known(program, memory, last, places, known, line, what, differs)
+            if engine and known.ordinary:
+                _fenced(program, memory, last, places[differs], known, line, what)
 
 
 def _known(
@@ -88,11 +94,23 @@ def _known(
     )
 
 
-def _waited_for(program: Storing) -> str:
+def _fenced(program: Storing, memory: Memory, last: Last, places: Any, known: Any, line: int, what: str) -> None:
+    """RaceError where another program made one of these changes, and there is no fence between the acquire that tells of it and this."""
+    at = places[np.isin(last.program[places] - 1, list(known.ordinary))]
+    if at.size:
+        quote = program.session.source.quote
+        raise RaceError(
+            f"race on element {int(at[0])} of {memory.name}: {what} at {quote(line)} goes through the asynchronous proxy; program "
+            f"{int(last.program[at[0]]) - 1} has changed it at {quote(int(last.line[at[0]]))}, and fence.proxy.async is missing behind the "
+            f"acquire that tells of it{_waited_for(program, ', without a fence behind')}"
+        )
+
+
+def _waited_for(program: Storing, which: str = " do not tell of it") -> str:
     """For a message about what another program has done: the flags that this one has read."""
     flags = list(program.flags_read)[-_FLAGS:]
     said = "; ".join(program.session.source.quote(places[-1]) for places in reversed(flags))
-    return f"; flags that this program has read do not tell of it: {said}" if said else ""
+    return f"; flags that this program has read{which}: {said}" if said else ""
 
 
 def _told(last: Last, at: Any, known: Knowledge) -> Any:
@@ -105,10 +123,12 @@ def _told(last: Last, at: Any, known: Knowledge) -> Any:
     return told[places.reshape(-1)]
 
 
-def put(program: Storing, memory: Memory, places: Any, new: Any, code: int, known: Knowledge, line: int) -> None:
-    """Store ``new`` at ``places``; the same value stored twice is no race."""
+def put(
+    program: Storing, memory: Memory, places: Any, new: Any, code: int, known: Knowledge, line: int, engine: bool = False
+) -> None:  # fmt: skip
+    """Store ``new`` at ``places`` (``engine``: by the copy engine); the same value stored twice is no race."""
     differs = memory.flat[places].view(bits_of(new)) != np.ascontiguousarray(new).view(bits_of(new))
-    ordered(program, memory, places, known, line, "a store", differs)
+    ordered(program, memory, places, known, line, "a store", differs, engine=engine)
     memory.flat[places] = new
     memory.program[places], memory.code[places], memory.line[places] = program.number + 1, code, line
     memory.changed = True
@@ -124,7 +144,7 @@ def reduce(
     RaceError where an earlier store is not known.
     """
     among_adds = program.session.sums_in_order and memory.flat.dtype.kind not in "iub"
-    ordered(program, memory, places, known, line, "a reduction", np.ones(places.shape, bool), among_adds)
+    ordered(program, memory, places, known, line, "a reduction", np.ones(places.shape, bool), among_adds, engine=True)
     if memory.adds is None:
         memory.adds = Adds(*(np.zeros_like(one) for one in (memory.program, memory.code, memory.line)))
     memory.flat[places] = compute(memory.flat[places], new).astype(memory.flat.dtype)

@@ -28,15 +28,16 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 #: ld, st, red or atom; what of ordering, scope and operation follows; the type.
 _MEMORY = re.compile(r"(ld|st|red|atom)((?:\.\w+)*)\.global((?:\.\w+)*)\.([sub]32)$")
-#: What orders nothing here: for global memory atomics say what is known, and engines use it as threads do.
+#: What orders nothing here: for global memory atomics say what is known.
 _FENCES = (
     "membar.gl",
     "membar.sys",
     "fence.acq_rel.gpu",
     "fence.acq_rel.sys",
-    "fence.proxy.async.global",
     "nanosleep.u32",
 )
+#: Between what ordinary instructions and what the copy engine do: of all memory, of shared memory, of global memory.
+_PROXY_FENCES = ("fence.proxy.async", "fence.proxy.async.shared::cta", "fence.proxy.async.global")
 _ORDERINGS = {"acquire", "release", "acq_rel", "relaxed", "volatile"}
 
 
@@ -137,9 +138,12 @@ class _Thread:
             self.values[operands[0]] = int(compared)
         elif first in ("add", "sub", "and", "or", "xor") and rest in ("s32", "u32", "b32"):
             self.values[operands[0]] = _COMPUTE[first](self._read(operands[1]), self._read(operands[2]))
-        elif op in ("fence.proxy.async", "fence.proxy.async.shared::cta"):
+        elif op in _PROXY_FENCES:
             for agent in self.program.role().agents:
-                agent.fence()
+                if op != "fence.proxy.async.global":
+                    agent.fence()
+                if op != "fence.proxy.async.shared::cta":
+                    agent.knowledge.ordinary = frozenset()
         elif op in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
             role = self.program.role()
             role.stores.wait(self._read(operands[0]), role.agents)
