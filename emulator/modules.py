@@ -191,10 +191,7 @@ def _language(session: Session, gl: Language) -> Module:
     moving = {
         **{name: reducing(session, getattr(gl, name)) for name in ("max", "min", "sum", "reduce")},
         "convert_layout": converting(session, gl.convert_layout),
-        **{
-            f"atomic_{name}": meeting(session, atomics.read_modify_write(session, ufunc))
-            for name, ufunc in ATOMICS.items()
-        },
+        **{f"atomic_{name}": atomics.read_modify_write(session, ufunc) for name, ufunc in ATOMICS.items()},
     }
     more = {**wider.names(session), **newer.names(session), **atomics.names(session), **threadwise.names(session)}
     scattering = ("gather", "histogram", "associative_scan", "dot_fma")

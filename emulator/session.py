@@ -93,6 +93,8 @@ class Session:
     overlaps: bool = False
     #: Of the running launch: address of an element that atomics access -> what is known of it (`language.atomics`).
     flags: dict[int, Any] = field(default_factory=dict)
+    #: Of the running launch: program -> (line of an atomic, of a store) of which the atomic does not tell, for another warp stored.
+    apart: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: Of the running launch: programs that have not started, those that another one took over, and the one that runs.
     pending: list[int] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)

@@ -134,9 +134,11 @@ def write(
     for flag in flags if modifies else ():
         flag.read(program, flag.latest, sem)
     if sem in _RELEASES:
-        released = Knowledge()
+        released, apart = Knowledge(), _warps_apart(program)
         for agent in program.role().agents:
             known = agent.release()
+            if apart:
+                known.epochs[agent.index] = min(known.epochs[agent.index], agent.met - 1)
             released.learn({**known.others, program.number: known})
             released.see(known.seen)
     for i, flag in enumerate(flags):
@@ -147,6 +149,20 @@ def write(
             told.join(released)
         flag.write(program, new(i, before[-1]), released if told is None else told, keeps)
     return before
+
+
+def _warps_apart(program: Program) -> bool:
+    """Whether other warps of the running role than the one that issues an atomic have stored and not met since.
+
+    Triton 3.9 has them meet before an atomic that releases, 3.6 does not (`test_what_triton_orders`): asked of the source, as fences are.
+    """
+    session, line = program.session, program.role().unmet.stored_by_others()
+    if session.adds_fences == "3.9":
+        program.meet(certain=False)
+        return False
+    if line:
+        session.apart[program.number] = program.line(), line
+    return line > 0
 
 
 def changes_after(program: Program, memory: Array, place: int) -> Callable[[], bool]:
@@ -183,6 +199,9 @@ def _modify(
     )  # fmt: skip
     found = np.zeros(offsets.shape, memory.flat.dtype)
     found[asked] = before
+    if sem != "relaxed":
+        # All threads get what one has found.
+        program.meet(certain=False)
     return _answer(session, pointer, found)
 
 

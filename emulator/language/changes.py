@@ -90,7 +90,18 @@ def _known(
     raise RaceError(
         f"race on element {int(first)} of {memory.name}: {what} at {quote(line)}; "
         f"{who} has {did} to it at {quote(int(last.line[first]))}, and nothing orders the two{order}"
-        f"{'' if by_itself else _waited_for(program)}"
+        f"{'' if by_itself else _waited_for(program) + _apart(program, int(last.program[first]) - 1)}"
+    )
+
+
+def _apart(program: Storing, other: int) -> str:
+    """For a message about what another program has done: that its atomic tells of one warp only."""
+    if other not in program.session.apart:
+        return ""
+    atomic, store = map(program.session.source.quote, program.session.apart[other])
+    return (
+        f"; one thread issues the atomic at {atomic}, when other warps may not have come past {store} (Triton 3.6 does not make them meet): "
+        "gl.barrier()"
     )
 
 

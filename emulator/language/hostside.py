@@ -178,6 +178,7 @@ class Jitted:
             session.launches += 1
             session.overlaps = bool(options.get("launch_pdl", False))
             session.flags.clear()
+            session.apart.clear()
             session.made_layouts.clear()
             session.num_warps = int(options.get("num_warps", bound.get("num_warps", 4)))
             given = {name: _argument(session, value) for name, value in bound.items()}

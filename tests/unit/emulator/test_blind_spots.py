@@ -299,6 +299,24 @@ def test_a_wait_that_would_have_gone_on_before_learns_of_no_release(
             run(0)
 
 
+def test_one_thread_releases_for_other_warps_only_where_they_have_met(tmp_path: Path) -> None:
+    def run(triton: str, text: str = FLAGGED) -> Any:
+        flag, data, out = np.zeros(1, np.int32), np.zeros(128, np.int32), np.zeros((2, 128), np.int32)
+        module(tmp_path, text, triton=triton).kernel[(2,)](flag, data, out, LEAST=1, HOW="ptx")
+        return out
+
+    apart = FLAGGED.replace("        gl.barrier()\n", "")
+    for triton, text in (("", FLAGGED), ("3.9", apart)):
+        assert (run(triton, text)[1] == np.arange(128) + 1).all()
+    with pytest.raises(RaceError, match=r"one thread issues the atomic at line \d+: gl.atomic_add.*gl.barrier\(\)"):
+        run("", apart)
+    # Without the other warps there is nothing to wait for.
+    first = apart.replace("gl.store(data + i, i + 1)", "gl.store(data, 1)").replace(
+        "gl.load(data + i)", "gl.load(data)"
+    )
+    assert (run("", first)[1] == 1).all()
+
+
 def test_an_acquire_without_a_condition_is_found_by_another_order_of_programs(tmp_path: Path) -> None:
     found = []
     for seed in range(4):
