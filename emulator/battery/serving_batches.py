@@ -43,6 +43,8 @@ class Batch:
     latent: bool = False
     #: Whether splits are made small; launches in the same scratch memory.
     small: bool = True
+    #: Fewest keys of a part that a prefill takes in by itself; 0: as shipped.
+    part_keys: int = 0
     launches: int = 1
     with_lse: bool = True
     #: Fewest and most rows of the sequences that are asked for.

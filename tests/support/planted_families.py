@@ -141,6 +141,8 @@ FAMILIES = (
     _p("turn passed without a release", HK, S, "red.release.gpu", "red.relaxed.gpu", 0, "sums dq new_empty"),
     _p("a turn that waits for nothing", HK, S, "gl.where(in_order, block, gl.minimum(block, 1))", "gl.where(in_order, block, gl.minimum(block, 0))", 0, "sums new_empty"),
     _p("in order, programs wait for the first one only", HK, S, "gl.where(in_order, block, gl.minimum(block, 1))", "gl.minimum(block, 1)", 0, "sums new_empty"),
+    _p("the last part of a tile acquires nothing", "hopper_prefill_d64", S, 'gl.atomic_xchg(counter, 0, sem="acquire")', 'gl.atomic_xchg(counter, 0, sem="relaxed")', 0, "partials"),
+    _p("parts merged before the last", "hopper_prefill_d64", A, "highest - lowest + 1)", "highest - lowest)"),
     _p("no fence between a turn and what is added", HK, S, "            fence.proxy.async.global;\n", "", 0, "sums new_empty"),
     _p("turn passed by nobody", HK, S, "                pass_turn(counters + m)\n", "", 0, "counters new_empty"),
     _p("stored gradients not waited for", HB, S, "rows)\n    tma.store_wait(0)\n", "rows)\n", 0, "ds rows"),

@@ -62,6 +62,7 @@ CAUGHT = {
     "diagonal off by one": ("one query", ""),
     "D forgotten": ("one query", ""),
     "a turn that waits for nothing": ("sums in any order: 73", ""),
+    "the last part of a tile acquires nothing": ("keys in parts", "partials"),
     "no fence between a turn and what is added": ("several tiles", "new_empty"),
     "in order, programs wait for the first one only": ("many blocks of keys", ""),
     "every program adds": ("one query", ""),
