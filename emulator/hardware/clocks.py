@@ -70,12 +70,15 @@ class Knowledge:
         self.copies |= other.copies
         if other.others and other.others is not self.others:
             # What was known before stays as it was.
-            self.ordinary |= {
-                n for n in other.ordinary if n not in self.others or not self.others[n].has_all(other.others[n])
-            }
+            self.ordinary |= {n for n in other.ordinary if not self._knows_all_of(n, other)}
             self.learn(other.others)
         if other.seen and other.seen is not self.seen:
             self.see(other.seen)
+
+    def _knows_all_of(self, number: int, other: Knowledge) -> bool:
+        """Whether what ``other`` knows of another program is known."""
+        mine, theirs = self.others.get(number), other.others.get(number)
+        return theirs is None or (mine is not None and mine.has_all(theirs))
 
     def see(self, numbers: Mapping[int, int]) -> None:
         """Learn of values of elements, by address, that were read or written."""
